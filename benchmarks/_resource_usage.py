@@ -14,7 +14,7 @@ TICK_S = 1 / _TICKS
 _DYNAMOS = {"dynamo.frontend", "dynamo.mocker"}
 _MODULES = {
     "cog_triton.door": "door",
-    "cog_triton.door.large_bodies_child": "large-bodies child",
+    "cog_triton.door.large_bodies": "large-bodies child",
     "cog_triton.backend.engine_process": "engine",
     "cog_triton.keeper.keeper_process": "keeper",
     "cog_triton.text.template_child": "template child",

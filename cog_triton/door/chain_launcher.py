@@ -8,15 +8,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cog_triton.door.backends import TritonUse
-from cog_triton.door.private_ports import PrivatePorts, cog_environment
-from cog_triton.door.upstream import Chain, Upstream, Variant
-from cog_triton.serving.triton_use import TRITON_USE_VARIABLE
+from cog_triton.door.upstream import Chain, PrivatePorts, Upstream, Variant
+from cog_triton.serving.triton_use import TRITON_USE_VARIABLE, TritonUseReport
 from cog_triton.settings import Settings
 from cog_triton.system import reaper
 
 _EXIT_S = 15
 _UNCHANGED = Variant()
+_SECRETS = ("COG_TRITON_API_KEY", "OPENAI_API_KEY")
+_LOOPBACK = "127.0.0.1"
 
 
 class ChainLauncher:
@@ -38,7 +38,7 @@ class ChainLauncher:
         builds = "TRITON_HTTP_PORT" not in self._names
         drain_file = None if builds else self._work_dir / f"drain-{secrets.token_hex(8)}"
         use_file = Path(f"/dev/shm/cog_triton_{os.getpid()}_use_{secrets.token_hex(8)}")
-        triton_use = None if drain_file is None else TritonUse.made(use_file)
+        triton_use = None if drain_file is None else TritonUseReport.made(use_file)
         environment = {
             **cog_environment(self._settings, reserved.numbers),
             **variant.environment,
@@ -54,7 +54,7 @@ class ChainLauncher:
             process = reaper.spawn(
                 [
                     *(str(python), "-m", "cog_triton.serving.coglet.http_server"),
-                    *(*self._for_cog, "--host", "127.0.0.1"),
+                    *(*self._for_cog, "--host", _LOOPBACK),
                 ],
                 grace=self._settings.drain_timeout + _EXIT_S,
                 env=environment,
@@ -65,6 +65,20 @@ class ChainLauncher:
             raise
         chain = Chain(process, reserved, drain_file, environment, variant, triton_use)
         return Upstream(name, reserved.numbers, chain, self._settings.triton_start_timeout)
+
+
+def cog_environment(settings: Settings, private: Mapping[str, int]) -> dict[str, str]:
+    """The environment of a Cog behind the door: it and what it starts listen on `private` ports.
+
+    Keys stay in the door.
+    """
+    return {
+        **{name: value for name, value in os.environ.items() if name not in _SECRETS},
+        "COG_HOST": _LOOPBACK,
+        "TRITON_HOST": _LOOPBACK,
+        "COG_TRITON_KEY_AT_DOOR": "true" if settings.api_key else "false",
+        **{name: str(port) for name, port in private.items()},
+    }
 
 
 def _with_direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:

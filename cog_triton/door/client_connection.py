@@ -1,4 +1,4 @@
-"""One connection of a client: its requests, one after the other, each decided on and answered."""
+"""Connections of clients, counted over all ports; requests of each, decided on and answered."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import cast
 
 from cog_triton import errors
-from cog_triton.door.connections import Connections
 from cog_triton.door.gate import Gate
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Forward, Refused, Request
-from cog_triton.door.moderation import ReadModeration
+from cog_triton.door.read_coalescing import ReadCoalescing
 from cog_triton.door.relay import Relay
 from cog_triton.door.request_parser import CONTINUE, RequestParser
 
@@ -23,16 +22,97 @@ _LINGER_S = 2.0
 _LOG = logging.getLogger(__name__)
 
 
+class Connections:
+    """At most `limit` connections; a new one takes the place of the oldest that awaits no answer.
+
+    Age counts from the last answer. A request that arrives slowly has no more right than none.
+
+    The bodies that they hold have at most `body_bytes` together.
+    """
+
+    def __init__(self, limit: int, body_bytes: int) -> None:
+        self._limit = limit
+        self._free_bytes = body_bytes
+        self._open: dict[ClientConnection, None] = {}
+        self.stopping = False
+        """Whether no connection is kept for another request."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a connection has a request that arrives or is answered."""
+        return not all(one.is_idle for one in self._open)
+
+    @property
+    def answering(self) -> bool:
+        """Whether a connection awaits the end of an answer."""
+        return any(one.is_answered for one in self._open)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether a client has not taken what was written."""
+        return any(one.has_unread for one in self._open)
+
+    def refuse_reuse(self) -> None:
+        """Close idle connections, and from now on each one after its next answer."""
+        self.stopping = True
+        for connection in [one for one in self._open if one.is_idle]:
+            connection.close()
+
+    def add(self, connection: ClientConnection) -> bool:
+        """Count one more; whether there is room for it."""
+        if len(self._open) >= self._limit and not self._close_one():
+            return False
+        self._open[connection] = None
+        return True
+
+    def remove(self, connection: ClientConnection) -> None:
+        """Count one less."""
+        self._open.pop(connection, None)
+
+    def used(self, connection: ClientConnection) -> None:
+        """Make it the last one to be closed."""
+        if connection in self._open:
+            del self._open[connection]
+            self._open[connection] = None
+
+    def take_bytes(self, count: int) -> bool:
+        """Take so many bytes for a body; whether they were free."""
+        if count > self._free_bytes:
+            return False
+        self._free_bytes -= count
+        return True
+
+    def give_bytes(self, count: int) -> None:
+        """Give back what was taken."""
+        self._free_bytes += count
+
+    def abort_all(self) -> None:
+        """Close every connection at once."""
+        for connection in list(self._open):
+            connection.abort()
+
+    def _close_one(self) -> bool:
+        oldest = next((one for one in self._open if not one.is_answered), None)
+        if oldest is None:
+            return False
+        self.remove(oldest)
+        oldest.close()
+        return True
+
+
 class ClientConnection(asyncio.Protocol):
     """Takes requests while none is being answered; a client that closes ends what it asked for."""
 
     def __init__(
-        self, gate: Gate, limits: Limits, connections: Connections, moderation: ReadModeration
+        self, gate: Gate, limits: Limits, connections: Connections, coalescing: ReadCoalescing
     ) -> None:
         self._gate = gate
         self._limits = limits
         self._connections = connections
-        self._moderation = moderation
+        self._coalescing = coalescing
         self._loop = asyncio.get_running_loop()
         self._relay: Relay | None = None
         self._task: asyncio.Task[None] | None = None
@@ -46,7 +126,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports derive from no class of asyncio.
         self._transport = cast(asyncio.Transport, transport)
-        self._moderation.hurry()
+        self._coalescing.hurry()
         peer = transport.get_extra_info("peername")
         self._parser = RequestParser(self._limits, str(peer[0]) if peer else "", self._take_bytes)
         if not self._connections.add(self):
@@ -59,7 +139,7 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing() or self._lingering:
             return
-        self._moderation.hurry()
+        self._coalescing.hurry()
         try:
             self._parser.feed(data)
         except Refused as refused:
@@ -197,12 +277,12 @@ class ClientConnection(asyncio.Protocol):
             if not ended.done():
                 ended.set_result((whole, keep_alive))
 
-        relay = self._relay = Relay(forward, self._transport, keep_alive, on_end, self._moderation)
-        backends, port, use = forward.backends, forward.port, forward.use
+        relay = self._relay = Relay(forward, self._transport, keep_alive, on_end, self._coalescing)
+        connections, port, use = forward.connections, forward.port, forward.use
         del forward
         try:
-            with use(), backends.request(relay):
-                await backends.connect(relay, port)
+            with use(), connections.request(relay):
+                await connections.connect(relay, port)
                 whole, keep_alive = await ended
         except OSError:
             whole = False

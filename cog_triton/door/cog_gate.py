@@ -11,8 +11,7 @@ from functools import partial
 from cog_triton import errors
 from cog_triton.door.access import Access
 from cog_triton.door.event_stream import CodedEnd, code_first, worker_death
-from cog_triton.door.gate import STOPPING, PrivateGate
-from cog_triton.door.input_names import unknown_inputs
+from cog_triton.door.gate import STOPPING, PrivateGate, cog_refusal, status_of
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Refused, Request, json_answer
@@ -21,9 +20,9 @@ from cog_triton.door.prediction_bodies import (
     relayed,
     require_objects,
     require_safe_id,
+    unknown_inputs,
 )
-from cog_triton.door.refusals import cog_refusal, status_of
-from cog_triton.door.upstream_table import Route
+from cog_triton.door.upstream import Route
 from cog_triton.door.webhook_relay import WebhookRelay
 from cog_triton.system.log_notes import log_once
 from cog_triton.system.printable import printable

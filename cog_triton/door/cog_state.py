@@ -14,7 +14,7 @@ from typing import Any
 
 from cog_triton import errors
 from cog_triton.door.message import Answer, json_answer
-from cog_triton.door.private_json import ask, read_json
+from cog_triton.door.upstream_connections import ask, read_json
 
 _STARTING = ("STARTING", "UNKNOWN", None)
 _HEALTH, _SCHEMA = b"/health-check", b"/openapi.json"

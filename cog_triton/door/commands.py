@@ -7,7 +7,7 @@ import asyncio
 from cog_triton.door.control_messages import Command, Progress
 from cog_triton.door.control_socket import Send
 from cog_triton.door.rolling import Rolling
-from cog_triton.door.upstream_table import Upstreams
+from cog_triton.door.upstream import Upstreams
 from cog_triton.settings import Settings
 
 

@@ -9,25 +9,22 @@ from collections.abc import Callable, Mapping
 
 from cog_triton.door.access import Access, is_loopback
 from cog_triton.door.chain_launcher import ChainLauncher
-from cog_triton.door.client_connection import ClientConnection
+from cog_triton.door.client_connection import ClientConnection, Connections
 from cog_triton.door.cog_gate import CogGate
 from cog_triton.door.commands import Commands
-from cog_triton.door.connections import Connections
 from cog_triton.door.control_socket import ControlSocket
 from cog_triton.door.gate import Gate
 from cog_triton.door.graceful_stop import GracefulStop
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.listener import Listener
-from cog_triton.door.moderation import ReadModeration
 from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
+from cog_triton.door.read_coalescing import ReadCoalescing
 from cog_triton.door.rolling import Rolling
 from cog_triton.door.swapping import Swapping, first_variant
 from cog_triton.door.triton_gate import TritonGate
-from cog_triton.door.upstream import Upstream
-from cog_triton.door.upstream_table import Route, Upstreams
-from cog_triton.door.webhook_relay import WebhookRelay
-from cog_triton.door.webhooks import WebhookRules
+from cog_triton.door.upstream import Route, Upstream, Upstreams
+from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.settings import Settings
 
 _FLUSH_S = 1.0
@@ -63,7 +60,7 @@ class FrontDoor:
         drain all that is behind; a second one kills it.
         """
         loop = asyncio.get_running_loop()
-        moderation = ReadModeration(loop)
+        coalescing = ReadCoalescing(loop)
         if isinstance(behind, ChainLauncher):
             self._webhooks.start()
             first = behind.start(first_variant(self._settings))
@@ -74,7 +71,7 @@ class FrontDoor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.on_signal)
         listeners = [
-            self._listener(listening, self._gate(name, listening, upstreams), moderation)
+            self._listener(listening, self._gate(name, listening, upstreams), coalescing)
             for name, listening in sockets.items()
         ]
         first.follow()
@@ -133,10 +130,10 @@ class FrontDoor:
         return 0
 
     def _listener(
-        self, listening: socket.socket, gate: Gate, moderation: ReadModeration
+        self, listening: socket.socket, gate: Gate, coalescing: ReadCoalescing
     ) -> Listener:
         def connection() -> ClientConnection:
-            return ClientConnection(gate, self._limits, self._connections, moderation)
+            return ClientConnection(gate, self._limits, self._connections, coalescing)
 
         return Listener(listening, connection)
 

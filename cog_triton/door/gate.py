@@ -12,10 +12,43 @@ from cog_triton.door.access import Access
 from cog_triton.door.json_body import JSONLimits, Numbers, require_bounded
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
-from cog_triton.door.message import Answer, Forward, Refused, Request
-from cog_triton.door.refusals import status_of
-from cog_triton.door.upstream import Upstream
-from cog_triton.door.upstream_table import Route
+from cog_triton.door.message import Answer, Forward, Refused, Request, json_answer
+from cog_triton.door.upstream import Route, Upstream
+from cog_triton.errors import CogTritonError
+from cog_triton.serving.openai import error_responses
+
+_RETRY_AFTER_S = {503: b"5"}
+STOPPING = "the server is stopping; try again"
+_NEVER = re.compile(r"(?!)")
+
+
+def status_of(error: CogTritonError) -> int:
+    """The HTTP status: 4xx for errors of the caller, 503 for transient ones."""
+    if isinstance(error, errors.Overloaded):
+        return 503
+    return error_responses.status_of(error)
+
+
+def triton_refusal(status: int, error: CogTritonError) -> Answer:
+    """An error as Triton's HTTP API words it."""
+    return json_answer(status, {"error": str(error)}, *_headers(status))
+
+
+def cog_refusal(status: int, error: CogTritonError) -> Answer:
+    """An error as Cog's HTTP API words it, those of predictions included."""
+    body = {"error": str(error), "status": "failed"}
+    return json_answer(status, body, *_headers(status))
+
+
+def openai_refusal(status: int, error: CogTritonError) -> Answer:
+    """An error as the OpenAI API words it."""
+    return json_answer(status, error_responses.error_body(error, status), *_headers(status))
+
+
+def _headers(status: int) -> list[tuple[bytes, bytes]]:
+    if status == 401:
+        return [(b"www-authenticate", b"Bearer")]
+    return [(b"retry-after", after)] if (after := _RETRY_AFTER_S.get(status)) else []
 
 
 class Gate(Protocol):
@@ -32,10 +65,6 @@ class Gate(Protocol):
     def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
         """An error in the shape of the API behind the port."""
         ...
-
-
-STOPPING = "the server is stopping; try again"
-_NEVER = re.compile(r"(?!)")
 
 
 class PrivateGate(ABC):
@@ -91,7 +120,7 @@ class PrivateGate(ABC):
     def _forward(self, request: Request, to: Upstream | None = None) -> Forward:
         upstream = to or self._route.upstream
         return Forward(
-            upstream.backends,
+            upstream.connections,
             upstream.ports[self._route.port],
             request.method,
             request.target,

@@ -12,8 +12,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from cog_triton.door.connections import Connections
-from cog_triton.door.upstream_table import Upstreams
+from cog_triton.door.client_connection import Connections
+from cog_triton.door.upstream import Upstreams
 
 _POLL_S = 0.02
 _LOG = logging.getLogger(__name__)

@@ -1,23 +1,30 @@
-"""Work on large request bodies in a process of its own, so that it delays no other request."""
+"""Work on large request bodies in a process of its own, so that it delays no other request.
+
+python -m cog_triton.door.large_bodies DESCRIPTOR
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, cast
 
 from cog_triton import errors
-from cog_triton.door import large_bodies_child as child
 from cog_triton.door.message import Refused
+from cog_triton.errors import CogTritonError
+from cog_triton.ipc import child
 from cog_triton.ipc.child import PythonChild
-from cog_triton.ipc.messages import decode_result, encode_call
+from cog_triton.ipc.messages import decode_call, decode_result, encode_call, encode_result
 
 T = TypeVar("T")
 LARGE = 64 << 10
 _MOST = 1 << 30
 _ANSWER_S = 30.0
+_RETURNED = b"R"
+_RAISED = b"E"
 
 
 class LargeBodies:
@@ -58,14 +65,14 @@ class LargeBodies:
                 self._stop_child()
                 if self._closed:
                     raise ConnectionError("the front door is closing")
-                self._child = PythonChild(child.__name__, timeout=_ANSWER_S)
+                self._child = PythonChild(__name__, timeout=_ANSWER_S)
             self._child.send(encode_call(function, arguments))
             kind, data = self._child.receive(_MOST)
         except OSError as error:
             self._stop_child()
             rule = "the process that checks large requests died or hung; try again"
             raise Refused(503, errors.Overloaded(rule)) from error
-        if kind == child.RAISED:
+        if kind == _RAISED:
             status, text = json.loads(bytes(data))
             coded = errors.from_text(text)
             raise Refused(status, coded) if status and coded else coded or RuntimeError(text)
@@ -75,3 +82,21 @@ class LargeBodies:
         if self._child is not None:
             self._child.close()
             self._child = None
+
+
+def _called(request: memoryview) -> tuple[bytes, bytes]:
+    """The result of a call, or the error it raised, and the HTTP status that it is refused with."""
+    function, arguments = decode_call(bytes(request))
+    try:
+        return _RETURNED, encode_result(function, function(*arguments))
+    except Refused as error:
+        raised = [error.status, str(error.error)]
+    except CogTritonError as error:
+        raised = [None, str(error)]
+    except Exception as error:  # noqa: BLE001 - raised in the front door
+        raised = [None, f"{type(error).__name__}: {error}"]
+    return _RAISED, json.dumps(raised).encode()
+
+
+if __name__ == "__main__":
+    child.serve(int(sys.argv[1]), _called)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from cog_triton.door.backends import Backends
+from cog_triton.door.upstream_connections import UpstreamConnections
 from cog_triton.errors import CogTritonError
 
 Headers = list[tuple[bytes, bytes]]
@@ -100,7 +100,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A request to write anew to 127.0.0.1:`port`, over a connection of `backends`.
+    """A request to write anew to 127.0.0.1:`port`, over a connection of `connections`.
 
     `revise`, given the status and body of a response that is short, may return another in its
     place. `redact` gets every piece of a response that is an error, and keeps its length.
@@ -109,7 +109,7 @@ class Forward:
     that ends one which broke off. `use` gives a context in which the request is in flight.
     """
 
-    backends: Backends
+    connections: UpstreamConnections
     port: int
     method: str
     target: bytes

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 from cog_triton import errors
 from cog_triton.door.access import Access
-from cog_triton.door.gate import PrivateGate
+from cog_triton.door.gate import PrivateGate, openai_refusal
 from cog_triton.door.json_body import Numbers
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Request, json_answer
-from cog_triton.door.refusals import openai_refusal
 from cog_triton.door.swapping import model_of
-from cog_triton.door.upstream_table import Route
+from cog_triton.door.upstream import Route
 from cog_triton.serving.openai.page import static_page
 
 _HEALTH = "/health"

@@ -4,15 +4,34 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 from urllib.parse import quote
 
 from cog_triton import errors
-from cog_triton.errors import InvalidArgument
+from cog_triton.errors import InvalidArgument, nearest
 from cog_triton.system.printable import printable
+from cog_triton.text.sampling import SAMPLING
 
 FEW_ITEMS = 256
 _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:~@=+,-]{0,199}")
 _FILTER = "webhook_events_filter"
+_CHATS = "/v1/chat/completions has it"
+_CHANGE_THE_TEXT = {
+    **dict.fromkeys(("tools", "tool_choice", "functions", "function_call"), _CHATS),
+    **dict.fromkeys(("images", "image", "image_url", "image_urls"), _CHATS),
+    **dict.fromkeys(("response_format", "structured_outputs", "json_schema"), _CHATS),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), _CHATS),
+    **{item.name: _CHATS for item in SAMPLING if item.body is not None and item.inputs is None},
+    **dict.fromkeys(("stop_token_ids", "chat_template_kwargs"), _CHATS),
+    **dict.fromkeys(("reasoning_effort", "ignore_eos", "n", "best_of"), _CHATS),
+    **dict.fromkeys(("stop", "stop_words", "stop_strings"), "use stop_sequences"),
+    **dict.fromkeys(("random_seed",), "use seed"),
+    **dict.fromkeys(("audio", "video", "videos"), "this server reads text"),
+    "chat_template": "use prompt_template, or CHAT_TEMPLATE of the server",
+}
+_SHOWN = 80
+_MOST_NOTED = 20
+_NEUTRAL: tuple[Any, ...] = (None, [], {}, "", False)
 
 
 def require_objects(body: bytes) -> None:
@@ -63,3 +82,30 @@ def relayed(body: bytes, address: str) -> tuple[object, bytes] | None:
         return webhook, text.encode()
     except ValueError as error:
         raise InvalidArgument(f"body: not JSON: {str(error)[:200]}") from error
+
+
+def unknown_inputs(body: bytes, known: frozenset[str]) -> list[str]:
+    """Names of a prediction's inputs that are not `known`, and may be ignored; raises E1005.
+
+    What is no JSON, or has no inputs, is left to coglet.
+    """
+    try:
+        inputs = json.loads(body)["input"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return []
+    if not isinstance(inputs, dict) or inputs.keys() <= known:
+        return []
+    names: list[str] = []
+    for name, value in inputs.items():
+        if name in known:
+            continue
+        shown = name[:_SHOWN]
+        if name in _CHANGE_THE_TEXT and "prompt" in known:
+            if any(type(value) is type(item) and value == item for item in _NEUTRAL):
+                continue
+            raise InvalidArgument(f"{shown}: not an input of predictions; {_CHANGE_THE_TEXT[name]}")
+        if len(names) < _MOST_NOTED:
+            if hint := nearest(shown, sorted(known)):
+                raise InvalidArgument(f"{shown}: unknown input{hint}")
+            names.append(shown)
+    return names

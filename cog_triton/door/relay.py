@@ -13,7 +13,7 @@ from typing import cast
 
 from cog_triton.door.event_stream import ends_between_events, last_event
 from cog_triton.door.message import Answer, Forward, Headers, end_to_end
-from cog_triton.door.moderation import ReadModeration
+from cog_triton.door.read_coalescing import ReadCoalescing
 
 _HEAD_END = b"\r\n\r\n"
 _MAX_HEAD = 64 << 10
@@ -36,7 +36,7 @@ class Relay(asyncio.Protocol):
         client: asyncio.WriteTransport,
         keep_alive: bool,
         on_end: Callable[[bool, bool], None],
-        moderation: ReadModeration,
+        coalescing: ReadCoalescing,
     ) -> None:
         self._request: bytes | None = forward.encoded()
         self._head_only = forward.method == "HEAD"
@@ -47,7 +47,7 @@ class Relay(asyncio.Protocol):
         self._client = client
         self._keep_alive = keep_alive
         self._on_end = on_end
-        self._count = moderation.count
+        self._count = coalescing.count
         self._transport: asyncio.Transport | None = None
         self._head: bytearray | None = bytearray()
         self._kept: bytearray | None = None

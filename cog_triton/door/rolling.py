@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable
 
 from cog_triton import errors
+from cog_triton.artifact.engine_size import engine_bytes
 from cog_triton.door.chain_launcher import ChainLauncher
 from cog_triton.door.control_messages import Command
-from cog_triton.door.memory_check import require_memory
-from cog_triton.door.upstream import Upstream, Variant
-from cog_triton.door.upstream_table import Upstreams
+from cog_triton.door.upstream import Upstream, Upstreams, Variant
 from cog_triton.serving.cog_health import still_starting
 from cog_triton.settings import Settings
+from cog_triton.system import reaper
+from cog_triton.system.gpu_memory_use import gpu_memory_use
+from cog_triton.system.host_memory import host_memory, memory_of
 from cog_triton.triton import grpc_listener
 
 _POLL_S = 0.05
@@ -22,6 +24,8 @@ _STILL_S = 10.0
 _READY = "READY"
 _LOG = logging.getLogger(__name__)
 Echo = Callable[[str], None]
+_GIB = 1 << 30
+_LEAST = 256 << 20  # Cog, Triton and their stubs, without an engine
 
 
 class Rolling:
@@ -139,7 +143,7 @@ class Rolling:
             await asyncio.to_thread(grpc_listener.withdraw, old.chain.reaper.process.pid, port)
         except OSError as error:
             _LOG.warning("%s takes gRPC connections until it has stopped: %s", old.name, error)
-        running, died = old.backends.in_flight, old.exit_code() is not None
+        running, died = old.connections.in_flight, old.exit_code() is not None
         await old.drain(self._settings.drain_timeout)
         old.stop_watching()
         self._upstreams.remove(old)
@@ -147,3 +151,49 @@ class Rolling:
         _LOG.info("%s has stopped", old.name)
         end = "had died" if died else f"drained ({running} requests) and stopped in {took:.1f} s"
         return f"{old.name} {end}"
+
+
+def require_memory(old: Upstream, command: Command, echo: Callable[[str], None]) -> None:
+    """Check host memory and GPU memory for a second chain beside `old`; blocks.
+
+    The estimate is what the old chain takes now, with the new engine's files in the place of its
+    own: its KV cache and its front end are like the old one's. Files are spread over the GPUs.
+
+    Raises:
+        RollFailed: memory is short, and `force` is not set; has both figures.
+    """
+    assert old.chain is not None
+    pids = {*reaper.descendants(old.chain.reaper.process.pid)}
+    its = old.chain.environment
+    before = engine_bytes(its.get("COG_WEIGHTS") or its.get("ENGINE_DIR", ""))
+    after = command.engine_bytes
+    taken = memory_of(pids)
+    needs = _needed(taken, before, after, _LEAST)
+    _require("memory", needs, taken, host_memory().free, command, echo)
+    gpus = gpu_memory_use(pids)
+    for gpu in gpus:
+        needs = _needed(gpu.taken, before, after, 0, shares=len(gpus))
+        _require(f"memory of GPU {gpu.index}", needs, gpu.taken, gpu.free, command, echo)
+
+
+def _needed(taken: int, before: int | None, after: int | None, least: int, shares: int = 1) -> int:
+    """Bytes for an engine of `after` in the place of one of `before`, which hold `taken`.
+
+    The files of both are in so many equal `shares`.
+    """
+    if before is None or after is None:
+        return taken
+    return max(taken + (after - before) // shares, after // shares + least)
+
+
+def _require(
+    what: str, needs: int, taken: int, free: int, command: Command, echo: Callable[[str], None]
+) -> None:
+    echo(f"{what}: the new engine needs about {needs / _GIB:.1f} GiB, {free / _GIB:.1f} are free")
+    if needs > free and not command.force:
+        raise errors.RollFailed(
+            f"{what}: the new engine needs about {needs / _GIB:.1f} GiB beside the old one, which"
+            f" takes {taken / _GIB:.1f}, and {free / _GIB:.1f} are free: give the machine or"
+            " container more, stop the server and start it with the new engine, or try it with"
+            " --force"
+        )

@@ -21,10 +21,8 @@ from typing import Any
 from cog_triton import errors
 from cog_triton.door.chain_launcher import ChainLauncher
 from cog_triton.door.message import Answer
-from cog_triton.door.private_json import read_json
-from cog_triton.door.private_ports import PrivatePorts
-from cog_triton.door.upstream import Upstream, Variant
-from cog_triton.door.upstream_table import Upstreams
+from cog_triton.door.upstream import PrivatePorts, Upstream, Upstreams, Variant
+from cog_triton.door.upstream_connections import read_json
 from cog_triton.ipc.connection import Connection
 from cog_triton.keeper.keeper_messages import ParkingChanged, ParkLeased, UnparkLeased
 from cog_triton.settings import Settings
@@ -226,9 +224,9 @@ class Swapping:
     async def _drain(self, upstream: Upstream) -> None:
         """Wait until an upstream has no requests; those that take too long end with E2105."""
         deadline = time.monotonic() + self._settings.swap_drain
-        while upstream.backends.in_flight:
+        while upstream.connections.in_flight:
             if time.monotonic() > deadline:
-                upstream.backends.break_off()
+                upstream.connections.break_off()
             await asyncio.sleep(_POLL_S)
 
     async def _load_all(self) -> None:

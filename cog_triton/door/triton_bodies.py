@@ -10,11 +10,11 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from cog_triton.door.json_body import JSONLimits, parsed, written
-from cog_triton.door.model_tensors import ModelTensors
 from cog_triton.errors import InvalidArgument, nearest
 from cog_triton.system.printable import printable
 
@@ -54,6 +54,14 @@ _FLAGS = ("binary_data_output", "sequence_end", "sequence_start")
 _OF_MODEL = re.compile(
     r"(?!triton_|shared_memory_|classification|binary_data)[A-Za-z_][\w.-]{0,63}", re.ASCII
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensors:
+    """Tensors of one model: types of its inputs by name (``BYTES``, ``INT32``), its outputs."""
+
+    inputs: Mapping[str, str]
+    outputs: frozenset[str]
 
 
 def rewritten_index(body: bytes, limits: JSONLimits) -> bytes:

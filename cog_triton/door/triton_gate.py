@@ -7,27 +7,28 @@ passes, and of a body only what was parsed here.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from cog_triton import errors
 from cog_triton.door.access import Access
-from cog_triton.door.gate import PrivateGate
+from cog_triton.door.gate import PrivateGate, status_of, triton_refusal
 from cog_triton.door.json_body import Numbers, inflated
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Request, json_answer
-from cog_triton.door.model_tensors import ServedModels
-from cog_triton.door.refusals import status_of, triton_refusal
 from cog_triton.door.triton_bodies import (
+    ModelTensors,
     rewritten_generation,
     rewritten_index,
     rewritten_inference,
 )
-from cog_triton.door.upstream import Upstream
-from cog_triton.door.upstream_table import Route
+from cog_triton.door.upstream import Route, Upstream
+from cog_triton.door.upstream_connections import ask
 from cog_triton.triton.private_models import PRIVATE_MODELS
 
 _VERSION = r"(?:/versions/\d{1,9})?"
@@ -51,6 +52,51 @@ _HINTS = {
     "exactly 1 response": "use generate_stream for several prompts, and for stream: true",
 }
 _SHM_KEY = re.compile(rb"(?<=key ')[^'\\\r\n]+(?=')|triton_python_backend_shm\w+|cog_triton_\d\w+")
+
+_TIMEOUT_S = 5.0
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError)
+
+
+class ServedModels:
+    """Tensors of the models of each upstream: asked for once a model, whose config never changes.
+
+    Only what Triton serves is kept, so that clients cannot fill it.
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Upstream, dict[str, ModelTensors]] = WeakKeyDictionary()
+
+    async def tensors(self, upstream: Upstream, port: int, model: str) -> ModelTensors | Answer:
+        """Tensors of the model at the path `model`, or Triton's own answer if it serves none.
+
+        Raises:
+            TritonUnavailable: Triton does not answer.
+        """
+        known = self._known.setdefault(upstream, {})
+        if model not in known:
+            try:
+                asked = ask(port, b"GET", f"{model}/config".encode())
+                status, body = await asyncio.wait_for(asked, _TIMEOUT_S)
+                if status != 200:
+                    return Answer(status, body)
+                known[model] = _tensors(body)
+            except (TimeoutError, OSError, *_MALFORMED) as error:
+                rule = "the server behind this port does not answer; try again"
+                raise errors.TritonUnavailable(rule) from error
+        return known[model]
+
+
+def _tensors(config: bytes) -> ModelTensors:
+    model = json.loads(config)
+    return ModelTensors(
+        {tensor["name"]: _datatype(tensor["data_type"]) for tensor in model.get("input", ())},
+        frozenset(tensor["name"] for tensor in model.get("output", ())),
+    )
+
+
+def _datatype(config_type: str) -> str:
+    """A type of a config as requests name it."""
+    return "BYTES" if config_type == "TYPE_STRING" else config_type.removeprefix("TYPE_")
 
 
 class TritonGate(PrivateGate):

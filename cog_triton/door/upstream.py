@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cog_triton.door.backends import Backends, TritonUse
 from cog_triton.door.cog_state import CogState
-from cog_triton.door.private_json import ask, read_json
-from cog_triton.door.private_ports import PrivatePorts
+from cog_triton.door.upstream_connections import UpstreamConnections, ask, read_json
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.cog_liveness import CogWatch
 from cog_triton.serving.drain_file import request_drain
+from cog_triton.serving.triton_use import TritonUseReport
 from cog_triton.settings import Settings
+from cog_triton.system.ports import reserve
 from cog_triton.system.reaper import Reaped
+
+if TYPE_CHECKING:
+    from cog_triton.door.swapping import Swapping
 
 # Not Triton's: it gives a connection to one of its threads when it accepts it.
 _WARM = ("PORT", "OPENAI_PORT")
@@ -54,6 +59,19 @@ class Variant:
         )
 
 
+class PrivatePorts:
+    """A port for each of the settings `names`, kept from others until it is closed."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._sockets: dict[str, socket.socket] = {name: reserve() for name in names}
+        self.numbers = {name: found.getsockname()[1] for name, found in self._sockets.items()}
+
+    def close(self) -> None:
+        """Give the ports back."""
+        for found in self._sockets.values():
+            found.close()
+
+
 @dataclass(frozen=True)
 class Chain:
     """Processes of an upstream: Cog's `reaper`, its ports, drain file and environment.
@@ -66,7 +84,7 @@ class Chain:
     drain_file: Path | None
     environment: Mapping[str, str] = field(repr=False)
     variant: Variant = field(repr=False)
-    triton_use: TritonUse | None = field(default=None, repr=False)
+    triton_use: TritonUseReport | None = field(default=None, repr=False)
 
 
 class Upstream:
@@ -85,7 +103,7 @@ class Upstream:
         self.name = name
         self.ports = ports
         self.chain = chain
-        self.backends = Backends({ports[port] for port in _WARM if port in ports})
+        self.connections = UpstreamConnections({ports[port] for port in _WARM if port in ports})
         drain_file = None if chain is None else chain.drain_file
         check_id = drain_file.name if drain_file else None
         self.state = CogState(ports.get("PORT", 0), check_id, start_timeout)
@@ -138,8 +156,8 @@ class Upstream:
         await asyncio.shield(self._drain)
 
     async def _drained(self, deadline: float) -> None:
-        self.backends.close()
-        await self._until(lambda: not self.backends.in_flight, deadline)
+        self.connections.close()
+        await self._until(lambda: not self.connections.in_flight, deadline)
         # Asynchronous predictions have no connection: the worker knows of them.
         if self.state.is_set_up:
             await self._drain_worker(max(0.0, deadline - time.monotonic()))
@@ -163,7 +181,7 @@ class Upstream:
 
     def close(self) -> None:
         """Kill what is left of the chain, and give its ports back; blocks until it is gone."""
-        self.backends.close()
+        self.connections.close()
         if self.chain is not None:
             self.chain.reaper.kill()
             self.chain.reserved.close()
@@ -189,7 +207,7 @@ class Upstream:
         while not (self.state.is_set_up or self.state.hangs):
             await asyncio.sleep(_POLL_S)
         watch = CogWatch(settings, "127.0.0.1", self.ports["PORT"], process.process.pid)
-        while not self.backends.closed:
+        while not self.connections.closed:
             await asyncio.sleep(settings.cog_probe_period)
             try:
                 line = await asyncio.to_thread(watch.check)
@@ -199,3 +217,54 @@ class Upstream:
                 return
             if line:
                 _LOG.warning("%s", line)
+
+
+class Upstreams:
+    """Table of the upstreams of one door; `serving` gets all new requests."""
+
+    def __init__(self, serving: Upstream) -> None:
+        self.serving = serving
+        self.swapping: Swapping | None = None
+        """What chooses `serving` by the model of a request, with several models."""
+        self.stopping = False
+        """Whether the door drains: no new request is taken any more."""
+        self.ask_to_stop: Callable[[], None] = lambda: None
+        """Begins the graceful stop of the door."""
+        self._all = [serving]
+
+    def __iter__(self) -> Iterator[Upstream]:
+        return iter(tuple(self._all))
+
+    def add(self, upstream: Upstream) -> None:
+        """Take one more, which gets no requests yet."""
+        self._all.append(upstream)
+
+    def remove(self, upstream: Upstream) -> None:
+        """Forget one that does not serve."""
+        self._all.remove(upstream)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Way from a public port to the servers behind it: `port` is the name of its setting."""
+
+    upstreams: Upstreams
+    port: str
+
+    @property
+    def others(self) -> list[Upstream]:
+        """Upstreams that get no new requests, and may have predictions that run."""
+        return [one for one in self.upstreams if one is not self.upstreams.serving]
+
+    @property
+    def upstream(self) -> Upstream:
+        """The upstream that a new request goes to."""
+        return self.upstreams.serving
+
+    async def upstream_of(self, model: str | None = None) -> Upstream:
+        """The upstream for a request of `model`, once that has its turn; then pass it on at once.
+
+        Raises E1009 for a model that is not served, and E2107 where too many wait.
+        """
+        swapping = self.upstreams.swapping
+        return self.upstream if swapping is None else await swapping.turn_of(model)

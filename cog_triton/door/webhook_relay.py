@@ -7,31 +7,43 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import os
 import re
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from cog_triton import errors
-from cog_triton.door.client_connection import ClientConnection
-from cog_triton.door.connections import Connections
+from cog_triton.door.access import is_loopback
+from cog_triton.door.client_connection import ClientConnection, Connections
+from cog_triton.door.gate import cog_refusal
 from cog_triton.door.limits import Limits
 from cog_triton.door.listener import BACKLOG, Listener
 from cog_triton.door.message import Answer, Refused, Request, end_to_end
-from cog_triton.door.moderation import ReadModeration
-from cog_triton.door.refusals import cog_refusal
+from cog_triton.door.read_coalescing import ReadCoalescing
 from cog_triton.door.webhook_delivery import Delivery
-from cog_triton.door.webhooks import WebhookRules, check_webhook
+from cog_triton.errors import InvalidArgument
+from cog_triton.settings import Settings
 from cog_triton.system.ports import bind
-from cog_triton.system.public_addresses import Address, Resolver, resolve_host
+from cog_triton.system.public_addresses import (
+    HTTP_URL,
+    Address,
+    Resolver,
+    host_rules,
+    in_networks,
+    is_public,
+    names_host,
+    plain_address,
+    resolve_host,
+)
+from cog_triton.system.redaction import redact_address
 
-if TYPE_CHECKING:
-    from cog_triton.door.webhook_client import WebhookClient
-
+_MAX_URL = 8192
 _TARGET = re.compile(r"/(?P<key>\w+)/(?P<name>\w+)/(?P<ends>[01])/(?P<url>[^/?]+)", re.ASCII)
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 _OURS = frozenset({b"host", b"accept-encoding"})
@@ -45,6 +57,68 @@ _MOST_FAILING_BYTES = 64 << 20
 _LATE_S = 30.0
 """How late an event may come after the end: coglet's own time limit of a post."""
 _POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookRules:
+    """Hosts that webhooks may go to.
+
+    Without `hosts`: every host with public addresses only, and loopback ones with `loopback`. Else
+    only those named: a host name, ``*.domain`` (not the domain itself), an address or network, or
+    ``*`` for every host.
+    """
+
+    hosts: tuple[str, ...] = ()
+    loopback: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> WebhookRules:
+        """Rules of WEBHOOK_HOSTS; loopback is allowed where only this machine reaches Cog."""
+        return cls(host_rules(settings.webhook_hosts), loopback=is_loopback(settings.cog_host))
+
+    def allow_name(self, host: str) -> bool:
+        """Whether `host` is allowed by name, whatever its addresses."""
+        return names_host(self.hosts, host)
+
+    def allow_address(self, address: Address) -> bool:
+        """Whether a host with `address` is allowed."""
+        if self.hosts:
+            return in_networks(self.hosts, address)
+        if plain_address(address).is_loopback:
+            return self.loopback
+        return is_public(address)
+
+
+def check_webhook(
+    url: object, rules: WebhookRules, resolve: Resolver = resolve_host
+) -> tuple[Address, ...]:
+    """Check the `webhook` of a request; returns the host's addresses, all of them allowed.
+
+    Raises:
+        InvalidArgument: not an http(s) URL, or its host is not allowed. The text is the same for a
+            host that is unknown and one that is private, so that it tells nothing of the network.
+    """
+    parts = HTTP_URL.fullmatch(url) if isinstance(url, str) else None
+    if parts is None:
+        shown = "" if not isinstance(url, str) else f"={redact_address(url)[:200]!r}"
+        raise InvalidArgument(f"webhook{shown}: must be an http(s):// URL")
+    if len(parts[0]) > _MAX_URL:
+        raise InvalidArgument(f"webhook: {len(parts[0])} characters; must be at most {_MAX_URL}")
+    host = parts["host"].strip("[]").rstrip(".").lower()
+    addresses = tuple(ipaddress.ip_address(text) for text in resolve(host))
+    if rules.allow_name(host):
+        return addresses
+    if addresses and all(map(rules.allow_address, addresses)):
+        return addresses
+    rule = "must be one of WEBHOOK_HOSTS" if rules.hosts else "has no public address"
+    raise InvalidArgument(
+        f"webhook={redact_address(str(url))[:200]!r}: its host {rule}; WEBHOOK_HOSTS of the server"
+        " names the hosts that webhooks may go to"
+    )
+
+
+if TYPE_CHECKING:
+    from cog_triton.door.webhook_client import WebhookClient
 
 
 class WebhookRelay:
@@ -70,9 +144,9 @@ class WebhookRelay:
         """Listen."""
         listening = bind("webhooks", "127.0.0.1", 0, BACKLOG)
         self._port = listening.getsockname()[1]
-        moderation = ReadModeration(asyncio.get_running_loop())
+        coalescing = ReadCoalescing(asyncio.get_running_loop())
         self._listener = Listener(
-            listening, lambda: ClientConnection(self, _LIMITS, self._connections, moderation)
+            listening, lambda: ClientConnection(self, _LIMITS, self._connections, coalescing)
         )
 
     async def check(self, url: object) -> Sequence[Address]:

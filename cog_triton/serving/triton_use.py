@@ -6,11 +6,11 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cog_triton.system.shared_time import SharedTimeReader
+from cog_triton.system.shared_time import SharedTime, SharedTimeReader
 
 _log = logging.getLogger(__name__)
 
@@ -18,6 +18,42 @@ TRITON_USE_VARIABLE = "COG_TRITON_TRITON_USE"
 """File of the shared time of the front door."""
 _AFTER_S = 5.0
 _LISTENING = "0A"
+
+
+class TritonUseReport:
+    """Use of Triton's own API through the door, which the worker reads when an engine has died.
+
+    The time is inf while a request is in flight, else that of the end of the last one.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """`file`, which must be new, is where the worker finds it; raises OSError."""
+        self.file = file
+        self._time = SharedTime(file)
+        self._time.set(-math.inf)
+        self._in_flight = 0
+
+    @classmethod
+    def made(cls, file: Path) -> TritonUseReport | None:
+        """One in `file`, None where that cannot be made: the worker then blames nobody."""
+        try:
+            return cls(file)
+        except OSError as error:
+            _log.warning("no request is blamed for a death, as %s cannot be made: %s", file, error)
+            file.unlink(missing_ok=True)
+            return None
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Context of an inference request, until its response has ended."""
+        self._in_flight += 1
+        self._time.set(math.inf)
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._time.set(time.monotonic())
 
 
 class TritonUse:

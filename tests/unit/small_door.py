@@ -10,16 +10,15 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from cog_triton.door.backends import Backends
-from cog_triton.door.client_connection import ClientConnection
-from cog_triton.door.connections import Connections
+from cog_triton.door.client_connection import ClientConnection, Connections
 from cog_triton.door.limits import Limits
 from cog_triton.door.listener import BACKLOG, Listener
 from cog_triton.door.message import Answer, Forward, Request, json_answer
-from cog_triton.door.model_tensors import ModelTensors, ServedModels
-from cog_triton.door.moderation import ReadModeration
-from cog_triton.door.upstream import Upstream
-from cog_triton.door.upstream_table import Route, Upstreams
+from cog_triton.door.read_coalescing import ReadCoalescing
+from cog_triton.door.triton_bodies import ModelTensors
+from cog_triton.door.triton_gate import ServedModels
+from cog_triton.door.upstream import Route, Upstream, Upstreams
+from cog_triton.door.upstream_connections import UpstreamConnections
 from cog_triton.errors import CogTritonError
 from cog_triton.system.ports import bind
 
@@ -71,16 +70,16 @@ class OneModel(ServedModels):
 
 @dataclass
 class PassGate:
-    """Lets everything pass to `port` over `backends`, and keeps what it saw."""
+    """Lets everything pass to `port` over `connections`, and keeps what it saw."""
 
     port: int
-    backends: Backends = field(default_factory=Backends)
+    connections: UpstreamConnections = field(default_factory=UpstreamConnections)
     seen: list[Request] = field(default_factory=list)
 
     async def decide(self, request: Request) -> Forward | Answer:
         self.seen.append(request)
         return Forward(
-            self.backends,
+            self.connections,
             self.port,
             request.method,
             request.target,
@@ -133,15 +132,15 @@ async def until_end(reader: asyncio.StreamReader) -> bytes:
 async def served(
     handler: Handler, limits: Limits | None = None, *, warm: bool = False
 ) -> AsyncIterator[Door]:
-    """A door before `handler`, a server of one request a connection; `warm` as in `Backends`."""
+    """A door before `handler`, a server of one request a connection; `warm` makes some before."""
     backend = await asyncio.start_server(handler, "127.0.0.1", 0)
     try:
         port = backend.sockets[0].getsockname()[1]
-        backends = Backends({port} if warm else ())
-        async with opened(PassGate(port, backends), limits) as door:
+        connections = UpstreamConnections({port} if warm else ())
+        async with opened(PassGate(port, connections), limits) as door:
             yield door
     finally:
-        backends.close()
+        connections.close()
         backend.close()
 
 
@@ -152,8 +151,8 @@ async def opened(gate: Any, limits: Limits | None = None) -> AsyncIterator[Door]
     connections = Connections(limits.connections, limits.all_bodies_bytes)
     sock = bind("PORT", "127.0.0.1", 0, BACKLOG)
     port = sock.getsockname()[1]
-    moderation = ReadModeration(asyncio.get_running_loop())
-    listener = Listener(sock, lambda: ClientConnection(gate, limits, connections, moderation))
+    coalescing = ReadCoalescing(asyncio.get_running_loop())
+    listener = Listener(sock, lambda: ClientConnection(gate, limits, connections, coalescing))
     door = Door(port, gate, connections)
     try:
         yield door

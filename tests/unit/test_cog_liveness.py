@@ -91,7 +91,7 @@ def test_only_one_role_is_killed(cog: StandIns, role: str) -> None:
 
 
 def test_a_stopped_child_of_the_front_door_is_no_reason_to_end() -> None:
-    command = [sys.executable, "-c", SLEEP, "-m", "cog_triton.door.large_bodies_child", "3"]
+    command = [sys.executable, "-c", SLEEP, "-m", "cog_triton.door.large_bodies", "3"]
     process = subprocess.Popen(command)
     time.sleep(0.05)
     process.send_signal(signal.SIGSTOP)

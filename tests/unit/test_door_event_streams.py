@@ -20,8 +20,7 @@ from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Request
 from cog_triton.door.openai_gate import OpenAIGate
 from cog_triton.door.triton_gate import TritonGate
-from cog_triton.door.webhook_relay import WebhookRelay
-from cog_triton.door.webhooks import WebhookRules
+from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.errors import TritonUnavailable
 
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
@@ -117,7 +116,7 @@ def test_tokens_that_have_come_whole_are_never_held_back() -> None:
 
 class Cutting(PassGate):
     async def decide(self, request: Request) -> Forward | Answer:
-        return Forward(self.backends, self.port, "GET", b"/", [], b"", edit=CodedEnd(), cut=CUT)
+        return Forward(self.connections, self.port, "GET", b"/", [], b"", edit=CodedEnd(), cut=CUT)
 
 
 def through(*pieces: bytes) -> bytes:

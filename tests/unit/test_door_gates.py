@@ -19,8 +19,7 @@ from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Refused, Request
 from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
 from cog_triton.door.triton_gate import TritonGate, coded_failure, without_shm_keys
-from cog_triton.door.webhook_relay import WebhookRelay
-from cog_triton.door.webhooks import WebhookRules
+from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 
 BODIES = LargeBodies()
 LIMITS = Limits(body_bytes=1 << 20)

@@ -17,8 +17,7 @@ from cog_triton.door.limits import Limits
 from cog_triton.door.message import Forward, Refused, Request
 from cog_triton.door.openai_gate import OpenAIGate
 from cog_triton.door.triton_gate import TritonGate
-from cog_triton.door.webhook_relay import WebhookRelay
-from cog_triton.door.webhooks import WebhookRules
+from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.errors import InvalidArgument
 from cog_triton.text.chat import parse_messages
 

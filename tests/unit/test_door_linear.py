@@ -31,8 +31,7 @@ from cog_triton.door.openai_gate import OpenAIGate
 from cog_triton.door.request_parser import RequestParser
 from cog_triton.door.triton_bodies import rewritten_generation, rewritten_inference
 from cog_triton.door.triton_gate import TritonGate
-from cog_triton.door.webhook_relay import WebhookRelay
-from cog_triton.door.webhooks import WebhookRules
+from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 
 Pattern = re.Pattern[Any]
 RUNS = 5

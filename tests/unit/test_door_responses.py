@@ -248,7 +248,7 @@ def test_a_short_response_may_be_replaced_whole() -> None:
             def revise(status: int, body: bytes) -> Answer | None:
                 return json_answer(503, "other") if body == b"bad" else None
 
-            return Forward(self.backends, self.port, "GET", b"/", [], b"", revise=revise)
+            return Forward(self.connections, self.port, "GET", b"/", [], b"", revise=revise)
 
     async def main(body: bytes) -> bytes:
         handler = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n" + body)
@@ -268,7 +268,7 @@ def test_a_chunked_response_may_be_replaced_whole() -> None:
             def revise(status: int, body: bytes) -> Answer | None:
                 return json_answer(400, "other") if body == b"ba0\r\n\r\nd" else None
 
-            return Forward(self.backends, self.port, "GET", b"/", [], b"", revise=revise)
+            return Forward(self.connections, self.port, "GET", b"/", [], b"", revise=revise)
 
     async def main(*pieces: bytes, kind: bytes = b"application/json") -> bytes:
         async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

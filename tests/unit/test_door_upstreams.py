@@ -11,8 +11,7 @@ from cog_triton.door.access import Access
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.openai_gate import OpenAIGate
-from cog_triton.door.upstream import Upstream
-from cog_triton.door.upstream_table import Route, Upstreams
+from cog_triton.door.upstream import Route, Upstream, Upstreams
 
 REQUEST = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
@@ -59,14 +58,14 @@ def test_a_request_in_flight_ends_where_it_began() -> None:
             upstreams.add(new)
             async with opened(gate(upstreams)) as door:
                 first = asyncio.ensure_future(door.ask(REQUEST[:-2] + b"connection: close\r\n\r\n"))
-                while not old.backends.in_flight:
+                while not old.connections.in_flight:
                     await asyncio.sleep(0.005)
                 upstreams.serving = new
                 assert (await door.ask(REQUEST[:-2] + b"connection: close\r\n\r\n"))[-3:] == b"new"
-                assert (old.backends.in_flight, new.backends.in_flight) == (1, 0)
+                assert (old.connections.in_flight, new.connections.in_flight) == (1, 0)
                 go_on.set()
                 assert (await first)[-3:] == b"old"
-                assert old.backends.in_flight == 0
+                assert old.connections.in_flight == 0
             old.close()
             new.close()
 

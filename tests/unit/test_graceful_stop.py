@@ -10,8 +10,8 @@ import pytest
 from small_door import read_request, route_to, run, served, until, until_end
 
 from cog_triton.door.access import Access
+from cog_triton.door.client_connection import Connections
 from cog_triton.door.cog_gate import CogGate
-from cog_triton.door.connections import Connections
 from cog_triton.door.front_door import FrontDoor
 from cog_triton.door.gate import PrivateGate
 from cog_triton.door.graceful_stop import GracefulStop
@@ -20,10 +20,8 @@ from cog_triton.door.limits import Limits
 from cog_triton.door.message import Refused, Request
 from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
 from cog_triton.door.triton_gate import TritonGate
-from cog_triton.door.upstream import Chain, Upstream
-from cog_triton.door.upstream_table import Route, Upstreams
-from cog_triton.door.webhook_relay import WebhookRelay
-from cog_triton.door.webhooks import WebhookRules
+from cog_triton.door.upstream import Chain, Route, Upstream, Upstreams
+from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.settings import load_settings
 
 
@@ -204,7 +202,7 @@ def test_a_drain_ends_in_time_and_is_made_once() -> None:
     async def scenario() -> list[str]:
         reaper = Ended(obeys=True)
         upstream = upstream_of(reaper)
-        with upstream.backends.request(_Relayed()):
+        with upstream.connections.request(_Relayed()):
             await asyncio.gather(upstream.drain(0.1), upstream.drain(600))
         return reaper.calls
 

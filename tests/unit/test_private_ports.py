@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from cog_triton.door.private_ports import PrivatePorts, cog_environment
+from cog_triton.door.chain_launcher import cog_environment
+from cog_triton.door.upstream import PrivatePorts
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import free_ports, reserve
 

@@ -18,10 +18,8 @@ from cog_triton.door.chain_launcher import ChainLauncher
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.openai_gate import OpenAIGate
-from cog_triton.door.private_ports import PrivatePorts
 from cog_triton.door.swapping import Swapping, model_of
-from cog_triton.door.upstream import Chain, Upstream, Variant
-from cog_triton.door.upstream_table import Route, Upstreams
+from cog_triton.door.upstream import Chain, PrivatePorts, Route, Upstream, Upstreams, Variant
 from cog_triton.ipc import streams
 from cog_triton.keeper.keeper_messages import ParkingChanged
 from cog_triton.settings import load_settings
@@ -162,8 +160,8 @@ def test_a_request_for_another_model_swaps_it_in() -> None:
 
 def test_a_swap_waits_for_requests_and_newcomers_wait_for_it() -> None:
     async def scenario(models: Models) -> None:
-        backends = models.upstreams.serving.backends
-        with backends.request(Stream()):
+        connections = models.upstreams.serving.connections
+        with connections.request(Stream()):
             b = asyncio.ensure_future(turn(models, "b"))
             await models.until(lambda: models.swapping._draining)
             a = asyncio.ensure_future(turn(models, "a"))  # would starve b if it went on
@@ -194,7 +192,7 @@ def test_requests_that_do_not_end_are_broken_off() -> None:
         stream = Stream()
 
         async def streams() -> None:
-            with models.upstreams.serving.backends.request(stream):
+            with models.upstreams.serving.connections.request(stream):
                 await stream.broken.wait()
 
         streaming = asyncio.ensure_future(streams())
@@ -207,7 +205,7 @@ def test_requests_that_do_not_end_are_broken_off() -> None:
 
 def test_the_queue_is_bounded_and_left_by_clients_that_go() -> None:
     async def scenario(models: Models) -> None:
-        with models.upstreams.serving.backends.request(Stream()):
+        with models.upstreams.serving.connections.request(Stream()):
             waiting = [asyncio.ensure_future(turn(models, "b")) for _ in range(2)]
             await models.until(lambda: len(models.swapping._waiting) == 2)
             with pytest.raises(errors.Overloaded, match="2 requests wait"):
@@ -246,7 +244,7 @@ def test_an_engine_that_does_not_come_back_leaves_the_other() -> None:
 
 def test_those_that_wait_are_told_of_a_drain() -> None:
     async def scenario(models: Models) -> None:
-        with models.upstreams.serving.backends.request(Stream()):
+        with models.upstreams.serving.connections.request(Stream()):
             waits = asyncio.ensure_future(turn(models, "b"))
             await models.until(lambda: models.swapping._waiting)
             models.swapping.refuse()

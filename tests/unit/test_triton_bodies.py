@@ -11,12 +11,12 @@ from small_door import TENSORS, answering, run
 
 from cog_triton.door.json_body import JSONLimits, Numbers
 from cog_triton.door.message import Answer
-from cog_triton.door.model_tensors import ServedModels
 from cog_triton.door.triton_bodies import (
     rewritten_generation,
     rewritten_index,
     rewritten_inference,
 )
+from cog_triton.door.triton_gate import ServedModels
 from cog_triton.door.upstream import Upstream
 from cog_triton.errors import InvalidArgument, TritonUnavailable
 

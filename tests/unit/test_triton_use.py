@@ -10,21 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from cog_triton.door.backends import TritonUse as DoorUse
 from cog_triton.serving import triton_use
-from cog_triton.serving.triton_use import TRITON_USE_VARIABLE, TritonUse
+from cog_triton.serving.triton_use import TRITON_USE_VARIABLE, TritonUse, TritonUseReport
 from cog_triton.system.ports import free_ports
 
 
 @pytest.fixture
-def door(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DoorUse:
-    made = DoorUse(tmp_path / "a.use")
+def door(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> TritonUseReport:
+    made = TritonUseReport(tmp_path / "a.use")
     monkeypatch.setenv(TRITON_USE_VARIABLE, str(made.file))
     return made
 
 
 def test_requests_in_flight_and_those_that_ended_just_now_count(
-    door: DoorUse, monkeypatch: pytest.MonkeyPatch
+    door: TritonUseReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use = TritonUse(*free_ports(1))
     assert not door.file.exists(), "nobody else reads it"
@@ -77,7 +76,7 @@ def test_without_a_door_only_grpc_counts(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_where_nothing_is_known_nobody_is_blamed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert DoorUse.made(tmp_path / "none" / "a.use") is None
+    assert TritonUseReport.made(tmp_path / "none" / "a.use") is None
     monkeypatch.setenv(TRITON_USE_VARIABLE, str(tmp_path / "none" / "a.use"))
     assert TritonUse(*free_ports(1)).recent()
 
@@ -89,7 +88,7 @@ def test_a_full_disk_is_an_error_and_no_signal(tmp_path: Path) -> None:
         with suppress(OSError), (tmp_path / "filling").open("wb", buffering=0) as filling:
             while filling.write(bytes(4096)):
                 pass
-        assert DoorUse.made(tmp_path / "a.use") is None
+        assert TritonUseReport.made(tmp_path / "a.use") is None
         assert not (tmp_path / "a.use").exists()
     finally:
         subprocess.run(["umount", tmp_path], check=True)

@@ -19,8 +19,7 @@ from webhook_receiver import CERTIFICATE, Receiver, by_http_and_https, needs_tls
 from cog_triton.door import webhook_delivery, webhook_relay
 from cog_triton.door.chain_launcher import _with_direct_loopback
 from cog_triton.door.prediction_bodies import relayed
-from cog_triton.door.webhook_relay import WebhookRelay
-from cog_triton.door.webhooks import WebhookRules
+from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.errors import InvalidArgument, TritonUnknownError
 
 HOST = "hooks.example.com"

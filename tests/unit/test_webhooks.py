@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from cog_triton.door.webhooks import WebhookRules, check_webhook
+from cog_triton.door.webhook_relay import WebhookRules, check_webhook
 from cog_triton.errors import InvalidArgument
 from cog_triton.settings import load_settings
 from cog_triton.system.public_addresses import resolve_host

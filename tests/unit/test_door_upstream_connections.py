@@ -9,7 +9,7 @@ import pytest
 import small_door
 from small_door import run, served, until
 
-from cog_triton.door.backends import Backends
+from cog_triton.door.upstream_connections import UpstreamConnections
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -127,12 +127,12 @@ def test_closing_ends_idle_connections_for_good() -> None:
         server = Server()
         listening = await asyncio.start_server(server, "127.0.0.1", 0)
         port = listening.sockets[0].getsockname()[1]
-        backends = Backends({port})
-        await backends.connect(asyncio.Protocol(), port)
+        connections = UpstreamConnections({port})
+        await connections.connect(asyncio.Protocol(), port)
         await until(lambda: server.idle == 1 + WARM)
-        backends.close()
+        connections.close()
         await until(lambda: server.idle == 1)
-        await backends.connect(asyncio.Protocol(), port)
+        await connections.connect(asyncio.Protocol(), port)
         await asyncio.sleep(0.1)
         assert server.idle == 2
         for writer in server.writers:
@@ -143,18 +143,18 @@ def test_closing_ends_idle_connections_for_good() -> None:
 
 
 def test_closing_ends_connections_that_are_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cog_triton.door.backends._REFILL_S", 0)
+    monkeypatch.setattr("cog_triton.door.upstream_connections._REFILL_S", 0)
 
     async def check() -> None:
         server = Server()
         listening = await asyncio.start_server(server, "127.0.0.1", 0)
         port = listening.sockets[0].getsockname()[1]
         for turns in range(60):  # of the event loop: at each of them another step has been made
-            backends = Backends({port})
-            await backends.connect(asyncio.Protocol(), port)
+            connections = UpstreamConnections({port})
+            await connections.connect(asyncio.Protocol(), port)
             for _ in range(turns):
                 await asyncio.sleep(0)
-            backends.close()
+            connections.close()
         await until(lambda: server.idle == 60)  # those that were asked for
         for writer in server.writers:
             writer.transport.abort()
@@ -168,17 +168,17 @@ def test_refilling_ends_with_the_server_and_begins_again() -> None:
         server = Server()
         listening = await asyncio.start_server(server, "127.0.0.1", 0)
         port = listening.sockets[0].getsockname()[1]
-        backends = Backends({port})
-        await backends.connect(asyncio.Protocol(), port)
+        connections = UpstreamConnections({port})
+        await connections.connect(asyncio.Protocol(), port)
         listening.close()
         for writer in server.writers:
             writer.transport.abort()
-        await until(lambda: not backends.refilling)
+        await until(lambda: not connections.refilling)
         listening = await asyncio.start_server(server, "127.0.0.1", port)
         before = server.opened
-        await backends.connect(asyncio.Protocol(), port)
+        await connections.connect(asyncio.Protocol(), port)
         await until(lambda: server.opened == before + 1 + WARM)
-        backends.close()
+        connections.close()
         for writer in server.writers:
             writer.transport.abort()
         listening.close()

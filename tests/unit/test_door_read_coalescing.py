@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cog_triton.door import moderation
-from cog_triton.door.moderation import ReadModeration
+from cog_triton.door import read_coalescing
+from cog_triton.door.read_coalescing import ReadCoalescing
 
 
 @dataclass
@@ -39,11 +39,11 @@ class Loop:
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     loop = Loop()
-    monkeypatch.setattr(moderation, "time", loop)
+    monkeypatch.setattr(read_coalescing, "time", loop)
     return loop
 
 
-def passes(found: ReadModeration, loop: Loop, pieces: int, per_second: float) -> None:
+def passes(found: ReadCoalescing, loop: Loop, pieces: int, per_second: float) -> None:
     """Let pieces come at a rate; what came during a pause is passed on after it."""
     arrivals = deque(loop.now + number / per_second for number in range(1, pieces + 1))
     while arrivals:
@@ -55,12 +55,12 @@ def passes(found: ReadModeration, loop: Loop, pieces: int, per_second: float) ->
 
 
 def test_few_pieces_make_no_pause(loop: Loop) -> None:
-    passes(ReadModeration(loop), loop, 1000, 500)  # type: ignore[arg-type]
+    passes(ReadCoalescing(loop), loop, 1000, 500)  # type: ignore[arg-type]
     assert loop.slept == []
 
 
 def test_many_pieces_are_passed_on_once_a_millisecond(loop: Loop) -> None:
-    found = ReadModeration(loop)  # type: ignore[arg-type]
+    found = ReadCoalescing(loop)  # type: ignore[arg-type]
     passes(found, loop, 200, 6400)
     loop.slept.clear()
     began = loop.now
@@ -70,7 +70,7 @@ def test_many_pieces_are_passed_on_once_a_millisecond(loop: Loop) -> None:
 
 
 def test_turns_that_come_late_make_no_pause(loop: Loop) -> None:
-    found = ReadModeration(loop)  # type: ignore[arg-type]
+    found = ReadCoalescing(loop)  # type: ignore[arg-type]
     for _ in range(100):
         loop.now += 0.0015
         for _ in range(10):
@@ -80,7 +80,7 @@ def test_turns_that_come_late_make_no_pause(loop: Loop) -> None:
 
 
 def test_pauses_end_when_pieces_become_few(loop: Loop) -> None:
-    found = ReadModeration(loop)  # type: ignore[arg-type]
+    found = ReadCoalescing(loop)  # type: ignore[arg-type]
     passes(found, loop, 200, 6400)
     passes(found, loop, 200, 100)
     loop.slept.clear()
@@ -89,7 +89,7 @@ def test_pauses_end_when_pieces_become_few(loop: Loop) -> None:
 
 
 def test_a_request_puts_pauses_off(loop: Loop) -> None:
-    found = ReadModeration(loop)  # type: ignore[arg-type]
+    found = ReadCoalescing(loop)  # type: ignore[arg-type]
     passes(found, loop, 200, 6400)
     loop.slept.clear()
     found.hurry()

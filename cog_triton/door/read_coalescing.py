@@ -1,4 +1,4 @@
-"""Interrupt moderation: under load, pieces of many streams are read together."""
+"""Read coalescing: under load, pieces of many streams are read together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SAMPLE = 64
 _HURRY_S = 0.003
 
 
-class ReadModeration:
+class ReadCoalescing:
     """Lets the event loop pass pieces on once a millisecond, while they are many.
 
     A wake-up of the process costs as much as passing a piece on. While 2000 pieces a second or more

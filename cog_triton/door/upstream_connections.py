@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
-import time
+import json
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Protocol, cast
-
-from cog_triton.system.shared_time import SharedTime
+from typing import Any, Protocol, cast
 
 _WARM = 8
 _REFILL_S = 0.05
 _CONNECT_TIMEOUT_S = 5.0
-_LOG = logging.getLogger(__name__)
+_REQUEST = (
+    b"%b %b HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+)
+_MAX_BYTES = 1 << 20
 
 
 class Relayed(Protocol):
@@ -27,43 +26,7 @@ class Relayed(Protocol):
         """End it now."""
 
 
-class TritonUse:
-    """Use of Triton's own API through the door, which the worker reads when an engine has died.
-
-    The time is inf while a request is in flight, else that of the end of the last one.
-    """
-
-    def __init__(self, file: Path) -> None:
-        """`file`, which must be new, is where the worker finds it; raises OSError."""
-        self.file = file
-        self._time = SharedTime(file)
-        self._time.set(-math.inf)
-        self._in_flight = 0
-
-    @classmethod
-    def made(cls, file: Path) -> TritonUse | None:
-        """One in `file`, None where that cannot be made: the worker then blames nobody."""
-        try:
-            return cls(file)
-        except OSError as error:
-            _LOG.warning("no request is blamed for a death, as %s cannot be made: %s", file, error)
-            file.unlink(missing_ok=True)
-            return None
-
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Context of an inference request, until its response has ended."""
-        self._in_flight += 1
-        self._time.set(math.inf)
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._time.set(time.monotonic())
-
-
-class Backends:
+class UpstreamConnections:
     """Opens a connection for each request; those to `warm` ports may have been open before.
 
     A port gets warm connections once a request has reached it. Each serves one request.
@@ -144,8 +107,8 @@ class Backends:
 class _Idle(asyncio.Protocol):
     """A connection that no request has used; one that its server ends is forgotten."""
 
-    def __init__(self, backends: Backends, among: deque[_Idle]) -> None:
-        self._backends = backends
+    def __init__(self, connections: UpstreamConnections, among: deque[_Idle]) -> None:
+        self._backends = connections
         self._among = among
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -162,3 +125,40 @@ class _Idle(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self in self._among:
             self._among.remove(self)
+
+
+async def ask(
+    port: int,
+    method: bytes,
+    path: bytes,
+    on_connected: Callable[[], None] = lambda: None,
+    body: bytes = b"",
+) -> tuple[int, bytes]:
+    """Status and body of the response of 127.0.0.1:`port` to a request with the JSON `body`.
+
+    Raises OSError where nobody listens, and ValueError if it is cut short.
+    """
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        on_connected()
+        writer.write(_REQUEST % (method, path, len(body), body))
+        answer = await reader.read(_MAX_BYTES)
+        while more := await reader.read(_MAX_BYTES):
+            answer += more
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+    head, _, answered = answer.partition(b"\r\n\r\n")
+    return int(head[9:12]), answered
+
+
+async def read_json(
+    port: int, path: bytes, on_connected: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """The JSON object that a GET of `path` is answered with, of any status; raises as `ask`."""
+    _, body = await ask(port, b"GET", path, on_connected)
+    value = json.loads(body)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.decode()}: not a JSON object")
+    return value

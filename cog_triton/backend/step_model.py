@@ -162,7 +162,7 @@ class StepModel:
     def _stop(self, stream: StepChannel, tensors: Tensors) -> None:
         handle = _number(wire.HANDLE, tensors)
         if stream.stop(handle):
-            self._engines.cancel_at(stream.replica, stream.number << _HANDLE_BITS | handle)
+            self._engines.cancel(stream.number << _HANDLE_BITS | handle)
 
     def _acknowledge(self, stream: StepChannel, tensors: Tensors) -> None:
         stream.acknowledge(_number(wire.NUMBER, tensors))
@@ -176,7 +176,7 @@ class StepModel:
         stream.close()
         running = stream.running
         for handle in running:
-            self._engines.cancel_at(stream.replica, stream.number << _HANDLE_BITS | handle)
+            self._engines.cancel(stream.number << _HANDLE_BITS | handle)
         if not running:
             del self._by_number[stream.number]
             self._metrics.publish()
@@ -221,7 +221,7 @@ class StepModel:
                         self._leave(stream)
 
     def _is_open(self, stream: StepChannel) -> bool:
-        return self._engines.is_open(stream.replica)
+        return stream.replica in self._engines.loads()
 
     def _stats(self) -> EngineStats:
         slots = self._engines.max_batch_size

@@ -47,10 +47,26 @@ class EngineStats:
     kv_cache: KVCacheStats | None = None
 
 
-class StepEngine(Protocol):
-    """In-flight batching engine that computes only when `step` is called; not thread-safe."""
+class ServedEngine(Protocol):
+    """What every engine does for its `EngineServer`, in the thread of that."""
 
     max_batch_size: int
+
+    def submit(self, number: int, request: Any, /) -> None:
+        """Add a request under a new number; raises a coded error if it cannot be served."""
+        ...
+
+    def cancel(self, number: int, /) -> None:
+        """Stop a request; its last event follows. Unknown numbers are no error."""
+        ...
+
+    def kv_cache(self) -> KVCacheStats | None:
+        """Statistics of the KV cache now; None if there are none."""
+        ...
+
+
+class StepEngine(ServedEngine, Protocol):
+    """In-flight batching engine that computes only when `step` is called."""
 
     @property
     def waits_for_readers(self) -> bool:
@@ -61,20 +77,8 @@ class StepEngine(Protocol):
         """Seconds until the next step is due; None while only a request can bring one."""
         ...
 
-    def submit(self, handle: int, request: EngineRequest) -> None:
-        """Add a request under the caller's handle; raises a coded error if it cannot be served."""
-        ...
-
-    def cancel(self, handle: int) -> None:
-        """Stop a request; its last event follows from `step`. Unknown handles are no error."""
-        ...
-
     def step(self) -> list[tuple[int, TokenEvent]]:
-        """Compute one step for all live requests; returns (handle, event) pairs."""
-        ...
-
-    def kv_cache(self) -> KVCacheStats | None:
-        """Statistics of the KV cache after the last step; None if there are none."""
+        """Compute one step for all live requests; returns (number, event) pairs."""
         ...
 
 

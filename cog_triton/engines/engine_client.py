@@ -101,16 +101,12 @@ class EngineClient:
     @property
     def serves(self) -> bool:
         """Whether an engine is there."""
-        return any(map(self.is_open, range(len(self._links))))
+        return bool(self.loads())
 
-    def is_open(self, number: int) -> bool:
-        """Whether an engine takes requests."""
-        return self.load(number) is not None
-
-    def load(self, number: int) -> int | None:
-        """Number of its requests; None while the engine is not there."""
-        link = self._links[number]
-        return None if link is None or link.ended else link.active
+    def loads(self) -> Mapping[int, int]:
+        """Number of requests in each engine that is there."""
+        links = enumerate(self._links)
+        return {n: link.active for n, link in links if link is not None and not link.ended}
 
     def submit(
         self, handle: int, request: Any, emit: Emit, prompt: Sequence[int] | None = None
@@ -119,8 +115,7 @@ class EngineClient:
 
         Raises E2105 before an engine is loaded.
         """
-        chosen = 0
-        loads = {n: load for n in range(len(self._links)) if (load := self.load(n)) is not None}
+        chosen, loads = 0, self.loads()
         if len(self._links) > 1 and loads:
             adapter = getattr(request, "adapter", None)
             prompt = request.input_ids if prompt is None else prompt
@@ -141,7 +136,7 @@ class EngineClient:
 
         Raises E2105 before one is loaded.
         """
-        asked = [number for number in range(len(self._links)) if self.is_open(number)]
+        asked = self.loads()
         if not asked:
             raise _loading()
         events: dict[int, Any] = {}
@@ -158,15 +153,10 @@ class EngineClient:
             self._linked(number).submit(handle, request, partial(emit, number))
 
     def cancel(self, handle: int) -> None:
-        """See `TokenEngine.cancel`."""
+        """See `TokenEngine.cancel`, and of requests of `submit_to`."""
         for link in self._links:
-            if link is not None and link.has(handle):
+            if link is not None:
                 link.cancel(handle)
-
-    def cancel_at(self, number: int, handle: int) -> None:
-        """Cancel a request of `submit_to`; unknown handles are no error."""
-        if (link := self._links[number]) is not None:
-            link.cancel(handle)
 
     @property
     def max_batch_size(self) -> int:
@@ -222,6 +212,7 @@ class EngineClient:
 
     def _ended(self, number: int) -> None:
         if not self._closing:
+            self._choice.forget(number)  # its successor's cache is empty
             self._on_death(number)
             self._connectors[number].lost()
 

@@ -84,10 +84,6 @@ class EngineLink:
         """Stop a request; its last event follows. Unknown handles are no error."""
         self._outbox.put(engine_messages.encode(Cancel(handle)))
 
-    def has(self, handle: int) -> bool:
-        """Whether a request with an `emit` has not ended here."""
-        return handle in self._emitters
-
     def close(self) -> None:
         """Hang up; what has not ended ends with E2105."""
         self._outbox.put(None)

@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
+from cog_triton.engines.base import ServedEngine
 from cog_triton.engines.engine_messages import ROLES, Hello, Submit, Welcome
 from cog_triton.engines.engine_peers import Peer, Running
-from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import CogTritonError, TritonMalformedEvent
 from cog_triton.ipc.connection import Connection
@@ -29,42 +29,13 @@ _log = logging.getLogger(__name__)
 _STATS_PERIOD_S = 0.1
 
 
-class ServedEngine(Protocol):
-    """What every engine does for its server."""
-
-    max_batch_size: int
-
-    def submit(self, number: int, request: Any) -> None:
-        """Add a request under a new number; raises a coded error if it cannot be served."""
-        ...
-
-    def cancel(self, number: int) -> None:
-        """Stop a request; its last event follows. Unknown numbers are no error."""
-        ...
-
-    def kv_cache(self) -> KVCacheStats | None:
-        """Statistics of the KV cache now; None if there are none."""
-        ...
-
-
 class Loop(Protocol):
     """The part of asyncio's loop by which a server learns that a descriptor is ready."""
 
-    def add_reader(self, fd: int, callback: Callable[[], None]) -> Any:
-        """Call back whenever something can be read."""
-        ...
-
-    def add_writer(self, fd: int, callback: Callable[[], None]) -> Any:
-        """Call back whenever something can be written."""
-        ...
-
-    def remove_reader(self, fd: int) -> Any:
-        """Forget the reader."""
-        ...
-
-    def remove_writer(self, fd: int) -> Any:
-        """Forget the writer."""
-        ...
+    def add_reader(self, fd: int, callback: Callable[[], None], /) -> Any: ...
+    def add_writer(self, fd: int, callback: Callable[[], None], /) -> Any: ...
+    def remove_reader(self, fd: int, /) -> Any: ...
+    def remove_writer(self, fd: int, /) -> Any: ...
 
 
 class EngineServer:

@@ -210,8 +210,7 @@ class VLLMHost(AsyncEngine):
             return
 
         def put(output: Any) -> None:
-            self._put(number, converter, output)
-            if not (self.server.runs(number) or isinstance(output, Exception) or output.finished):
+            if self._put(number, converter, output):
                 self.abort(number)
 
         if await self._steps.add_request(name, prompt, params, put, lora):
@@ -261,14 +260,15 @@ class VLLMHost(AsyncEngine):
 
     def _put(
         self, number: int, converter: Converter, output: Any, *, at_once: bool = False
-    ) -> None:
+    ) -> bool:
         """Emit what a RequestOutput holds, or the exception that ends the request; never raises.
 
         It leaves at the end of the engine step, or with `at_once` at the loop's next turn, as
-        errors and cancellations do: they may come when no step is under way.
+        errors and cancellations do: they may come when no step is under way. Returns whether the
+        request ended here and goes on in vLLM.
         """
         if not self.server.runs(number):
-            return
+            return False
         try:
             if isinstance(output, Exception):
                 raise output
@@ -280,6 +280,7 @@ class VLLMHost(AsyncEngine):
         if event is not None:
             at_once |= event.error is not None or event.finish == "cancelled"
             self.emit(number, event, at_once=at_once)
+        return not (self.server.runs(number) or isinstance(output, Exception) or output.finished)
 
     async def _with_images(self, prompt: dict[str, Any], images: Sequence[ImagePart]) -> Any:
         """The prompt with the tokens of its images; those of one request at a time in memory."""

@@ -86,12 +86,12 @@ def init(
 
 
 def _fit(files: ModelFiles, wanted: str | None, target: Target, quantization: Quantization) -> Fit:
-    from cog_triton.sizing import fit, gpu_table, this_machine
+    from cog_triton.sizing import fit, gpu_table
     from cog_triton.sizing.memory_sum import AS_STORED, PRECISIONS
     from cog_triton.sizing.vllm_arguments import VLLM_PRECISIONS
 
     if wanted is None:
-        gpu, counts = this_machine.require_gpu()
+        gpu, counts = gpu_table.require_gpu()
     else:
         gpu, count = gpu_table.find(wanted)
         counts = list(gpu_table.COUNTS) if count is None else [count]

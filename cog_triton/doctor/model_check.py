@@ -11,7 +11,7 @@ from cog_triton.doctor.check_result import Check, fail, ok, warn
 from cog_triton.doctor.target import Target
 from cog_triton.download.model_source import is_hub_id
 from cog_triton.errors import EngineIncompatible
-from cog_triton.sizing import fit, gpu_table, this_machine
+from cog_triton.sizing import fit, gpu_table
 from cog_triton.sizing.memory_sum import GIB
 from cog_triton.sizing.model_files import ModelFiles
 
@@ -39,7 +39,7 @@ def check(target: Target, meminfo: Path = Path("/proc/meminfo")) -> Check:
             return ok(name, found)
         return warn(name, found, "the engine's log tells what it takes, once it has loaded")
     try:
-        here = this_machine.gpu()
+        here = gpu_table.gpu_here()
         if here is None:
             return _on_the_cpu(files, meminfo)
         gpu, count = here

@@ -18,7 +18,7 @@ from cog_triton.serving.cog_liveness import CogProcesses, CogWatch
 from cog_triton.serving.coglet import prediction_directory
 from cog_triton.settings import Settings, url_host
 from cog_triton.system import process_tuning, reaper
-from cog_triton.system.oom_kills import OomKills
+from cog_triton.system.host_memory import OomKills
 from cog_triton.system.paths import cog_project
 from cog_triton.system.ports import require_free
 from cog_triton.system.terminal_progress import ProgressLine

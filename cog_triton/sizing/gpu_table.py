@@ -1,11 +1,13 @@
-"""Table of GPUs by name: compute capability and memory as NVIDIA's driver reports it."""
+"""Table of GPUs by name: compute capability and memory as NVIDIA's driver reports it, and ours."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 
 from cog_triton.errors import EngineIncompatible, InvalidArgument, nearest
+from cog_triton.system import gpus
 
 MIB = 1 << 20
 COUNTS = (1, 2, 4, 8)
@@ -107,3 +109,33 @@ def require_supported(gpu: Gpu) -> None:
 def _gpu(key: str) -> Gpu:
     name, sm, mib = _TABLE[key]
     return Gpu(name, sm, mib * MIB)
+
+
+def gpu_here() -> tuple[Gpu, int] | None:
+    """The GPU of this machine with the least free memory, and how many there are; None without one.
+
+    Raises:
+        EngineIncompatible: the driver fails, or the GPUs are of several compute capabilities.
+    """
+    read = (gpus.gpu_names, gpus.visible_gpus, gpus.gpu_memory, gpus.free_memory)
+    found = [Gpu(*facts) for facts in zip(*(facts() for facts in read), strict=True)]
+    if not found:
+        return None
+    if len({one.sm for one in found}) > 1:
+        names = ", ".join(one.name for one in found)
+        raise EngineIncompatible(
+            f"the GPUs here are of several kinds ({names}): choose with CUDA_VISIBLE_DEVICES"
+        )
+    return min(found, key=lambda one: one.memory if one.free is None else one.free), len(found)
+
+
+def require_gpu() -> tuple[Gpu, list[int]]:
+    """The GPU of this machine, and the numbers of it that can be used.
+
+    Raises:
+        InvalidArgument: there is none.
+    """
+    here = gpu_here()
+    if here is None:
+        raise InvalidArgument("this machine has no GPU: name one, as --gpu l40s or --gpu 4xh100")
+    return dataclasses.replace(here[0], free=None), [count for count in COUNTS if count <= here[1]]

@@ -1,4 +1,4 @@
-"""Host memory: what the machine and our control groups leave, and what processes take."""
+"""Host memory: what machine and control groups leave, what processes take, and who is killed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ _NAMES = {
 }
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 _PSS = re.compile(r"^Pss:\s+(\d+) kB$", re.MULTILINE)
+_OOM_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+_OOM_FILES = {2: "memory.events", 1: "memory.oom_control"}
 _KIB = 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -109,3 +111,34 @@ def _left_in(group: MemoryGroup) -> HostMemory:
     found = re.search(rf"^{cache} (\d+)$", stat, re.MULTILINE)
     left = max(0, allowed - used + (int(found[1]) if found else 0))
     return HostMemory(left, f"{group.directory / limit} of {allowed / 1e9:.1f} GB")
+
+
+class OomKills:
+    """Kernel's count of processes killed for want of memory, compared with that at creation.
+
+    Sources: memory.events of cgroup v2, memory.oom_control of v1.
+    """
+
+    def __init__(self, groups: Path = GROUPS, mount: Path = MOUNT) -> None:
+        found = memory_groups(groups, mount)
+        self._files = [group.directory / _OOM_FILES[group.version] for group in found]
+        self._before = self._count()
+
+    def hint(self) -> str:
+        """Suffix of an error: that a process was killed, and what to do; blank if none was."""
+        if self._count() <= self._before:
+            return ""
+        return (
+            "; the kernel killed a process for want of memory (the limit of this container or"
+            " control group): give it more, or serve a smaller engine"
+        )
+
+    def _count(self) -> int:
+        for file in self._files:
+            try:
+                found = _OOM_COUNT.search(file.read_text())
+            except OSError:
+                continue
+            if found:
+                return int(found[1])
+        return 0

@@ -19,7 +19,7 @@ from cog_triton.keeper.keeper_client import KeeperClient
 from cog_triton.keeper.keeper_messages import CHECKPOINT_VARIABLE
 from cog_triton.settings import Settings
 from cog_triton.system import process_tuning, reaper
-from cog_triton.system.oom_kills import OomKills
+from cog_triton.system.host_memory import OomKills
 from cog_triton.system.redaction import without_secrets
 from cog_triton.system.run_dir import new_shm_prefix
 from cog_triton.system.work_dir import work_dir_errors

@@ -22,7 +22,7 @@ from cog_triton.doctor import check_result, engine_check, hardware, report, run_
 from cog_triton.doctor.check_result import Check, State
 from cog_triton.errors import EngineIncompatible, TritonStartFailed
 from cog_triton.settings import load_settings
-from cog_triton.sizing import this_machine
+from cog_triton.sizing import gpu_table
 from cog_triton.sizing.gpu_table import Gpu
 from cog_triton.system import ports
 from cog_triton.system.machine import Machine
@@ -390,7 +390,7 @@ def test_a_model_is_compared_with_this_machine(
     state: str,
     said: str,
 ) -> None:
-    monkeypatch.setattr(this_machine, "gpu", lambda: gpus)
+    monkeypatch.setattr(gpu_table, "gpu_here", lambda: gpus)
     _, output = doctor(_model(tmp_path, layers), "--json")
     assert states(output)["model"] == state
     check = next(c for c in json.loads(output)["checks"] if c["name"] == "model")

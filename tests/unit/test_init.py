@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from cog_triton.builder.config import load_config
 from cog_triton.cli.app import app
 from cog_triton.engines.vllm.model_arguments import read_arguments
-from cog_triton.sizing import this_machine
+from cog_triton.sizing import gpu_table
 from cog_triton.sizing.gpu_table import Gpu
 
 GEMMA = {**LLAMA_8B, "architectures": ["Gemma2ForCausalLM"], "max_position_embeddings": 8192}
@@ -145,7 +145,7 @@ def test_a_name_that_is_nothing_is_refused() -> None:
 
 
 def test_without_a_gpu_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(this_machine, "gpu", lambda: None)
+    monkeypatch.setattr(gpu_table, "gpu_here", lambda: None)
     code, said = run(model(LLAMA_8B))
     assert code == 1
     assert "this machine has no GPU: name one" in said
@@ -153,7 +153,7 @@ def test_without_a_gpu_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_gpus_of_this_machine_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Gpu("NVIDIA H100 80GB HBM3", 90, 85_520_809_984)
-    monkeypatch.setattr(this_machine, "gpu", lambda: (here, 3))
+    monkeypatch.setattr(gpu_table, "gpu_here", lambda: (here, 3))
     code, said = run(model(LLAMA_70B))
     assert code == 0, said
     assert "2 x NVIDIA H100 80GB HBM3 (sm_90), FP8" in said

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cog_triton.system.oom_kills import OomKills
+from cog_triton.system.host_memory import OomKills
 from cog_triton.triton.start_failures import hint
 
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from suite.client_list import ROOT, Client
 
 HOME = ROOT / ".work" / "clients"
-OLDEST = (3, 11)
-"""The Python that locks are resolved for; newer ones take the same releases."""
 
 
 _UV_SETTINGS = runpy.run_path(str(ROOT / "scripts" / "bring_uv.py"))["uv_settings"]
@@ -30,10 +28,6 @@ def python_of(client: Client) -> Path:
     """The interpreter that runs `client`; its environment is made first if need be."""
     if client.lock is None:
         return Path(sys.executable)
-    if sys.version_info < OLDEST:
-        raise EnvironmentFailed(
-            f"needs Python {OLDEST[0]}.{OLDEST[1]} or newer: rm -r .venv; make setup PYTHON=..."
-        )
     directory = HOME / client.name
     python = directory / "bin" / "python"
     stamp = directory / "lock.sha256"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 from cog_triton import errors
-from cog_triton.builder import combinations, legacy_options, migration
+from cog_triton.builder import checks, legacy_options, migration
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.openvino.family import OpenVINOFamily
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
@@ -168,7 +168,7 @@ TABLES = {
     "settings": ("settings.md", settings_tables),
     "errors": ("errors.md", errors.markdown_table),
     "vllm": ("vllm.md", vllm_versions),
-    "combinations": ("build.md", combinations.markdown),
+    "combinations": ("build.md", checks.markdown),
     "legacy options": ("build.md", legacy_options.markdown),
     "migration": ("migrate.md", migration.markdown),
     "vllm image sizes": ("image-contents.md", vllm_image_tables.sizes),

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
-from cog_triton.artifact import engine_manifest, tar_compression, tar_members
-from cog_triton.artifact.checksums import PIECE, Checksum, Readable, hashing
+from cog_triton.artifact import engine_manifest, tar_members
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
 from cog_triton.errors import BuildStepFailed, EngineCorrupt
 from cog_triton.system import atomic_write
@@ -23,6 +27,10 @@ Members = Mapping[str, Path | bytes]
 """Members of a tar by name: files, or contents that are in no file."""
 Progress = Callable[[int], None]
 """Callback with the number of further bytes packed."""
+PIECE = 1 << 20
+"""Most bytes of one read."""
+_BUFFERS = 6
+Ring = deque[tuple[memoryview, Future[None]]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ def pack(
     modes 0644. The write is atomic.
 
     Args:
-        tar_path: its suffix selects the compression, see `tar_compression.SUFFIXES`.
+        tar_path: its suffix selects the compression, see `tar_members.SUFFIXES`.
         describe: makes the manifest of the files written; it becomes the last member.
 
     Raises:
@@ -54,14 +62,14 @@ def pack(
         DiskFull: no space; an existing tar stays, as after any error.
         BuildStepFailed: a file changed while it was packed.
     """
-    form = tar_compression.by_name(tar_path)
+    form = tar_members.by_name(tar_path)
     for name in members:
         tar_members.check_name(name)
     total = sum(map(size_of, members.values()))
     entries: dict[str, FileEntry] = {}
     with (
         atomic_write.writing(tar_path, total, at_most=form != "tar") as file,
-        tar_compression.compressing(file, form) as stream,
+        tar_members.compressing(file, form) as stream,
         hashing() as checksum,
         tarfile.TarFile(
             fileobj=stream, mode="w", format=tarfile.PAX_FORMAT, copybufsize=PIECE
@@ -122,7 +130,7 @@ def unpack(tar_path: Path, target_dir: Path) -> Unpacked:
     """
     target_dir.parent.mkdir(parents=True, exist_ok=True)
     with tar_members.coded_errors(tar_path):
-        size, form = tar_path.stat().st_size, tar_compression.by_content(tar_path)
+        size, form = tar_path.stat().st_size, tar_members.by_content(tar_path)
     plain = form == "tar"
     least = "" if plain else f"more than its {form} of "
     what = f"{tar_path}: needs {least}{atomic_write.megabytes(size)}"
@@ -189,3 +197,48 @@ def _swap_in(fresh: Path, target: Path) -> None:
     target.rename(old / "engine")
     fresh.rename(target)
     shutil.rmtree(old)
+
+
+class Readable(Protocol):
+    """An open file."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+
+class Checksum:
+    """Running size and SHA-256 of one file that is read through it."""
+
+    def __init__(self, thread: ThreadPoolExecutor, ring: Ring) -> None:
+        self._thread, self._ring = thread, ring
+        self._digest = hashlib.sha256()
+        self._size = 0
+        self._last: Future[None] | None = None
+
+    def read(self, file: Readable, most: int = PIECE) -> memoryview:
+        """Next bytes of `file`, none at its end; valid until the next call.
+
+        Buffers are reused: fresh memory for each piece costs as much as hashing.
+        """
+        buffer, hashed = self._ring.popleft()
+        hashed.result()
+        piece = buffer[: file.readinto(buffer[:most]) or 0]
+        self._size += len(piece)
+        self._last = self._thread.submit(self._digest.update, piece)
+        self._ring.append((buffer, self._last))
+        return piece
+
+    def entry(self) -> FileEntry:
+        """Size and SHA-256 of all that was read."""
+        if self._last is not None:
+            self._last.result()
+        return FileEntry(size=self._size, sha256=self._digest.hexdigest())
+
+
+@contextmanager
+def hashing() -> Iterator[Callable[[], Checksum]]:
+    """Context with a hashing thread; yields the factory of checksums, one file after the other."""
+    with ThreadPoolExecutor(1, "sha256") as thread:
+        ready: Future[None] = Future()
+        ready.set_result(None)
+        ring: Ring = deque((memoryview(bytearray(PIECE)), ready) for _ in range(_BUFFERS))
+        yield partial(Checksum, thread, ring)

@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from cog_triton.builder import breaches
 from cog_triton.builder.arguments import ArgumentValue, command_line, shown
-from cog_triton.builder.breaches import Facts, installed_version
-from cog_triton.builder.combinations import breaches_of, rules
+from cog_triton.builder.breaches import Broken, Facts, Version, installed_version
+from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.example_families import Script
-from cog_triton.builder.model_notes import json_object
 from cog_triton.builder.options.probe import LIMIT_S, probing
 from cog_triton.builder.options.recorded import Option, Options, Unreadable, known_options
 from cog_triton.builder.plan import Plan, Step
-from cog_triton.builder.workspace import Echo, Workspace
+from cog_triton.builder.workspace import Echo, Workspace, json_object
 from cog_triton.download import model_source
-from cog_triton.errors import BuildConfigInvalid, ModelUnavailable, UnknownArgument, nearest
+from cog_triton.errors import (
+    BuildConfigInvalid,
+    EngineIncompatible,
+    ModelUnavailable,
+    UnknownArgument,
+    UnknownExample,
+    UserError,
+    nearest,
+)
 from cog_triton.sizing.model_shape import ModelShape, read_shape
 from cog_triton.system.gpus import visible_gpus
 
+_ERRORS: dict[str, type[UserError]] = {
+    error.code: error
+    for error in (BuildConfigInvalid, EngineIncompatible, ModelUnavailable, UnknownExample)
+}
 _TYPES: dict[str, tuple[Callable[[str], object], str]] = {
     "int": (int, "must be a whole number"),
     "float": (float, "must be a number"),
@@ -36,6 +53,91 @@ _COUNTS: dict[str | None, tuple[int, int | None]] = {
 }
 # What argparse takes as a value although it starts with a dash.
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+_Version = Annotated[Version | None, BeforeValidator(_version)]
+
+
+class Rule(BaseModel):
+    """One rule; see the head of combinations.yaml."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    what: str
+    why: str
+    source: str
+    since: _Version = None
+    until: _Version = None
+    error: str = BuildConfigInvalid.code
+    engines: bool = False
+    clashes: tuple[breaches.Clash, ...] = ()
+    kernels: tuple[breaches.Kernel, ...] = ()
+    code: str | None = None
+
+    @property
+    def error_type(self) -> type[UserError]:
+        """What a breach raises."""
+        return _ERRORS[self.error]
+
+    @property
+    def versions(self) -> str:
+        """The versions of TensorRT-LLM that it is for, in words."""
+        first, last = (v and f"{v[0]}.{v[1]}" for v in (self.since, self.until))
+        return f"since {first}" if first else f"until {last}" if last else "all"
+
+    def broken(self, facts: Facts) -> Iterator[Broken]:
+        """What breaks it."""
+        if not (self.since or facts.version) <= facts.version <= (self.until or facts.version):
+            return
+        for clash in self.clashes:
+            yield from breaches.clash(facts, clash)
+        for kernel in self.kernels:
+            yield from breaches.kernel(facts, kernel)
+        if self.code is not None:
+            find: Callable[[Facts], Iterator[Broken]] = getattr(breaches, self.code)
+            yield from find(facts)
+
+    def line(self, broken: Broken) -> str:
+        """What a user reads of a breach: value, rule, and the nearest value that holds."""
+        return f"{broken} ({self.name}: {self.why})"
+
+
+@functools.cache
+def rules() -> tuple[Rule, ...]:
+    """All rules, in the order of their table."""
+    text = (resources.files(__package__) / "combinations.yaml").read_text("utf-8")
+    read = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return tuple(Rule.model_validate(rule) for rule in read)
+
+
+def breaches_of(facts: Facts) -> Iterator[tuple[Rule, Broken]]:
+    """Every breach, with its rule."""
+    for rule in rules():
+        for broken in rule.broken(facts):
+            yield rule, broken
+
+
+def check_family(config: BuildConfig, family: str) -> None:
+    """Refuse a family whose engines are not served, before its arguments are looked at.
+
+    Raises:
+        UnknownExample: names it, and the reason.
+    """
+    for rule, broken in breaches_of(Facts(config, PurePosixPath(family).name)):
+        if rule.error_type is UnknownExample:
+            raise UnknownExample(rule.line(broken))
+
+
+def markdown() -> str:
+    """The table of docs/build.md."""
+    rows = ["| rule | what holds | TensorRT-LLM | why | source |", "|---|---|---|---|---|"]
+    rows += [f"| {r.name} | {r.what} | {r.versions} | {r.why} | {r.source} |" for r in rules()]
+    return "\n".join(rows) + "\n"
 
 
 def check_arguments(

@@ -5,17 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 
 from cog_triton.builder.checks import check_arguments, check_combinations
-from cog_triton.builder.config import load_config
-from cog_triton.builder.plan import Plan, planned
+from cog_triton.builder.config import BuildConfig, load_config
+from cog_triton.builder.example_families import Families
+from cog_triton.builder.plan import Plan, make_plan
+from cog_triton.builder.upgrade import upgraded
 from cog_triton.builder.workspace import Echo, Workspace
 from cog_triton.system.terminal import cancellable
+
+
+def planned(config: BuildConfig, workspace: Workspace, echo: Echo) -> Plan:
+    """Plan of `config`, upgraded; in the work directory of the config as it is written.
+
+    Raises:
+        UnknownExample, UnknownScript, UnknownArgument, BuildConfigInvalid, EngineIncompatible: as
+            `upgraded` and `make_plan`.
+    """
+    families = Families()
+    work_dir = workspace.of(config)  # which `clean` has, too
+    return make_plan(upgraded(config, families, echo), work_dir, families)
 
 
 def build(config: Path, work_dir: Path, output: Path, echo: Echo, *, cache: bool) -> str:
     """Build the config in the file `config`, see `run_build`; returns how long it took."""
     # A check, which is to be done within a second, has no need of these.
-    from cog_triton.builder.progress import BuildProgress
     from cog_triton.builder.run import run_build, stages
+    from cog_triton.system.terminal_progress import BuildProgress
 
     workspace = Workspace(work_dir)
     plan = _planned(config, workspace, echo)

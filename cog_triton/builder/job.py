@@ -15,13 +15,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, SecretStr
 
 from cog_triton.builder import config_source, upload
+from cog_triton.builder.command import planned
 from cog_triton.builder.config import parse_config, token
-from cog_triton.builder.plan import planned
-from cog_triton.builder.progress import BuildProgress
 from cog_triton.builder.run import run_build, stages
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import CogTritonError, DiskFull, InvalidArgument
 from cog_triton.system.terminal import cancellable
+from cog_triton.system.terminal_progress import BuildProgress
 
 # Longer than the grace period of a step: the job must not be killed while its step ends.
 GRACE_S = 15.0

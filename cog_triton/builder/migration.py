@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cog_triton.builder.arguments import ArgumentValue, shown
 from cog_triton.builder.breaches import Facts
-from cog_triton.builder.combinations import breaches_of
+from cog_triton.builder.checks import breaches_of
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.example_families import OWN, Families
 from cog_triton.builder.upgrade import translate_leniently

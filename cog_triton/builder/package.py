@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cog_triton import __version__
-from cog_triton.artifact import engine_config, engine_manifest, engine_tar, tar_compression
+from cog_triton.artifact import engine_config, engine_manifest, engine_tar, tar_members
 from cog_triton.artifact.canary import CANARY_NAME
 from cog_triton.artifact.engine_config import TENSORRT_LLM, EngineConfig
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
@@ -26,7 +26,6 @@ from cog_triton.engines.tensorrt_llm.engine_directory import Engine
 from cog_triton.engines.tensorrt_llm.releases import ReleaseContract
 from cog_triton.engines.tensorrt_llm.runtime_settings import carried
 from cog_triton.errors import BuildConfigInvalid, BuildStepFailed, EngineCorrupt, InvalidArgument
-from cog_triton.inspection import required_files
 from cog_triton.system.gpus import gpu_names, visible_gpus
 
 CONFIG_NAME = "build_config.yaml"
@@ -43,7 +42,7 @@ _TOKENIZER = (
 )
 # Files of a slow tokenizer, which has no tokenizer.json.
 _SLOW_TOKENIZER = ("vocab.json", "vocab.txt", "merges.txt")
-_SAID_EVERY_S = 3.0  # below progress.QUIET_S, whose line says no share
+_SAID_EVERY_S = 3.0  # below terminal_progress.QUIET_S, whose line says no share
 
 # Distributions that an engine family is built with, each by the names it had, newest first.
 _DISTRIBUTIONS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -79,7 +78,7 @@ def check(output: Path, echo: Echo) -> None:
         InvalidArgument: its suffix is no tar's, it is a directory, or it lies where none can be
             written.
     """
-    tar_compression.by_name(output)
+    tar_members.by_name(output)
     if output.is_dir():
         raise InvalidArgument(f"output {str(output)!r}: is a directory")
     place = next(path for path in output.absolute().parents if os.path.lexists(path))
@@ -124,7 +123,7 @@ def write(
     files = engine_manifest.files_of(engine_dir)
     files.pop(MANIFEST_NAME, None)
     sizes = {name: path.stat().st_size for name, path in files.items()}
-    problem = required_files.problem(described, sizes)
+    problem = engine_config.missing_file(described, sizes)
     ranks = described.pretrained_config.mapping.ranks
     if not problem and config.world_size not in (None, ranks):
         problem = (

@@ -12,10 +12,9 @@ from cog_triton.artifact import lora_adapter
 from cog_triton.artifact.engine_config import EngineConfig
 from cog_triton.artifact.engine_manifest import AdapterEntry, adapter_directory
 from cog_triton.artifact.lora_adapter import LoRAAdapter, LoRALimits
-from cog_triton.builder import model_notes
 from cog_triton.builder.adapter_config import AdapterSource, target_modules
 from cog_triton.builder.config import BuildConfig
-from cog_triton.builder.workspace import Echo
+from cog_triton.builder.workspace import Echo, json_object
 from cog_triton.download.adapter_source import fetch_adapter
 from cog_triton.engines.tensorrt_llm import adapter_limits, adapter_tensors
 from cog_triton.errors import CogTritonError, EngineIncompatible
@@ -132,7 +131,7 @@ def limits_of(config: BuildConfig, model: Path | None) -> LoRALimits:
             )
     args = config.build.args
     rank = args.get("max_lora_rank")
-    shape = {} if model is None else model_notes.json_object(model / "config.json")
+    shape = {} if model is None else json_object(model / "config.json")
     return LoRALimits(
         max_rank=rank if isinstance(rank, int) else adapter_limits.MAX_LORA_RANK,
         max_loras=1,

@@ -17,8 +17,6 @@ from cog_triton.builder.arguments import (
 )
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.example_families import Families, Script
-from cog_triton.builder.upgrade import upgraded
-from cog_triton.builder.workspace import Echo, Workspace
 from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.errors import UnknownArgument
 
@@ -177,15 +175,3 @@ def _is_available(value: str, model_id: str, available: list[PurePosixPath]) -> 
     return path.is_absolute() or any(
         path.is_relative_to(known) or known.is_relative_to(path) for known in available
     )
-
-
-def planned(config: BuildConfig, workspace: Workspace, echo: Echo) -> Plan:
-    """Plan of `config`, upgraded; in the work directory of the config as it is written.
-
-    Raises:
-        UnknownExample, UnknownScript, UnknownArgument, BuildConfigInvalid, EngineIncompatible: as
-            `upgraded` and `make_plan`.
-    """
-    families = Families()
-    work_dir = workspace.of(config)  # which `clean` has, too
-    return make_plan(upgraded(config, families, echo), work_dir, families)

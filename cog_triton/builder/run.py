@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from cog_triton.builder import model_notes, package, packed_adapters, step_cache
+from cog_triton.artifact.safetensors_file import read_header
+from cog_triton.builder import package, packed_adapters, step_cache
 from cog_triton.builder.arguments import MODEL
 from cog_triton.builder.checks import check_arguments, check_combinations
 from cog_triton.builder.packed_adapters import PackedAdapter
 from cog_triton.builder.plan import Plan, Step
 from cog_triton.builder.step import run_step
-from cog_triton.builder.workspace import Echo, Workspace, point_at
+from cog_triton.builder.workspace import Echo, Workspace, json_object, point_at
 from cog_triton.download import model_source
-from cog_triton.errors import ModelUnavailable, UnknownScript
+from cog_triton.errors import EngineCorrupt, ModelUnavailable, UnknownScript
 from cog_triton.system.terminal import cancellable
+
+_LM_HEAD = "lm_head.weight"
+_INDEX = "model.safetensors.index.json"
+# Scripts that read the output layer's weights by name.
+_READS_LM_HEAD = ("llama",)
+# gpt's scripts take the variant from the directory's name, and fail without it.
+_VARIANTS = {"gpt2": "gpt2", "gpt_bigcode": "starcoder", "starcoder2": "starcoder2"}
 
 
 @dataclass
@@ -75,7 +83,7 @@ class Build:
         self.plan = step_cache.fingerprinted(plan, model)
         for link in (plan.model, plan.work_dir / MODEL):
             point_at(link, model.path)
-        for note in model_notes.notes(plan, model.path):
+        for note in notes(plan, model.path):
             self.echo(note)
         self.adapters = packed_adapters.prepare(
             plan.config, model.path, self.workspace.models, plan.work_dir, self.echo
@@ -175,3 +183,36 @@ def run_build(
             begin(name)
             run(build)
     return output
+
+
+def notes(plan: Plan, model: Path) -> Iterator[str]:
+    """What to know of `model`, a directory, before the convert step of `plan` runs."""
+    first = plan.steps[0]
+    family = PurePosixPath(first.script.name).parent.name
+    config = json_object(model / "config.json")
+    if family in _READS_LM_HEAD and config.get("tie_word_embeddings") and not _has_lm_head(model):
+        yield (
+            f"[{first.name}] warning: the model ties its embeddings and has no {_LM_HEAD}, for"
+            " which TensorRT-LLM before 0.16 fails with \"'NoneType' object has no attribute"
+            " 'to'\": if it does, add a copy of the embeddings under that name to the model"
+        )
+    variant = _VARIANTS.get(str(config.get("model_type")))
+    if family == "gpt" and variant is not None and "gpt_variant" not in first.args:
+        known = any(name in plan.config.model_id for name in (variant, "santacoder"))
+        if not known:
+            yield (
+                f"[{first.name}] warning: gpt_variant is not given and the model's id does not"
+                f" name it, for which {PurePosixPath(first.script.name).name} fails: its"
+                f" config.json says {config['model_type']}, so {variant}"
+            )
+
+
+def _has_lm_head(model: Path) -> bool:
+    """Whether the weights have an output layer of their own; true where that cannot be told."""
+    if (model / _INDEX).is_file():
+        return _LM_HEAD in json_object(model / _INDEX).get("weight_map", {})
+    files = list(model.glob("*.safetensors"))
+    try:
+        return not files or any(_LM_HEAD in read_header(file) for file in files)
+    except EngineCorrupt:  # the script says what is wrong with it
+        return True

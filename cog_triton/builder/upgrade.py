@@ -19,7 +19,7 @@ import yaml
 from pydantic import ValidationError
 
 from cog_triton.builder.arguments import MODEL, ArgumentValue, relative, shown
-from cog_triton.builder.combinations import check_family
+from cog_triton.builder.checks import check_family
 from cog_triton.builder.config import BuildConfig, StepConfig, known_keys
 from cog_triton.builder.config_errors import describe
 from cog_triton.builder.example_families import Families

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -141,3 +143,12 @@ def _size(root: Path) -> int:
     paths = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
     inodes = {(s.st_dev, s.st_ino): s.st_blocks * 512 for s in (path.stat() for path in paths)}
     return sum(inodes.values())
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is none."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -39,12 +39,12 @@ def inspect_engine(
 
     Example: cog-triton inspect oci://ghcr.io/me/llama-sm90:v1
     """
-    from cog_triton.inspection import engine_description, gpu_check, report
+    from cog_triton.inspection import engine_description, report
     from cog_triton.system.gpus import visible_gpus
 
     with coded_errors():
         found = engine_description.describe(_contents(engine))
-        fit = gpu_check.check(found, visible_gpus()) if check_gpu else None
+        fit = engine_description.check_gpus(found, visible_gpus()) if check_gpu else None
         if as_json:
             typer.echo(report.as_json(found, fit))
         else:

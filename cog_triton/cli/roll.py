@@ -102,7 +102,7 @@ def _command(
     force: bool,
 ) -> Command:
     """The roll that is asked of the server, once the engine is fetched and converted."""
-    from cog_triton.artifact.engine_size import engine_bytes
+    from cog_triton.artifact.engine_manifest import engine_bytes
     from cog_triton.door.control_messages import Command
     from cog_triton.errors import InvalidArgument
     from cog_triton.models.model_name import recognize

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from cog_triton import errors
-from cog_triton.artifact.engine_size import engine_bytes
+from cog_triton.artifact.engine_manifest import engine_bytes
 from cog_triton.door.chain_launcher import ChainLauncher
 from cog_triton.door.control_messages import Command
 from cog_triton.door.upstream import Upstream, Upstreams, Variant

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cog_triton.artifact import engine_manifest, tar_compression, tar_members
-from cog_triton.artifact.checksums import Readable, hashing
+from cog_triton.artifact import engine_manifest, tar_members
 from cog_triton.artifact.engine_config import CONFIG_NAME
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, MAX_TEXT, FileEntry
+from cog_triton.artifact.engine_tar import Readable, hashing
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.oci.reference import Reference
 from cog_triton.system.printable import printable
@@ -50,7 +50,7 @@ def read(path: Path) -> EngineContents:
         return EngineContents(path, "directory", None, *_collect(path, _directory_files(path)))
     if path.is_file():
         with tar_members.coded_errors(path):
-            form = tar_compression.by_content(path)
+            form = tar_members.by_content(path)
         held = _collect(path, _tar_files(path))
         return EngineContents(path, "tar", None if form == "tar" else form, *held)
     if path.exists():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cog_triton.artifact import engine_config, engine_manifest, engine_tar
+from cog_triton.artifact.compatibility import gpu_problem
 from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES, TENSORRT_LLM, EngineConfig
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest
 from cog_triton.engines.tensorrt_llm import runtime_settings
 from cog_triton.errors import EngineCorrupt
-from cog_triton.inspection import required_files
 from cog_triton.inspection.engine_contents import EngineContents, no_engine
 
 _MAX_SHOWN = 5
@@ -134,7 +135,7 @@ def _check_manifest(contents: EngineContents, manifest: Manifest) -> None:
 
 def _check_files(contents: EngineContents, config: EngineConfig) -> None:
     sizes = {name: entry.size for name, entry in contents.files.items()}
-    problem = required_files.problem(config, sizes)
+    problem = engine_config.missing_file(config, sizes)
     if problem:
         raise EngineCorrupt(f"{contents.path}: {problem}")
 
@@ -152,3 +153,26 @@ def _check_agreement(contents: EngineContents, manifest: Manifest, config: Engin
             raise EngineCorrupt(
                 f"{contents.path}: {key}: {MANIFEST_NAME} says {said!r}, {CONFIG_NAME} {found!r}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCheck:
+    """Result: SM of each GPU `here`; `problem` is why the engine cannot run, None if it can."""
+
+    here: tuple[int, ...]
+    problem: str | None
+
+
+def check_gpus(engine: EngineDescription, here: Sequence[int]) -> GpuCheck:
+    """Compare the engine's needs with `here`, the result of `system.gpus.visible_gpus`."""
+    return GpuCheck(tuple(here), _problem(engine, here))
+
+
+def _problem(engine: EngineDescription, here: Sequence[int]) -> str | None:
+    if engine.on_cpu:
+        return None
+    path = engine.contents.path
+    if not engine.sm:
+        why = "its manifest names none" if engine.manifest else f"it has no {MANIFEST_NAME}"
+        return f"{path}: the GPU that it was built for is not recorded: {why}"
+    return gpu_problem(str(path), engine.sm, engine.world_size, 1, here)

@@ -12,8 +12,7 @@ from rich.text import Text
 
 from cog_triton.artifact.compatibility import sm_names
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME
-from cog_triton.inspection.engine_description import EngineDescription
-from cog_triton.inspection.gpu_check import GpuCheck
+from cog_triton.inspection.engine_description import EngineDescription, GpuCheck
 from cog_triton.system.printable import printable
 
 _UNKNOWN = "not recorded"

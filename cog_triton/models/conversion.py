@@ -91,8 +91,8 @@ class Conversion:
         return target
 
     def _convert(self, target: Path, workspace: Workspace, echo: Echo) -> None:
-        from cog_triton.builder.progress import BuildProgress
         from cog_triton.builder.run import run_build, stages  # engine families, and so NumPy
+        from cog_triton.system.terminal_progress import BuildProgress
 
         config = self.config()
         plan = make_plan(config, workspace.of(config), Families())

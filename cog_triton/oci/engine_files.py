@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cog_triton.artifact import engine_manifest, engine_tar, tar_compression, tar_members
+from cog_triton.artifact import engine_manifest, engine_tar, tar_members
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
 from cog_triton.errors import EngineCorrupt
 from cog_triton.oci.layer_blobs import Span
@@ -46,7 +46,7 @@ def opened(engine: Path, scratch: Path) -> Iterator[EngineFiles]:
         yield _of_directory(engine)
         return
     with tar_members.coded_errors(engine):
-        form = tar_compression.by_content(engine)
+        form = tar_members.by_content(engine)
     if form == "tar":
         yield _of_tar(engine)
         return

@@ -14,7 +14,7 @@ from tensorrt_llm_tree import Installation, driver, models
 from test_builder_predictions import predict, start_builder
 
 from cog_triton.artifact.engine_tar import unpack
-from cog_triton.builder.combinations import rules
+from cog_triton.builder.checks import rules
 
 pytestmark = pytest.mark.integration
 

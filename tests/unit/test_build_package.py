@@ -17,9 +17,10 @@ from sample_engines import V0_9, V1, changed, directory
 import cog_triton
 from cog_triton.artifact.engine_manifest import Manifest
 from cog_triton.artifact.engine_tar import unpack
-from cog_triton.builder import package, progress
+from cog_triton.builder import package
 from cog_triton.builder.config import BuildConfig, parse_config
 from cog_triton.errors import BuildStepFailed, InvalidArgument
+from cog_triton.system import terminal_progress
 
 LATER = ("runtime", "lora_adapters")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -375,4 +376,4 @@ def test_packing_that_takes_long_reports_progress(
     shares = [int(line.removeprefix("[package] ").removesuffix("% of 31 MB")) for line in lines]
     assert shares == sorted(shares)
     assert len(set(shares)) > 10
-    assert package._SAID_EVERY_S < progress.QUIET_S
+    assert package._SAID_EVERY_S < terminal_progress.QUIET_S

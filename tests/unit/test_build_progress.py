@@ -10,9 +10,9 @@ import time
 import pytest
 from rich.console import Console
 
-from cog_triton.builder import progress as progress_module
-from cog_triton.builder.progress import BuildProgress
 from cog_triton.system import terminal
+from cog_triton.system import terminal_progress as progress_module
+from cog_triton.system.terminal_progress import BuildProgress
 
 LOG = Console(file=io.StringIO())
 

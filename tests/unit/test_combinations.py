@@ -12,7 +12,7 @@ import yaml
 
 from cog_triton.builder import command
 from cog_triton.builder.breaches import RECORDED, Facts, Version, installed_version
-from cog_triton.builder.combinations import breaches_of, rules
+from cog_triton.builder.checks import breaches_of, rules
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.migration import migrate
 from cog_triton.errors import BuildConfigInvalid, EngineIncompatible, UnknownExample, UserError

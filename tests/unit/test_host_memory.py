@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cog_triton.artifact.engine_size import engine_bytes
+from cog_triton.artifact.engine_manifest import engine_bytes
 from cog_triton.system.host_memory import host_memory, memory_of
 
 GB = 10**9

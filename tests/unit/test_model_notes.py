@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 from cog_triton.builder.arguments import named
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.example_families import Families
-from cog_triton.builder.model_notes import notes
 from cog_triton.builder.plan import Plan, make_plan
+from cog_triton.builder.run import notes
 
 
 def plan_of(tmp_path: Path, model_id: str, family: str = "llama", **args: str) -> Plan:

@@ -12,11 +12,10 @@ from typing import Any
 import yaml
 
 from cog_triton.builder.breaches import Facts
-from cog_triton.builder.checks import check_arguments
-from cog_triton.builder.combinations import breaches_of
+from cog_triton.builder.checks import breaches_of, check_arguments
+from cog_triton.builder.command import planned
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.example_families import Families
-from cog_triton.builder.plan import planned
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import UnknownExample, UserError
 

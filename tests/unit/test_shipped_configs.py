@@ -12,8 +12,8 @@ import yaml
 
 from cog_triton.builder import config as build_config
 from cog_triton.builder.checks import check_arguments
+from cog_triton.builder.command import planned
 from cog_triton.builder.config import load_config, parse_config
-from cog_triton.builder.plan import planned
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import CogTritonError
 

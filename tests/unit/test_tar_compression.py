@@ -15,7 +15,7 @@ from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cog_triton.artifact import tar_compression, tar_members
+from cog_triton.artifact import tar_members
 from cog_triton.errors import EngineCorrupt, InvalidArgument
 
 # Compressible and not, and over several of zstd's blocks and of our reads.
@@ -60,9 +60,9 @@ def read(path: Path, content: bytes) -> dict[str, bytes]:
     }
 
 
-def compressed(form: tar_compression.Form, content: bytes = PLAIN, step: int = 1 << 20) -> bytes:
+def compressed(form: tar_members.Form, content: bytes = PLAIN, step: int = 1 << 20) -> bytes:
     file = io.BytesIO()
-    with tar_compression.compressing(file, form) as stream:
+    with tar_members.compressing(file, form) as stream:
         for start in range(0, len(content), step):
             stream.write(content[start : start + step])
     return file.getvalue()
@@ -86,7 +86,7 @@ def test_zstd_output_does_not_depend_on_the_number_of_cores(
 def test_gzip_contains_neither_time_nor_name(tmp_path: Path) -> None:
     with (
         (tmp_path / "named.tar.gz").open("wb") as file,
-        tar_compression.compressing(file, "gzip") as to,
+        tar_members.compressing(file, "gzip") as to,
     ):
         to.write(PLAIN)
     assert (tmp_path / "named.tar.gz").read_bytes() == WHOLE["gzip"]
@@ -132,7 +132,7 @@ def test_zstd_cut_inside_an_incompressible_block_is_refused(checksum: int) -> No
 
 
 def drain(content: bytes) -> None:
-    with tar_compression.decompressing(io.BufferedReader(io.BytesIO(content))):
+    with tar_members.decompressing(io.BufferedReader(io.BytesIO(content))):
         pass
 
 
@@ -160,7 +160,7 @@ def test_the_checksum_of_the_stream_is_verified(form: str, back: int, tmp_path: 
 
 def test_a_too_large_zstd_window_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        EngineCorrupt, match=f"a zstd window of {1 << 28} bytes, over {tar_compression.MAX_WINDOW}"
+        EngineCorrupt, match=f"a zstd window of {1 << 28} bytes, over {tar_members.MAX_WINDOW}"
     ):
         read(tmp_path / "x", wide(28))
     later = framed(PLAIN[:1000]) + wide(30)
@@ -173,12 +173,12 @@ def test_a_too_large_zstd_window_is_refused(tmp_path: Path) -> None:
     [("a.tar", "tar"), ("a.tar.gz", "gzip"), ("a.b.tgz", "gzip"), ("/x.y/a.tar.zst", "zstd")],
 )
 def test_the_suffix_selects_the_form(name: str, form: str) -> None:
-    assert tar_compression.by_name(Path(name)) == form
+    assert tar_members.by_name(Path(name)) == form
 
 
 def test_an_unknown_suffix_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidArgument) as caught:
-        tar_compression.by_name(Path("out/engine.zst"))
+        tar_members.by_name(Path("out/engine.zst"))
     assert str(caught.value) == (
         "E1005 InvalidArgument: output 'out/engine.zst': its name must end in one of"
         " .tar, .tar.gz, .tgz, .tar.zst"

@@ -75,8 +75,7 @@ def roll(
     Example: cog-triton roll --python /opt/cog-triton-2/bin/python
     """
     with coded_errors():
-        from cog_triton.door.control_client import ask
-        from cog_triton.door.control_messages import Command
+        from cog_triton.door.control_messages import Command, ask
 
         (status,) = ask(port, Command(command="status"))
         command = _command(status, engine, family, python, config, force=force)

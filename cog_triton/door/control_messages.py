@@ -1,4 +1,4 @@
-"""Messages of the front door's control socket: a line of JSON each, of the same user.
+"""Messages of the front door's control socket, a line of JSON each, and their client.
 
 A client sends one `Command`; the door answers with lines of `Progress`, the last of which is `done`
 or an error.
@@ -6,13 +6,16 @@ or an error.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-MAX_LINE = 1 << 20
-"""Most bytes of a message."""
+from cog_triton import errors
+from cog_triton.ipc.framing import CONTROL_LIMIT
+from cog_triton.ipc.lines import receive_line
+from cog_triton.system import local_socket
 
 
 def control_name(port: int) -> str:
@@ -58,3 +61,33 @@ class Progress(BaseModel):
     work_dir: Path | None = None
     mock: bool = False
     drain_timeout: float = 0.0
+
+
+def ask(port: int, command: Command) -> Iterator[Progress]:
+    """Send `command` to the door with Cog's public `port`; yields its answers until it is done.
+
+    Closing the iterator before that closes the connection, which undoes a roll before its switch.
+
+    Raises:
+        RollFailed: no door of our own user has that port, or it ended.
+        CogTritonError: what the command failed with.
+    """
+    try:
+        own = local_socket.connect(control_name(port))
+    except OSError as error:
+        raise errors.RollFailed(
+            f"no server of `cog-triton serve` or an image on port {port}:"
+            f" {error.strerror or error}: it must run here, as the same user, in the same container"
+        ) from error
+    with own:
+        own.sendall(command.model_dump_json().encode() + b"\n")
+        while True:
+            try:
+                answer = Progress.model_validate_json(receive_line(own, CONTROL_LIMIT))
+            except (EOFError, ConnectionError) as error:
+                raise errors.RollFailed(f"the server on port {port} ended") from error
+            if answer.error:
+                raise errors.from_text(answer.error) or errors.RollFailed(answer.error)
+            yield answer
+            if answer.done:
+                return

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from pydantic import ValidationError
 
 from cog_triton import errors
-from cog_triton.door.control_messages import MAX_LINE, Command, Progress, control_name
-from cog_triton.system import local_socket
+from cog_triton.door.control_messages import Command, Progress, control_name
+from cog_triton.ipc.framing import FrameError
+from cog_triton.ipc.streams import LineStream, Server
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,45 +26,28 @@ class ControlSocket:
 
     def __init__(self, port: int, handle: Handler) -> None:
         self._handle = handle
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.get_running_loop()
-        self._listening: socket.socket | None = None
+        self._server: Server | None = None
         try:
-            self._listening = local_socket.listen(control_name(port))
+            self._server = Server(control_name(port), self._serve, LineStream)
         except OSError as error:
             _LOG.warning("no control socket, so `cog-triton roll` is off: %s", error)
-        else:
-            self._loop.add_reader(self._listening, self._accept)
 
     async def close(self) -> None:
         """Listen no more, and end what is under way."""
-        if self._listening is not None:
-            self._loop.remove_reader(self._listening)
-            self._listening.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            self._server.close()
+            await self._server.stop()
 
-    def _accept(self) -> None:
-        assert self._listening is not None
-        if (accepted := local_socket.accept(self._listening)) is None:
-            return
-        accepted.setblocking(False)
-        task = self._loop.create_task(self._serve(accepted))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, accepted: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=accepted, limit=MAX_LINE)
+    async def _serve(self, stream: LineStream) -> None:
         left = asyncio.Event()
 
         def send(answer: Progress) -> None:
             if not left.is_set():
-                writer.write(answer.model_dump_json(exclude_defaults=True).encode() + b"\n")
+                stream.send(answer.model_dump_json(exclude_defaults=True).encode())
 
         try:
-            command = Command.model_validate_json(await reader.readuntil(b"\n"))
-            noticing = asyncio.ensure_future(_notice_end(reader, left))
+            command = Command.model_validate_json(await stream.receive())
+            noticing = asyncio.ensure_future(_notice_end(stream, left))
             try:
                 send(await self._handle(command, send, left))
             finally:
@@ -75,16 +58,10 @@ class ControlSocket:
             rule = error.errors(include_url=False)[0]
             problem = f"{'.'.join(map(str, rule['loc']))}: {rule['msg']}: not of this version"
             send(Progress(error=str(errors.RollFailed(problem))))
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            pass
-        finally:
-            with suppress(ConnectionError):
-                await writer.drain()
-            writer.close()
 
 
-async def _notice_end(reader: asyncio.StreamReader, left: asyncio.Event) -> None:
-    with suppress(ConnectionError):
-        while await reader.read(1024):
-            pass
+async def _notice_end(stream: LineStream, left: asyncio.Event) -> None:
+    with suppress(EOFError, FrameError):
+        while True:
+            await stream.receive()
     left.set()

@@ -11,7 +11,6 @@ from cog_triton.door.access import Access, is_loopback
 from cog_triton.door.chain_launcher import ChainLauncher
 from cog_triton.door.client_connection import ClientConnection, Connections
 from cog_triton.door.cog_gate import CogGate
-from cog_triton.door.commands import Commands
 from cog_triton.door.control_socket import ControlSocket
 from cog_triton.door.gate import Gate
 from cog_triton.door.graceful_stop import GracefulStop
@@ -20,7 +19,7 @@ from cog_triton.door.limits import Limits
 from cog_triton.door.listener import Listener
 from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
 from cog_triton.door.read_coalescing import ReadCoalescing
-from cog_triton.door.rolling import Rolling
+from cog_triton.door.rolling import Commands, Rolling
 from cog_triton.door.swapping import Swapping, first_variant
 from cog_triton.door.triton_gate import TritonGate
 from cog_triton.door.upstream import Route, Upstream, Upstreams

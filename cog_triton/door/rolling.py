@@ -10,7 +10,8 @@ from collections.abc import Callable
 from cog_triton import errors
 from cog_triton.artifact.engine_manifest import engine_bytes
 from cog_triton.door.chain_launcher import ChainLauncher
-from cog_triton.door.control_messages import Command
+from cog_triton.door.control_messages import Command, Progress
+from cog_triton.door.control_socket import Send
 from cog_triton.door.upstream import Upstream, Upstreams, Variant
 from cog_triton.serving.cog_health import still_starting
 from cog_triton.settings import Settings
@@ -196,4 +197,27 @@ def _require(
             f" takes {taken / _GIB:.1f}, and {free / _GIB:.1f} are free: give the machine or"
             " container more, stop the server and start it with the new engine, or try it with"
             " --force"
+        )
+
+
+class Commands:
+    """Handler of a door's control socket; see `Command` for what there is."""
+
+    def __init__(self, settings: Settings, rolling: Rolling, upstreams: Upstreams) -> None:
+        self._settings = settings
+        self._rolling = rolling
+        self._upstreams = upstreams
+
+    async def __call__(self, command: Command, send: Send, left: asyncio.Event) -> Progress:
+        """Carry out `command`; the last answer to it. Raises a coded error if it failed."""
+        if command.command == "roll":
+            last = await self._rolling.roll(command, lambda line: send(Progress(say=line)), left)
+            return Progress(say=last, done=True)
+        chain = self._upstreams.serving.chain
+        return Progress(
+            say=f"{self._upstreams.serving.name} serves",
+            done=True,
+            work_dir=self._settings.work_dir.resolve(),
+            mock=bool(chain and chain.environment.get("COG_TRITON_ENGINE")),
+            drain_timeout=self._settings.drain_timeout,
         )

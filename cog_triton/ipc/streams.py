@@ -64,16 +64,44 @@ class Stream:
         self._writer.close()
 
 
+class LineStream(Stream):
+    """One of lines, as of JSON where two versions may meet (`lines`): messages are bytes."""
+
+    @classmethod
+    async def of(cls, own: socket.socket) -> Self:
+        """See `Stream.of`."""
+        return cls(*await asyncio.open_unix_connection(sock=own, limit=CONTROL_LIMIT))
+
+    def send(self, message: bytes) -> None:
+        """See `Stream.send`."""
+        self._writer.write(message + b"\n")
+
+    async def receive(self) -> bytes:
+        """The next line; see `Stream.receive`."""
+        try:
+            return await self._reader.readuntil(b"\n")
+        except asyncio.LimitOverrunError as error:
+            raise FrameError(f"a line of more than {CONTROL_LIMIT} bytes") from error
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise EOFError from error
+
+
 class Server:
     """Listens on a local socket, and serves each connection of our own user in a task."""
 
-    def __init__(self, name: str, serve: Callable[[Stream], Awaitable[None]]) -> None:
-        """`serve` may end by EOFError where its peer does; the connection is closed after it.
+    def __init__(
+        self,
+        name: str,
+        serve: Callable[[Any], Awaitable[None]],
+        kind: type[Stream] = Stream,
+    ) -> None:
+        """`serve` gets a stream of the `kind`, and may end by EOFError as its peer does.
 
         Raises OSError if another process listens on `name`.
         """
         self._name = name
         self._serve = serve
+        self._kind = kind
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._listener = local_socket.listen(name)
@@ -97,7 +125,7 @@ class Server:
             task.add_done_callback(self._tasks.discard)
 
     async def _serve_one(self, own: socket.socket) -> None:
-        stream = await Stream.of(own)
+        stream = await self._kind.of(own)
         try:
             await self._serve(stream)
         except EOFError:

@@ -193,12 +193,6 @@ class KillLeased:
 
 @message
 @dataclass(frozen=True, slots=True)
-class EngineStarted:
-    """To the supervisor: an engine process runs, and loads its engine."""
-
-
-@message
-@dataclass(frozen=True, slots=True)
 class ParkLeased:
     """From a front door that swaps models: park the leased engines, which have no requests."""
 
@@ -249,5 +243,5 @@ class EngineLeased:
     """To the supervisor: a stub has got the lease of an engine."""
 
 
-EngineEvent = EngineStarted | EngineDied | EngineLeased
+EngineEvent = EngineDied | EngineLeased
 """What happens to an engine, as the supervisor is told."""

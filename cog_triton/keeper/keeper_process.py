@@ -29,7 +29,6 @@ from cog_triton.keeper.keeper_messages import (
     EngineEvent,
     EngineLeased,
     EngineSpec,
-    EngineStarted,
     KillLeased,
     Leased,
     LeaseRefused,
@@ -101,7 +100,6 @@ class EngineKeeper:
         if isinstance(message, Attach):
             engine = self._pool.engine(message.number)
             if engine is not None:
-                self._tell(EngineStarted())
                 await engine.attached(message.pid, stream)
         elif isinstance(message, LeaseRequest):
             await self._serve_lease(message, stream)

@@ -12,7 +12,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from ipaddress import ip_address
@@ -27,6 +27,7 @@ from cog_triton.errors import (
     TritonUnavailable,
     from_text,
 )
+from cog_triton.ipc.lines import receive_line, send_line
 
 _log = logging.getLogger(__name__)
 _LINE = 4096
@@ -82,7 +83,7 @@ class LeaderLinks:
                 self._take_one()
         for link in self._links.values():
             with suppress(OSError):  # it has just left, which is noticed below
-                _send(link, {STARTED: True})
+                send_line(link, {STARTED: True})
         _log.info("all %d nodes have joined", self._nodes.count)
         thread = threading.Thread(target=self._watch, args=(on_lost,), name=WATCH, daemon=True)
         thread.start()
@@ -92,7 +93,7 @@ class LeaderLinks:
         self._closing = True
         for link in self._links.values():
             with suppress(OSError):
-                _send(link, {STOPPED: True})
+                send_line(link, {STOPPED: True})
                 link.shutdown(socket.SHUT_WR)
 
     def _take_one(self) -> None:
@@ -110,7 +111,7 @@ class LeaderLinks:
             hello = Hello(**_receive(link))
             if error := self._refusal(hello, host):
                 _log.warning("%s", error)
-                _send(link, {ERROR: str(error)})
+                send_line(link, {ERROR: str(error)})
                 link.close()
                 return
         except (OSError, EOFError, ValueError, TypeError) as error:
@@ -181,7 +182,7 @@ class NodeLink:
         """Hang up, with the reason where this node cannot go on."""
         with self._link, suppress(OSError):
             if error:
-                _send(self._link, {ERROR: error[: _LINE // 2]})
+                send_line(self._link, {ERROR: error[: _LINE // 2]})
 
 
 def join(
@@ -212,7 +213,7 @@ def _connect(nodes: Nodes, hello: Hello) -> NodeLink:
     link = socket.create_connection((nodes.address, nodes.link_port), timeout=_LINE_S)
     try:
         _keep_alive(link)
-        _send(link, asdict(hello))
+        send_line(link, asdict(hello))
         return NodeLink(link)
     except OSError as error:
         link.close()
@@ -245,22 +246,10 @@ def _keep_alive(link: socket.socket) -> None:
         link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _send(link: socket.socket, message: Mapping[str, Any]) -> None:
-    link.sendall(json.dumps(message).encode() + b"\n")
-
-
 def _receive(link: socket.socket) -> dict[str, Any]:
     """The next line; whoever does not end it in time is taken for gone."""
-    line, deadline = bytearray(), time.monotonic() + _LINE_S
-    while not line.endswith(b"\n"):
-        link.settimeout(max(deadline - time.monotonic(), _POLL_S / 10))
-        if len(line) >= _LINE:
-            raise ValueError("its message is too long")
-        if not (byte := link.recv(1)):
-            raise EOFError("it has hung up")
-        line += byte
     try:
-        message = json.loads(line)
+        message = json.loads(receive_line(link, _LINE, _LINE_S))
     except RecursionError as error:
         raise ValueError("its message is nested too deeply") from error
     if not isinstance(message, dict):

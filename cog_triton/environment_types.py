@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_core import PydanticCustomError
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 IMAGE_ENGINE_DIR = Path("/src/triton_model_repo/tensorrt_llm/1")
+
+
+class SettingsGroup(BaseSettings):
+    """Settings from the environment; field names are the variables' names in lower case.
+
+    `title` is the group's in docs/settings.md.
+    """
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore")
+
+    title: ClassVar[str] = ""
 
 
 def _blank_is_unset(value: object) -> object:

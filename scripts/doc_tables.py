@@ -20,7 +20,7 @@ from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.vllm_version import known_versions
 from cog_triton.serving import resume
-from cog_triton.settings import Settings
+from cog_triton.settings import GROUPS
 from cog_triton.text.sampling import SAMPLING, Library
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,85 +30,14 @@ import vllm_image_tables
 import vulnerabilities
 
 ROOT = Path(__file__).parents[1]
-SECTIONS = {
-    "The engine": (
-        *("cog_weights", "cog_triton_plain_http", "engine_dir", "cog_triton_config"),
-        *("served_model_name", "world_size"),
-        *("max_sequence_length", "end_id", "pad_id", "cog_triton_sm", "cog_triton_skip_preflight"),
-        *("cog_triton_vllm_python", "cog_triton_vllm_untested"),
-        *("lora_dir", "max_lora_bytes", "max_loras_loaded"),
-    ),
-    "Ports and addresses": (
-        *("port", "openai_port", "metrics_port", "cog_host", "triton_host", "triton_http_port"),
-        *("triton_grpc_port", "triton_metrics_port"),
-    ),
-    "Access and limits": (
-        *("cog_triton_api_key", "openai_api_key", "cog_triton_key_at_door", "metrics_public"),
-        *("openai_page", "max_request_bytes"),
-        *("max_header_bytes", "max_json_depth", "max_json_values", "max_connections"),
-        *("request_timeout", "idle_timeout", "max_messages", "max_stop_sequences"),
-        *("max_stop_length", "max_sequences"),
-        *("image_hosts", "max_images", "max_image_bytes", "max_image_pixels"),
-    ),
-    "Requests": (
-        *("system_prompt", "prompt_template", "chat_template", "tool_call_parser"),
-        *("reasoning_parser", "stop_sequences", "cog_max_concurrency"),
-        *("max_concurrency", "max_queue", "webhook_hosts"),
-    ),
-    "Logs": ("log_format", "log_level", "log_requests", "log_performance_metrics"),
-    "Supervision and shutdown": (
-        *("triton_timeout", "triton_start_timeout", "triton_probe_period", "triton_probe_timeout"),
-        *(
-            "triton_max_restarts",
-            "resume",
-            "resume_timeout",
-            "engine_replicas",
-            "spare_engine",
-            "park_checkpoint",
-            "swap_residence",
-            "swap_drain",
-            "cog_triton_swap",
-            "cog_triton_engine_keeper_name",
-            "triton_memory_limit",
-            "cog_probe_period",
-            "cog_probe_timeout",
-            "cog_probe_failures",
-        ),
-        *("drain_timeout", "cog_triton_drain_file", "canary"),
-    ),
-    "Files and programs": (
-        "cog_triton_work_dir",
-        "tritonserver",
-        "tritonserver_backend_dir",
-        "mpirun",
-        "mpirun_args",
-    ),
-    "Several ranks": (
-        *(
-            "mpi_hosts",
-            "cog_triton_rank",
-            "lws_worker_index",
-            "lws_leader_address",
-            "trtllm_orchestrator",
-        ),
-        "trtllm_orchestrator_spawn_processes",
-    ),
-    "The builder": ("cog_triton_output_dir", "cog_triton_step_python", "trtllm_dir"),
-    "The mock engine": (
-        *("cog_triton_engine", "mock_tps", "mock_step_ms", "mock_jitter", "mock_prefill_ms"),
-        *("mock_tokens_per_response", "mock_join", "mock_max_batch_size"),
-    ),
-}
-"""Titles of docs/settings.md, and the fields of `Settings` under each."""
 
 
 def settings_tables() -> str:
     """One table a section: each variable, its default and its meaning."""
     lines = []
-    for title, names in SECTIONS.items():
-        lines += [f"## {title}", "", "| variable | default | meaning |", "|---|---|---|"]
-        for name in names:
-            field = Settings.model_fields[name]
+    for group in GROUPS:
+        lines += [f"## {group.title}", "", "| variable | default | meaning |", "|---|---|---|"]
+        for name, field in group.model_fields.items():
             meaning = re.sub(r"\b([\w-]+\.md)\b", r"[\1](\1)", field.description or "")
             lines.append(f"| `{name.upper()}` | {_shown(field.default)} | {meaning} |")
         lines.append("")

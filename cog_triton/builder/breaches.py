@@ -16,7 +16,8 @@ from typing import Any, Literal
 from cog_triton.builder.arguments import ArgumentValue, shown
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.download.model_source import is_hub_id
-from cog_triton.settings import load_settings
+from cog_triton.settings import load_group
+from cog_triton.settings.programs import BuilderSettings
 from cog_triton.sizing.model_shape import ModelShape
 
 Role = Literal["convert", "quantize", "build"]
@@ -114,7 +115,7 @@ def installed_version(recorded: bool) -> Version:
 
     Without one it is that of the recorded scripts, or, if `recorded` is false, the oldest.
     """
-    root = load_settings().trtllm_dir
+    root = load_group(BuilderSettings).trtllm_dir
     path = None if root is None else Path(root) / "tensorrt_llm" / "version.py"
     if path is not None and path.is_file():
         found = re.search(r"__version__\s*=\s*[\"'](\d+)\.(\d+)", path.read_text("utf-8"))

@@ -12,7 +12,8 @@ import cog_triton
 from cog_triton.builder.config import StepConfig
 from cog_triton.builder.options.recorded import known_scripts
 from cog_triton.errors import InvalidArgument, UnknownExample, UnknownScript, nearest
-from cog_triton.settings import load_settings
+from cog_triton.settings import load_group
+from cog_triton.settings.programs import BuilderSettings
 
 OWN = Path(cog_triton.__file__).parent / "build_scripts"
 """The example families that come with this package."""
@@ -73,7 +74,7 @@ class Families:
             InvalidArgument: there are no examples in TRTLLM_DIR, or COG_TRITON_STEP_PYTHON cannot
                 be run.
         """
-        settings = load_settings()
+        settings = load_group(BuilderSettings)
         self._own = own
         self._root = tensorrt_llm or settings.trtllm_dir
         if self._root is not None and not (self._root / "examples").is_dir():

@@ -18,7 +18,8 @@ from cog_triton.builder.workspace import Echo, json_object
 from cog_triton.download.adapter_source import fetch_adapter
 from cog_triton.engines.tensorrt_llm import adapter_limits, adapter_tensors
 from cog_triton.errors import CogTritonError, EngineIncompatible
-from cog_triton.settings import load_settings
+from cog_triton.settings import load_group
+from cog_triton.settings.engine import EngineSettings
 from cog_triton.system.redaction import redact_address
 
 DIRECTORY = "lora"
@@ -65,7 +66,7 @@ def prepare(
                 wanted.source,
                 Path(),
                 store,
-                load_settings().max_lora_bytes,
+                load_group(EngineSettings).max_lora_bytes,
                 echo,
                 token=token,
                 revision=wanted.revision,

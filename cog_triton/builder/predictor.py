@@ -12,7 +12,7 @@ from cog_triton.builder import upload
 from cog_triton.builder.job import Job
 from cog_triton.builder.job_runner import JobRunner
 from cog_triton.errors import InvalidArgument
-from cog_triton.settings import Settings, load_settings
+from cog_triton.settings import BuildSettings, load_group
 from cog_triton.system.parent_death import exit_with_parent
 from cog_triton.system.redaction import redact_url
 
@@ -29,7 +29,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
     def setup(self) -> None:
         """Read the settings; an exception here is /health-check's SETUP_FAILED."""
         exit_with_parent()
-        settings = load_settings()
+        settings = load_group(BuildSettings)
         self._output = output_dir(settings) / ENGINE_NAME
         self._workspace = settings.work_dir / "build"
         self._runner = JobRunner()
@@ -81,7 +81,7 @@ def uploads_files(server: int) -> bool:
     return any(word.split(b"=")[0] == b"--upload-url" for word in words)
 
 
-def output_dir(settings: Settings) -> Path:
+def output_dir(settings: BuildSettings) -> Path:
     """COG_TRITON_OUTPUT_DIR, else the working directory (``/src`` in an image).
 
     Raises:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import cog_triton
 from cog_triton.errors import BuildStepFailed
-from cog_triton.settings import load_settings
+from cog_triton.settings import load_group
+from cog_triton.settings.programs import BuilderSettings
 from cog_triton.system import isolated_python
 
 
@@ -34,7 +35,7 @@ def ask(arguments: list[str], what: str, timeout: float) -> str:
         BuildStepFailed: it ended with an error, or not within `timeout` seconds; says that it does
             not tell `what`, and its stderr.
     """
-    python = str(load_settings().cog_triton_step_python or sys.executable)
+    python = str(load_group(BuilderSettings).cog_triton_step_python or sys.executable)
     with tempfile.TemporaryDirectory(prefix="cog-triton-") as scratch:
         try:
             done = subprocess.run(

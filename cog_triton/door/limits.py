@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from cog_triton.settings import Settings
+from cog_triton.settings.addresses import AccessSettings
 
 _OWN_DESCRIPTORS = 64
 _BODIES_AT_ONCE = 16
@@ -34,7 +34,7 @@ class Limits:
         return _BODIES_AT_ONCE * self.body_bytes
 
     @classmethod
-    def of(cls, settings: Settings, descriptors: int) -> Self:
+    def of(cls, settings: AccessSettings, descriptors: int) -> Self:
         """The limits of `settings` for a process that may have so many open files.
 
         A connection takes two of them, its own and one to the server behind.

@@ -14,7 +14,7 @@ from cog_triton.errors import InvalidArgument
 from cog_triton.pictures.image_header import read_header
 
 if TYPE_CHECKING:
-    from cog_triton.settings import Settings
+    from cog_triton.settings.addresses import AccessSettings
 
 _DATA_URL = re.compile(r"data:(?P<type>[\w./+-]*)(?P<parameters>(;[\w=./+-]+)*),", re.ASCII)
 _SPACE = b" \t\r\n"
@@ -40,7 +40,7 @@ class ImageLimits:
     pixels: int = 32_000_000
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
+    def of(cls, settings: AccessSettings) -> Self:
         """The limits of `settings`."""
         return cls(settings.max_images, settings.max_image_bytes, settings.max_image_pixels)
 

@@ -8,7 +8,8 @@ from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 from cog_triton import errors
-from cog_triton.settings import Settings, url_host
+from cog_triton.settings import url_host
+from cog_triton.settings.supervision import SupervisionSettings
 
 NO_ANSWER = "NO_ANSWER"
 """Our own status, of a server that takes a connection and does not answer in time."""
@@ -17,7 +18,7 @@ _EXIT_S = 15.0
 _PARENT_TIMEOUT_S = 2.0
 
 
-def still_starting(settings: Settings, seconds: float) -> str:
+def still_starting(settings: SupervisionSettings, seconds: float) -> str:
     """Line for a user who has waited `seconds` for Cog to be ready."""
     return (
         f"still starting after {seconds:.0f} s: the engine is unpacked and loaded, for which Triton"
@@ -77,7 +78,7 @@ class HealthLimits:
     exit_s: float = 40.0
 
     @classmethod
-    def of(cls, settings: Settings) -> HealthLimits:
+    def of(cls, settings: SupervisionSettings) -> HealthLimits:
         """The limits that the settings ask for."""
         return cls(
             settings.cog_probe_failures,

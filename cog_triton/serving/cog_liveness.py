@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from cog_triton.errors import TritonUnavailable
 from cog_triton.serving.cog_health import HealthClient, HealthLimits, HealthMonitor
-from cog_triton.settings import Settings
+from cog_triton.settings.supervision import SupervisionSettings
 from cog_triton.system.process_state import process_state, with_descendants
 
 _ROLES = {
@@ -72,7 +72,7 @@ class CogWatch:
     Whoever started Cog calls `check` every COG_PROBE_PERIOD seconds, on any thread.
     """
 
-    def __init__(self, settings: Settings, host: str, port: int, root: int) -> None:
+    def __init__(self, settings: SupervisionSettings, host: str, port: int, root: int) -> None:
         self._health = HealthClient(host, port, settings.cog_probe_timeout)
         self._processes = CogProcesses(root)
         self._monitor = HealthMonitor(time.monotonic(), HealthLimits.of(settings))

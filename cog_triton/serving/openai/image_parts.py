@@ -10,7 +10,7 @@ from dataclasses import replace
 from cog_triton.engines.abilities import Abilities
 from cog_triton.pictures.image_limits import ImageLimits, ImagePart, read_data_url
 from cog_triton.serving.openai.image_fetch import ImageFetcher, ImageHosts
-from cog_triton.settings import Settings
+from cog_triton.settings.addresses import AccessSettings
 from cog_triton.system.public_addresses import host_rules
 from cog_triton.text.image_messages import ImageForm, ImageURL, image_form
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -52,7 +52,7 @@ class ChatImages:
 
 
 def chat_images(
-    settings: Settings, tokenizer: EngineTokenizer, abilities: Abilities
+    settings: AccessSettings, tokenizer: EngineTokenizer, abilities: Abilities
 ) -> ChatImages | None:
     """What chats do with images; None, with a warning, if the chat template cannot have any."""
     form = image_form(tokenizer, abilities.image_placeholder)

@@ -9,13 +9,13 @@ from cog_triton.serving.generation import GenerationRequest, GenerationResult, O
 from cog_triton.serving.telemetry import tracing
 from cog_triton.serving.telemetry.metrics import Metrics
 from cog_triton.serving.telemetry.request_log import RequestLog
-from cog_triton.settings import Settings
+from cog_triton.settings.request_defaults import LogSettings
 
 
 class CompositeObserver:
     """Forwards every event to the observers that are enabled by settings."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: LogSettings) -> None:
         """Raises E1005 when tracing is enabled and its packages are not installed."""
         self.metrics = Metrics()
         observers: list[Observer] = [self.metrics]

@@ -9,7 +9,7 @@ from cog_triton.serving.openai.parsers.hermes import HermesParser
 from cog_triton.serving.openai.parsers.llama3_json import Llama3JsonParser
 from cog_triton.serving.openai.parsers.mistral import MistralParser
 from cog_triton.serving.openai.parsers.pythonic import PythonicParser
-from cog_triton.settings import Settings
+from cog_triton.settings.request_defaults import RequestSettings
 from cog_triton.text.template_variables import template_variables
 from cog_triton.text.tokenizer import EngineTokenizer
 
@@ -33,7 +33,7 @@ _FOUND_BY = {
 }
 
 
-def call_parser(settings: Settings, tokenizer: EngineTokenizer) -> str | None:
+def call_parser(settings: RequestSettings, tokenizer: EngineTokenizer) -> str | None:
     """Name of the parser of tool calls: TOOL_CALL_PARSER, or what the template teaches."""
     if settings.tool_call_parser != "auto":
         return None if settings.tool_call_parser == "none" else settings.tool_call_parser
@@ -46,7 +46,7 @@ def call_parser(settings: Settings, tokenizer: EngineTokenizer) -> str | None:
     return None
 
 
-def reasoning_parser(settings: Settings, tokenizer: EngineTokenizer) -> str | None:
+def reasoning_parser(settings: RequestSettings, tokenizer: EngineTokenizer) -> str | None:
     """Name of the parser of reasoning: REASONING_PARSER, or what the template knows."""
     if settings.reasoning_parser != "auto":
         return None if settings.reasoning_parser == "none" else settings.reasoning_parser

@@ -1,0 +1,77 @@
+"""Settings: every environment variable that the package reads, typed, in groups."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from cog_triton.environment_types import IMAGE_ENGINE_DIR as IMAGE_ENGINE_DIR
+from cog_triton.environment_types import SettingsGroup
+from cog_triton.errors import InvalidArgument
+from cog_triton.settings.addresses import AccessSettings, PortSettings
+from cog_triton.settings.addresses import url_host as url_host
+from cog_triton.settings.engine import EngineSettings, MockSettings
+from cog_triton.settings.programs import BuilderSettings, FileSettings, RankSettings
+from cog_triton.settings.request_defaults import LogSettings, RequestSettings
+from cog_triton.settings.supervision import SupervisionSettings
+
+Group = TypeVar("Group", bound=SettingsGroup)
+_OFF = ("", "0", "false", "f", "no", "n", "off", "127.0.0.1")
+_LOCAL_GRPC = (
+    "is gone, as neither key nor limits held for it: gRPC is on 127.0.0.1 alone. Unset it; let"
+    " clients use Triton's HTTP port, or pass the gRPC port on yourself (ssh -L, your own proxy)"
+)
+PARKING_GONE = (
+    "is gone: no engine outlives its server. SPARE_ENGINE=1 has a second engine take over, and"
+    " `cog-triton roll` starts another server before the old one ends (parking.md)"
+)
+_REMOVED = {
+    **dict.fromkeys(("TRITON_GRPC_PUBLIC", "TRITON_GRPC_HOST"), _LOCAL_GRPC),
+    "PARK_ENGINE": PARKING_GONE,
+}
+
+
+# Pydantic has the fields of the last base first.
+class Settings(
+    MockSettings,
+    BuilderSettings,
+    RankSettings,
+    FileSettings,
+    SupervisionSettings,
+    LogSettings,
+    RequestSettings,
+    AccessSettings,
+    PortSettings,
+    EngineSettings,
+):
+    """Settings of a server, which are those of all groups."""
+
+
+GROUPS = [each for each in reversed(Settings.__bases__) if issubclass(each, SettingsGroup)]
+"""All of them, in the order of docs/settings.md."""
+
+
+class BuildSettings(BuilderSettings, FileSettings):
+    """Settings of builds, in each of their processes."""
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Settings from the environment; raises E1005 naming the variable, value and rule."""
+    for name, reason in _REMOVED.items():
+        if (value := os.environ.get(name, "")).lower() not in _OFF:
+            raise InvalidArgument(f"{name}={value!r}: {reason}")
+    return load_group(Settings, **overrides)
+
+
+def load_group(kind: type[Group], **overrides: object) -> Group:
+    """Settings of one process, without a look at those of others; raises E1005 as well."""
+    try:
+        return kind(**overrides)
+    except ValidationError as error:
+        problems = [
+            f"{str(item['loc'][0]).upper()}={item['input']!r}: {item['msg']}"
+            for item in error.errors()
+        ]
+        raise InvalidArgument("; ".join(sorted(problems))) from error

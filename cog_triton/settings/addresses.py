@@ -1,0 +1,160 @@
+"""Settings of ports: addresses, keys, and limits of what comes in."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from cog_triton.environment_types import OptionalPort, OptionalSecret, Port, SettingsGroup
+
+_LOOPBACK = "127.0.0.1"
+
+
+class PortSettings(SettingsGroup):
+    """Public ports, and those of Triton behind them."""
+
+    title = "Ports and addresses"
+
+    port: Port = Field(5000, description="Cog's HTTP port.")
+    openai_port: OptionalPort = Field(
+        None,
+        description="Port of the OpenAI API and of /metrics; 0 or unset is off. `cog-triton"
+        " serve` sets 8080.",
+    )
+    metrics_port: OptionalPort = Field(None, description="Port of /metrics and /health; 0 is off.")
+    cog_host: str = Field(
+        "127.0.0.1",
+        description="Address of every public port but Triton's, if `TRITON_HOST` is set.",
+    )
+    triton_host: str = Field(
+        "127.0.0.1",
+        description="Address of Triton's ports. Behind the front door, which `cog-triton serve` and"
+        " images have: `COG_HOST` if unset.",
+    )
+    triton_http_port: Port = Field(8000, description="Triton's HTTP port.")
+    triton_grpc_port: Port = Field(
+        8001, description="Triton's gRPC port, of this machine alone: on 127.0.0.1."
+    )
+    triton_metrics_port: Port = Field(8002, description="Triton's metrics port.")
+
+    @property
+    def http_ports(self) -> dict[str, tuple[str, int]]:
+        """Address and port of our own HTTP listeners that are on, by the name of the setting."""
+        ports = {"OPENAI_PORT": self.openai_port, "METRICS_PORT": self.metrics_port}
+        return {name: (self.cog_host, port) for name, port in ports.items() if port is not None}
+
+    @property
+    def public_triton_host(self) -> str:
+        """Address of Triton's public ports: TRITON_HOST if it is set, else COG_HOST."""
+        return self.triton_host if "triton_host" in self.model_fields_set else self.cog_host
+
+    @property
+    def public_ports(self) -> dict[str, tuple[str, int]]:
+        """Address and port of each port of the front door, by the name of its setting."""
+        return {
+            "PORT": (self.cog_host, self.port),
+            **self.http_ports,
+            "TRITON_HTTP_PORT": (self.public_triton_host, self.triton_http_port),
+            "TRITON_METRICS_PORT": (self.public_triton_host, self.triton_metrics_port),
+        }
+
+    @property
+    def triton_ports(self) -> dict[str, tuple[str, int]]:
+        """Address and port of each of Triton's endpoints, by the name of its setting."""
+        return {
+            "TRITON_HTTP_PORT": (self.triton_host, self.triton_http_port),
+            "TRITON_GRPC_PORT": (_LOOPBACK, self.triton_grpc_port),
+            "TRITON_METRICS_PORT": (self.triton_host, self.triton_metrics_port),
+        }
+
+    @property
+    def triton_url(self) -> str:
+        """URL of Triton for the serving process; Triton itself may bind every address."""
+        return f"http://{url_host(self.triton_host)}:{self.triton_http_port}"
+
+
+class AccessSettings(SettingsGroup):
+    """Keys, and what a client may send."""
+
+    title = "Access and limits"
+
+    cog_triton_api_key: OptionalSecret = Field(
+        None,
+        description="Key that requests must bring, on every port but gRPC's; health checks need"
+        " none (security.md).",
+    )
+    openai_api_key: OptionalSecret = Field(None, description="Old name of `COG_TRITON_API_KEY`.")
+    cog_triton_key_at_door: bool = Field(
+        False,
+        description="Whether requests bring a key to the front door, which keeps it; that sets it.",
+    )
+    metrics_public: bool = Field(False, description="Leave /metrics open where a key is set.")
+    openai_page: bool = Field(True, description="A page to try the model, at `/` (openai.md).")
+    max_request_bytes: int = Field(
+        8 << 20, ge=1, description="Longest request body on any port, in bytes; 413 beyond."
+    )
+    max_header_bytes: int = Field(
+        32 << 10,
+        ge=256,
+        description="Most bytes of a request's first line and headers; 431 beyond.",
+    )
+    max_json_depth: int = Field(
+        64, ge=1, description="How deep arrays and objects of a body may be nested; 400 beyond."
+    )
+    max_json_values: int = Field(
+        32768,
+        ge=1,
+        description="Most values of a body's JSON, 400 beyond. In `/v1`, eight token ids count as"
+        " one; numbers of Triton's tensors do not count.",
+    )
+    max_connections: int = Field(
+        4096,
+        ge=1,
+        description="Connections of clients on all ports together; less where the limit of open"
+        " files is lower. A new one takes the place of the oldest that awaits no answer; 503 if"
+        " there is none.",
+    )
+    request_timeout: float = Field(
+        30, gt=0, description="Seconds from a request's first byte to its last; 408 beyond."
+    )
+    idle_timeout: float = Field(
+        75,
+        gt=0,
+        description="Seconds until a connection is closed that asks for nothing, or that does not"
+        " read its answer.",
+    )
+    max_messages: int = Field(
+        4096, ge=1, description="Messages of a chat, and parts of one message; E1005 beyond."
+    )
+    max_stop_sequences: int = Field(
+        64, ge=1, description="Stop strings of a request, also bad words; E1005 beyond."
+    )
+    max_stop_length: int = Field(
+        1024, ge=1, description="Characters of one stop string or bad word; E1005 beyond."
+    )
+    max_sequences: int = Field(
+        64,
+        ge=1,
+        description="Sequences of a request to `/v1`, which are its prompts times `n` or `best_of`;"
+        " E1005 beyond. Each takes a place of its own among `MAX_CONCURRENCY`. Of embeddings, so"
+        " many run at once.",
+    )
+    image_hosts: str = Field(
+        "",
+        description="Hosts that images of `http(s)` URLs may come from, as in `WEBHOOK_HOSTS`; a"
+        " private address only if the list names it or its network. Unset: none.",
+    )
+    max_images: int = Field(16, ge=0, description="Images of a request; E1005 beyond.")
+    max_image_bytes: int = Field(16 << 20, ge=1, description="Bytes of all of them; E1005 beyond.")
+    max_image_pixels: int = Field(32_000_000, ge=1, description="Their pixels; E1005 beyond.")
+
+    @property
+    def api_key(self) -> str | None:
+        """COG_TRITON_API_KEY, else OPENAI_API_KEY."""
+        key = self.cog_triton_api_key or self.openai_api_key
+        return key.get_secret_value() if key else None
+
+
+def url_host(host: str) -> str:
+    """Host part of a URL for `host`, an address that a server on this machine binds."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host

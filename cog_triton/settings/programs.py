@@ -1,0 +1,94 @@
+"""Settings of the machine: files, programs, ranks, and what builds find there."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from pydantic import Field
+
+from cog_triton.environment_types import OptionalInt, OptionalPath, OptionalText, SettingsGroup
+from cog_triton.errors import InvalidArgument
+
+
+class FileSettings(SettingsGroup):
+    """Directories and programs of this machine."""
+
+    title = "Files and programs"
+
+    cog_triton_work_dir: OptionalPath = Field(
+        None,
+        description="Where unpacked engines, Triton's log and the builder's steps are kept. Unset:"
+        " `$XDG_CACHE_HOME/cog-triton`, else `~/.cache/cog-triton`.",
+    )
+    tritonserver: OptionalPath = Field(
+        None, description="Path of the tritonserver binary. Unset: the one that is found."
+    )
+    tritonserver_backend_dir: OptionalPath = Field(
+        None, description="Directory of Triton's backends. Unset: the one beside tritonserver."
+    )
+    mpirun: OptionalPath = Field(None, description="Open MPI's mpirun. Unset: the one in `PATH`.")
+    mpirun_args: str = Field("", description="More options for mpirun.")
+
+    @property
+    def work_dir(self) -> Path:
+        """Directory of unpacked engines and run-time files: COG_TRITON_WORK_DIR, else the cache."""
+        if self.cog_triton_work_dir:
+            return self.cog_triton_work_dir
+        cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("HOME", "") + "/.cache"
+        home = Path(cache)
+        try:
+            usable = home if os.access(home.parent, os.W_OK) else Path(tempfile.gettempdir())
+        except FileNotFoundError as error:
+            raise InvalidArgument(
+                "COG_TRITON_WORK_DIR is unset, and neither the home directory nor /tmp can be"
+                " written: set it to a directory that can"
+            ) from error
+        return usable / "cog-triton"
+
+
+class RankSettings(SettingsGroup):
+    """Ranks and machines of one engine."""
+
+    title = "Several ranks"
+
+    mpi_hosts: str | None = Field(
+        None, description="Machines of the ranks, this one first, separated by commas."
+    )
+    cog_triton_rank: OptionalInt = Field(
+        None,
+        ge=0,
+        description="The one rank to start here, where a launcher starts each (multi-gpu.md).",
+    )
+    lws_worker_index: OptionalInt = Field(
+        None, ge=0, description="This node of a vLLM engine; 0 answers requests (multi-gpu.md)."
+    )
+    lws_leader_address: OptionalText = Field(None, description="Address of node 0.")
+    trtllm_orchestrator: bool = Field(False, description="TensorRT-LLM's orchestrator mode.")
+    trtllm_orchestrator_spawn_processes: bool = Field(
+        True, description="Whether the orchestrator starts the ranks itself."
+    )
+
+    @property
+    def mpi_host_names(self) -> list[str]:
+        """MPI_HOSTS as a list."""
+        return [host.strip() for host in (self.mpi_hosts or "").split(",") if host.strip()]
+
+
+class BuilderSettings(SettingsGroup):
+    """What builds need."""
+
+    title = "The builder"
+
+    cog_triton_output_dir: OptionalPath = Field(
+        None,
+        description="Where the builder's predictor writes engine.tar. Unset: the working"
+        " directory.",
+    )
+    cog_triton_step_python: OptionalPath = Field(
+        None, description="Python that build steps run in, with packages of its own."
+    )
+    trtllm_dir: OptionalPath = Field(
+        None, description="Directory of TensorRT-LLM's sources, whose `examples` steps run."
+    )

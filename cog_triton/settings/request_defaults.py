@@ -1,0 +1,94 @@
+"""Settings of requests and of what is logged of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from cog_triton.environment_types import (
+    LogLevel,
+    OptionalInt,
+    OptionalPath,
+    ReasoningParser,
+    SettingsGroup,
+    ToolCallParser,
+)
+
+
+class RequestSettings(SettingsGroup):
+    """Defaults of requests, and how many there may be."""
+
+    title = "Requests"
+
+    system_prompt: str | None = Field(
+        None,
+        description="Default of the input `system_prompt`, and of chats without a system message.",
+    )
+    prompt_template: str | None = Field(
+        None,
+        description="Default of the input `prompt_template`. Unset: the model's chat template.",
+    )
+    chat_template: OptionalPath = Field(
+        None,
+        description="File with a chat template (Jinja), in place of the model's: one that knows"
+        " tools, for example.",
+    )
+    tool_call_parser: ToolCallParser = Field(
+        "auto",
+        description="Format of the model's tool calls: `hermes` (also Qwen), `llama3_json`,"
+        " `mistral`, `pythonic`, or `none`. `auto` knows it from the chat template.",
+    )
+    reasoning_parser: ReasoningParser = Field(
+        "auto",
+        description="Marks around the model's reasoning: `think` (`<think>`), `mistral`"
+        " (`[THINK]`), or `none`. `auto` knows them from the chat template.",
+    )
+    stop_sequences: str | None = Field(
+        None, description="Default of the input `stop_sequences`, separated by commas."
+    )
+    cog_max_concurrency: int = Field(
+        1,
+        ge=1,
+        description="Predictions that Cog takes at once, waiting ones included; HTTP 503 beyond."
+        " At most 500, which `cog-triton serve` and the runner images set.",
+    )
+    max_concurrency: OptionalInt = Field(
+        None,
+        ge=1,
+        description="Requests in the engine at once. Unset: the engine's batch size.",
+    )
+    max_queue: OptionalInt = Field(
+        None,
+        ge=0,
+        description="Requests that may wait; E2107 beyond. Unset: four times those in the engine,"
+        " 64 at least.",
+    )
+    webhook_hosts: str = Field(
+        "",
+        description="Hosts that webhooks may go to, separated by commas: names, `*.domain`,"
+        " addresses or networks; `*` for every host, `none` for none. Unset: every host with public"
+        " addresses, and this machine where Cog binds loopback.",
+    )
+
+
+class LogSettings(SettingsGroup):
+    """Format and contents of the log."""
+
+    title = "Logs"
+
+    log_format: Annotated[
+        Literal["json", "console"], BeforeValidator(lambda value: value or "json")
+    ] = Field(
+        "json",
+        description="Format of the log, Cog's included: `json` or `console`, which `cog-triton"
+        " serve` sets.",
+    )
+    log_level: LogLevel = Field(
+        "info",
+        description="Lowest level of our own log lines: `debug`, `info`, `warning` or `error`.",
+    )
+    log_requests: bool = Field(True, description="Write a log line for each request.")
+    log_performance_metrics: bool = Field(
+        False, description="Write the metrics of every prediction to its log."
+    )

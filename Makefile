@@ -24,13 +24,13 @@ serve: setup engine.tar ## build engine.tar if absent and serve it (PORT=5000 CO
 	@exec $(BIN)/cog-triton serve engine.tar $(ARGS)
 
 # A test that hangs, with its fixtures, is told after TIMEOUT seconds with the stacks of its threads.
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) \
   -o faulthandler_timeout=$(TIMEOUT) -o faulthandler_exit_on_timeout=true
 
 # The integration tests first, for some of them take minutes; a file's tests share its servers.
-test: lint ## lint, integration and unit tests (TESTS="-k name" WORKERS=3 TIMEOUT=600 MPI=1: gets Open MPI)
+test: lint ## lint, integration and unit tests (TESTS="-k name" WORKERS=3 TIMEOUT=600 MPI=1: gets Open MPI; ARGS=--older-doubles)
 	@scripts/setup-mpi
-	@$(PYTEST) --no-loadscope-reorder --durations=15 $(or $(TESTS),tests/integration tests/unit)
+	@$(PYTEST) --no-loadscope-reorder --durations=15 $(ARGS) $(or $(TESTS),tests/integration tests/unit)
 
 test-quick: lint ## lint and the unit tests that take little, in 90 s (TESTS="tests/unit/test_x.py")
 	@$(PYTEST) -q -m "not slow" $(or $(TESTS),tests/unit)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 # Examples of a property, unless it says how many times as many; --hypothesis-profile nightly.
 settings.register_profile("quick", max_examples=20, deadline=None)
@@ -22,6 +25,47 @@ for number, default in (
 ):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, default)
+
+
+OLDER_DOUBLES = frozenset({"0.26.0"})
+"""Versions of the doubles in tests/doubles, but for the newest."""
+DEMO = ("test_bad_input", "test_ensemble", "test_openai", "test_predictions")
+"""Files that share one server of the demo engine, so that one worker has it."""
+
+
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives a worker all tests of a file, and all files that share a server."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "demo" if PurePath(file).stem in DEMO else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--older-doubles", action="store_true", help="test all versions of doubles")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests of older doubles out, unless they are asked for, as CI does."""
+    if not config.getoption("older_doubles"):
+        older = [item for item in items if OLDER_DOUBLES.intersection(versions(item))]
+        config.hook.pytest_deselected(items=older)
+        items[:] = [item for item in items if item not in set(older)]
+
+
+def versions(item: pytest.Item) -> list[str]:
+    """Parameters of a test that are text, of which one may be a version."""
+    parameters = getattr(item, "callspec", None)
+    return (
+        [value for value in parameters.params.values() if isinstance(value, str)]
+        if parameters
+        else []
+    )
 
 
 @pytest.hookimpl(trylast=True)

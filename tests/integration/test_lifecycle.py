@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -244,14 +245,14 @@ def test_bad_serve_config_is_a_coded_error(
         assert word in output
 
 
-def test_port_in_use_is_named(
-    make_stack: Callable[..., Stack], stack: Stack, engine_tar: Path
-) -> None:
-    other = make_stack(engine_tar, TRITON_GRPC_PORT=str(stack.grpc))
-    other.start()
-    code, output = other.finish(seconds=SECONDS_TO_FAIL)
+def test_port_in_use_is_named(make_stack: Callable[..., Stack], engine_tar: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        stack = make_stack(engine_tar, TRITON_GRPC_PORT=str(port))
+        stack.start()
+        code, output = stack.finish(seconds=SECONDS_TO_FAIL)
     assert code == 1
-    assert f"E1005 InvalidArgument: TRITON_GRPC_PORT={stack.grpc}" in output
+    assert f"E1005 InvalidArgument: TRITON_GRPC_PORT={port}" in output
 
 
 def test_cog_alone_serves_from_the_runner_directory(

@@ -76,7 +76,7 @@ class LargeBodies:
             status, text = json.loads(bytes(data))
             coded = errors.from_text(text)
             raise Refused(status, coded) if status and coded else coded or RuntimeError(text)
-        return cast(T, decode_result(function, bytes(data)))
+        return cast(T, decode_result(function, data))
 
     def _stop_child(self) -> None:
         if self._child is not None:
@@ -86,7 +86,7 @@ class LargeBodies:
 
 def _called(request: memoryview) -> tuple[bytes, bytes]:
     """The result of a call, or the error it raised, and the HTTP status that it is refused with."""
-    function, arguments = decode_call(bytes(request))
+    function, arguments = decode_call(request)
     try:
         return _RETURNED, encode_result(function, function(*arguments))
     except Refused as error:

@@ -59,7 +59,7 @@ def encode_call(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes
     return _payload(name, _of_arguments(function), arguments)
 
 
-def decode_call(payload: bytes) -> tuple[Callable[..., Any], Sequence[Any]]:
+def decode_call(payload: bytes | memoryview) -> tuple[Callable[..., Any], Sequence[Any]]:
     """The function and arguments of `encode_call`, from a process that may have anything run."""
     functions: list[Callable[..., Any]] = []
 
@@ -77,7 +77,7 @@ def encode_result(function: Callable[..., Any], result: Any) -> bytes:
     return _payload("", _of_result(function), result)
 
 
-def decode_result(function: Callable[..., Any], payload: bytes) -> Any:
+def decode_result(function: Callable[..., Any], payload: bytes | memoryview) -> Any:
     """The result of `encode_result`; raises FrameError for what can be none."""
     return _value(payload, lambda _name: _of_result(function))
 
@@ -88,10 +88,10 @@ def _payload(name: str, codec: _Codec, value: Any) -> bytes:
     return b"".join([_HEAD.pack(len(text)), text, *parts])
 
 
-def _value(payload: bytes, codec_of: Callable[[str], _Codec]) -> Any:
+def _value(payload: bytes | memoryview, codec_of: Callable[[str], _Codec]) -> Any:
     try:
         (size,) = _HEAD.unpack_from(payload)
-        name, values = json.loads(payload[_HEAD.size : _HEAD.size + size])
+        name, values = json.loads(bytes(payload[_HEAD.size : _HEAD.size + size]))
         return codec_of(name).read(values, _Tail(payload, _HEAD.size + size))
     except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
         raise FrameError(f"a malformed message: {type(error).__name__}: {error}"[:300]) from error
@@ -100,14 +100,14 @@ def _value(payload: bytes, codec_of: Callable[[str], _Codec]) -> Any:
 class _Tail:
     """The binary parts of a payload, taken in the order in which they were written."""
 
-    def __init__(self, payload: bytes, at: int) -> None:
+    def __init__(self, payload: bytes | memoryview, at: int) -> None:
         self._payload, self._at = payload, at
 
     def take(self, size: int) -> bytes:
         start, self._at = self._at, self._at + size
         if not start <= self._at <= len(self._payload):
             raise ValueError(f"a part of {size} bytes is missing")
-        return self._payload[start : self._at]
+        return bytes(self._payload[start : self._at])
 
 
 class _Codec(NamedTuple):
@@ -153,12 +153,14 @@ def _codec(hint: Any) -> _Codec:
     return _AS_IT_IS
 
 
+@cache
 def _of_arguments(function: Callable[..., Any]) -> _Codec:
     hints = get_type_hints(function)
     hints.pop("return", None)
     return _tuple(list(hints.values()), many=False) if hints else _AS_IT_IS
 
 
+@cache
 def _of_result(function: Callable[..., Any]) -> _Codec:
     return _codec(get_type_hints(function).get("return"))
 

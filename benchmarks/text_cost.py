@@ -18,7 +18,7 @@ from pathlib import Path
 from _report import Figure, Grid, Report, Target, main
 from tokenizers import Tokenizer
 
-from cog_triton.engines.mock import canned_text, word_tokenizer
+from cog_triton.engines.mock import word_tokenizer
 from cog_triton.text.detokenize import Detokenizer
 from cog_triton.text.stop_strings import StopMatcher
 
@@ -37,7 +37,7 @@ def kinds() -> dict[str, tuple[Tokenizer, str]]:
     """Both kinds of tokenizer, each with a text."""
     fallback = "hello world Ä" * 8 + "日本"
     return {
-        "byte-level": (word_tokenizer.make(), canned_text.PASSAGE),
+        "byte-level": (word_tokenizer.make(), word_tokenizer.PASSAGE),
         "byte-fallback": (small_tokenizers.byte_fallback(bos=False), fallback),
     }
 
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> Report:
         ids = made.encode(text, add_special_tokens=False).ids
         ids = list(islice(cycle(ids), max(lengths)))
         report.grids.append(detokenizing(report, name, made, ids, lengths, repeats))
-    words = [f"{word} " for word in canned_text.PASSAGE.split(" ")]
+    words = [f"{word} " for word in word_tokenizer.PASSAGE.split(" ")]
     for name, pieces, stops in (("words", words, STOPS), ("near misses", ["nana"], (NEAR,))):
         line = list(islice(cycle(pieces), max(lengths)))
         report.grids.append(matching(report, name, stops, line, lengths, repeats))

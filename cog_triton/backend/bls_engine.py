@@ -131,7 +131,7 @@ class _HTTPCall:
             for event in events:
                 seen = True
                 yield self._response(event)
-                if FINISH_REASON in event:  # the connection may not end, see `http_thread_queues`
+                if FINISH_REASON in event:  # the connection may not end, see `server_sockets`
                     return
             if self._engine.reports_finish_reason:
                 raise TritonUnavailable(

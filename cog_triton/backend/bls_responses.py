@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cog_triton.backend.bls_inputs import Prompt, Tensors
-from cog_triton.text.stream import TextStream
+from cog_triton.text.stop_strings import TextStream
 from cog_triton.text.tokenizer import EngineTokenizer
 
 _GROWING = ("output_log_probs", "output_ids")

@@ -15,7 +15,7 @@ from cog_triton.errors import CogTritonError, EngineIncompatible, TritonStartFai
 from cog_triton.serving.coglet import prediction_directory
 from cog_triton.system import ports
 from cog_triton.system.work_dir import require_usable
-from cog_triton.triton import http_thread_queues
+from cog_triton.triton import server_sockets
 
 _GB = 1e9
 _QUERY = "name,memory.total,driver_version"
@@ -109,7 +109,7 @@ def predictions() -> Check:
 
 def http_queues() -> Check:
     """Check the length of the queues of Triton's HTTP threads; full ones lose responses."""
-    places = http_thread_queues.attainable_send_buffer() // http_thread_queues.RESPONSE_BYTES
+    places = server_sockets.attainable_send_buffer() // server_sockets.RESPONSE_BYTES
     found = f"{places} responses in the queue of each of Triton's HTTP threads"
     if places < _MIN_QUEUE_LENGTH:
         return warn(

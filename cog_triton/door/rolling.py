@@ -18,7 +18,7 @@ from cog_triton.settings import Settings
 from cog_triton.system import reaper
 from cog_triton.system.gpu_memory_use import gpu_memory_use
 from cog_triton.system.host_memory import host_memory, memory_of
-from cog_triton.triton import grpc_listener
+from cog_triton.triton import server_sockets
 
 _POLL_S = 0.05
 _STILL_S = 10.0
@@ -141,7 +141,7 @@ class Rolling:
         began = time.monotonic()
         try:
             port = self._settings.triton_grpc_port
-            await asyncio.to_thread(grpc_listener.withdraw, old.chain.reaper.process.pid, port)
+            await asyncio.to_thread(server_sockets.withdraw, old.chain.reaper.process.pid, port)
         except OSError as error:
             _LOG.warning("%s takes gRPC connections until it has stopped: %s", old.name, error)
         running, died = old.connections.in_flight, old.exit_code() is not None

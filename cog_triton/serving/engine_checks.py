@@ -1,18 +1,47 @@
-"""Engine checks: one-token requests to engines after a request that failed."""
+"""Engine checks: the canary at start, one-token requests after a request that failed."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from cog_triton.artifact import canary
+from cog_triton.engines.base import EngineFamily
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.admission import Admission
+from cog_triton.serving.generate import TextGenerator
 from cog_triton.triton.replica_streams import ReplicaStreams
 from cog_triton.triton.token_transport import TokenTransport
+
+_log = logging.getLogger(__name__)
+
+
+def check_canary(family: EngineFamily, generator: TextGenerator, *, required: bool) -> None:
+    """Send the canary of the engine directory, if it has one; blocks.
+
+    A failure is logged, for another machine's arithmetic may break a near tie otherwise, and
+    raised only where it is `required`, as while the engine is to take the place of one that serves.
+
+    Raises:
+        CogTritonError: E2112 if the answer differs, or what the request failed with.
+    """
+    try:
+        expected = canary.load(family.directory)
+        if expected is None:
+            return
+        expected.require(generator.greedy_ids(expected.input_ids, len(expected.output_ids)))
+    except CogTritonError as error:
+        if required:
+            raise
+        _log.warning("%s", error)
+    else:
+        _log.info("the canary of %d tokens was answered as built", len(expected.output_ids))
+
 
 TICK_S = 0.1
 _TIMEOUT_S = 30.0

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import EMBEDDING, LENGTH, NO_TOKEN, PROMPT, StepItem
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
-from cog_triton.text.stream import TextStream
+from cog_triton.text.stop_strings import TextStream
 from cog_triton.text.tokenizer import EngineTokenizer
 
 

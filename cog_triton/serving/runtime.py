@@ -16,7 +16,7 @@ from cog_triton.errors import (
 )
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.admission import Admission, admission_for
-from cog_triton.serving.canary_check import check_canary
+from cog_triton.serving.engine_checks import check_canary
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import Observer

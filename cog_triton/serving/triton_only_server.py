@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -16,15 +17,66 @@ from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_client import KeeperClient
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.serving.supervisor import STABLE_S
-from cog_triton.serving.triton_door import TritonDoor
 from cog_triton.settings import Settings, url_host
-from cog_triton.system import ports, process_tuning
+from cog_triton.system import ports, process_tuning, reaper
 from cog_triton.system.redaction import SERVER_KEYS
 from cog_triton.system.run_dir import fresh_run_dir
 from cog_triton.system.work_dir import require_usable
 from cog_triton.triton import launch, liveness
 from cog_triton.triton.client import TritonClient
 from cog_triton.triton.server import TritonServer
+
+_CLOSE_S = 5.0
+
+
+class TritonDoor:
+    """The front door before a Triton that listens on private ports."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._reserved = [ports.reserve() for _ in range(2)]
+        http, metrics = (reserved.getsockname()[1] for reserved in self._reserved)
+        self.triton_settings = settings.model_copy(
+            update={
+                "triton_host": "127.0.0.1",
+                "triton_http_port": http,
+                "triton_metrics_port": metrics,
+            }
+        )
+        environment = {
+            name: str(value)
+            for name, value in (
+                ("TRITON_HOST", settings.triton_host),
+                ("TRITON_HTTP_PORT", settings.triton_http_port),
+                ("TRITON_METRICS_PORT", settings.triton_metrics_port),
+            )
+        }
+        self._process = reaper.spawn(
+            [
+                *(sys.executable, "-m", "cog_triton.door"),
+                *("--beside-triton", str(http), str(metrics)),
+            ],
+            grace=settings.drain_timeout + _CLOSE_S,
+            env={**os.environ, **environment},
+        )
+        self._drain_s = settings.drain_timeout
+
+    def exit_code(self) -> int | None:
+        """How the door ended, None while it is open."""
+        return self._process.poll()
+
+    async def drain(self) -> None:
+        """Have it refuse new requests; returns once those that run have ended, and it with them."""
+        self._process.terminate()
+        deadline = time.monotonic() + self._drain_s + _CLOSE_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """End it at once, and give its ports back."""
+        self._process.kill()
+        for reserved in self._reserved:
+            reserved.close()
+
 
 _POLL_S = 0.1
 

@@ -1,4 +1,4 @@
-"""Pool of child processes that render chat templates; a template that exceeds its limits is killed.
+"""Chat templates: rendered in a pool of child processes, which are killed above their limits.
 
 One round trip takes some 20 us; children start on demand, and end with this process.
 """
@@ -11,11 +11,26 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
+
+from jinja2 import TemplateError, nodes
 
 from cog_triton.errors import BadMessages, TritonTokenizerError, TritonUnknownError
 from cog_triton.ipc.child import PythonChild
 from cog_triton.text import template_child as child
+from cog_triton.text.template_child import environment
+
+
+@lru_cache(maxsize=16)
+def template_variables(source: str) -> frozenset[str]:
+    """Names that the template reads, its own variables included; none if it is broken."""
+    try:
+        tree = environment().parse(source)
+        return frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load")
+    except (TemplateError, RecursionError):
+        return frozenset()
+
 
 CPU_S = 2.0
 MEMORY_BYTES = 512 << 20

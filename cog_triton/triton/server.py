@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import secrets
 import signal
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -13,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
+from cog_triton.errors import CogTritonError, InvalidArgument, TritonStartFailed, TritonUnavailable
 from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_client import KeeperClient
 from cog_triton.keeper.keeper_messages import CHECKPOINT_VARIABLE
@@ -23,9 +24,58 @@ from cog_triton.system.host_memory import OomKills
 from cog_triton.system.redaction import without_secrets
 from cog_triton.system.run_dir import new_shm_prefix
 from cog_triton.system.work_dir import work_dir_errors
-from cog_triton.triton import http_thread_queues, installation, launch, liveness, start_failures
+from cog_triton.triton import installation, launch, liveness, server_sockets
 from cog_triton.triton.model_repository import ENGINE_MODEL, read_config
-from cog_triton.triton.shell_safe import shell_safe
+
+_HINTS = {
+    "Unable to initialize shared memory key": (
+        "/dev/shm is too small, or full: each model needs at least 1 MB there, and what crosses"
+        " between them; make it larger (docker run --shm-size=1g)"
+    ),
+    "Failed to create temporary directory for Python environments": (
+        "/tmp cannot be written: Triton's Python backend needs it; mount a tmpfs there"
+    ),
+    "UnicodeEncodeError: 'ascii' codec": (
+        "a path has characters beyond ASCII, which Triton's Python does not take here: set"
+        " COG_TRITON_WORK_DIR and ENGINE_DIR to paths without them"
+    ),
+    "No space left on device": "a disk, or /dev/shm, is full: free some space",
+    "Cannot allocate memory": "memory is short: give it more, or serve a smaller engine",
+    "std::bad_alloc": "memory is short: give it more, or serve a smaller engine",
+}
+
+
+def hint(log: str) -> str:
+    """What to do, with a colon, by the text of `log`; blank if nothing is known."""
+    for sign, found in _HINTS.items():
+        if sign in log:
+            return f"{found}: "
+    return ""
+
+
+_SAFE = re.compile(r"[\w/.+,:@%=^-]+")
+_SHM = Path("/dev/shm")
+
+
+def shell_safe(path: Path, shm_prefix: str, hosts: str = "") -> Path:
+    """`path` itself if a shell takes it as one word, else a link to it, which goes with the server.
+
+    Names in /dev/shm that begin with `shm_prefix` are removed when the server has ended.
+
+    Raises:
+        InvalidArgument: ranks run on other machines, `hosts`, which have no such link.
+    """
+    if _SAFE.fullmatch(str(path)):
+        return path
+    if hosts:
+        raise InvalidArgument(
+            f"{str(path)!r}: with MPI_HOSTS={hosts!r} it must be of letters, digits and"
+            " / . + , : @ % = ^ _ -; set COG_TRITON_WORK_DIR to another directory"
+        )
+    link = _SHM / f"{shm_prefix}{secrets.token_hex(3)}"
+    link.symlink_to(path, target_is_directory=True)
+    return link
+
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.02
@@ -119,7 +169,7 @@ class TritonServer:
         self._was_ready = True
         for pid in liveness.tritonserver_pids(self.root_pid):
             with suppress(OSError):  # `cog-triton doctor` explains it
-                http_thread_queues.enlarge_send_buffers(pid)
+                server_sockets.enlarge_send_buffers(pid)
 
     async def _launch(self) -> None:
         """Start the process, and the keeper if need be."""
@@ -245,7 +295,7 @@ class TritonServer:
         return self._oom_kills.hint()
 
     def _hint(self) -> str:
-        return start_failures.hint(self.log.read_text("utf-8", "replace"))
+        return hint(self.log.read_text("utf-8", "replace"))
 
     def _port_in_use_hint(self) -> str:
         """Error text for a port that another program took since it was checked, else blank."""

@@ -43,8 +43,8 @@ from vllm_engines import MAX_MODEL_LEN, hugging_face
 
 from cog_triton.engines.vllm import engine_api
 from cog_triton.engines.vllm.argument_types import types_of
-from cog_triton.engines.vllm.embedding_outputs import EmbeddingConverter
 from cog_triton.engines.vllm.engine_errors import coded_error
+from cog_triton.engines.vllm.engine_outputs import EmbeddingConverter
 from cog_triton.engines.vllm.nodes import Nodes, node_arguments
 from cog_triton.engines.vllm.sampling_arguments import from_client
 from cog_triton.errors import CogTritonError, VLLMUnknownError

@@ -32,9 +32,9 @@ from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai.adapter_routes import AdapterRoutes
 from cog_triton.serving.openai.application import create_app
+from cog_triton.serving.openai.listeners import HTTPServer
 from cog_triton.serving.openai.routes import OpenAIRoutes
 from cog_triton.serving.openai.served_models import ServedModels
-from cog_triton.serving.openai.uvicorn_server import HTTPServer
 from cog_triton.serving.telemetry.metrics import Metrics
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import bind

@@ -35,11 +35,10 @@ FOREIGN = {
     "packages/package_installer.py": "reads what pip says",
     "serving/coglet/http_server.py": "Cog's listening socket",
     "serving/openai/image_fetch.py": "fetches an image from elsewhere",
-    "system/foreign_sockets.py": "takes a socket of Triton's",
+    "triton/server_sockets.py": "takes and measures sockets of Triton",
     "system/local_socket.py": "what channels are made of",
     "system/ports.py": "tries which ports are free, and listens for clients",
     "system/private_tmpfs.py": "waits for itself after a fork",
-    "triton/http_thread_queues.py": "measures a socket",
 }
 UNREADABLE = {"pickle", "shelve", "multiprocessing", "dill", "cloudpickle"}
 MARSHAL = {"text/template_child.py", "text/template_process.py"}

@@ -27,7 +27,7 @@ from cog_triton.sizing.gpu_table import Gpu
 from cog_triton.system import ports
 from cog_triton.system.machine import Machine
 from cog_triton.system.ports import free_ports
-from cog_triton.triton import http_thread_queues
+from cog_triton.triton import server_sockets
 from cog_triton.triton.installation import TritonInstallation
 
 
@@ -348,7 +348,7 @@ def test_healthy_means_no_failed_check() -> None:
 def test_short_http_queues_are_a_warning(
     size: int, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_thread_queues, "attainable_send_buffer", lambda: size)
+    monkeypatch.setattr(server_sockets, "attainable_send_buffer", lambda: size)
     found = hardware.http_queues()
     assert found.state is state
     assert str(size // 768) in found.found

@@ -36,7 +36,7 @@ from cog_triton.serving.generate import Stream, TextGenerator
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.settings import Settings, load_settings
 from cog_triton.text.sampling import SamplingParams
-from cog_triton.text.stream import TextStream
+from cog_triton.text.stop_strings import TextStream
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.request_streams import RequestStreams
 

@@ -13,8 +13,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import Overloaded, PromptTooLong
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
-from cog_triton.serving.telemetry.histogram import BatchHistogram
-from cog_triton.serving.telemetry.metrics import Metrics, inter_token_latencies
+from cog_triton.serving.telemetry.metrics import BatchHistogram, Metrics, inter_token_latencies
 from cog_triton.text.sampling import SamplingParams
 
 REQUEST = GenerationRequest(

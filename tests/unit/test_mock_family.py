@@ -17,10 +17,10 @@ from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import NOT_OPTIONS
 from cog_triton.engines.mock import mock_directory
-from cog_triton.engines.mock.canned_text import PASSAGE, WORDS
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.mock_request import INPUTS, MockRequest, decode_request
+from cog_triton.engines.mock.word_tokenizer import PASSAGE, WORDS
 from cog_triton.engines.registry import open_engine
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import EngineCorrupt, InvalidArgument, InvalidPredictorConfig

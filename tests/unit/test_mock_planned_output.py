@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mock_requests import PASSAGE, expected_tokens, request
 
-from cog_triton.engines.mock.planned_output import PlannedOutput, plan_output
+from cog_triton.engines.mock.scheduler import PlannedOutput, plan_output
 from cog_triton.engines.stop_words import StopWords
 from cog_triton.errors import InvalidArgument
 

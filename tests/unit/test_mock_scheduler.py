@@ -14,9 +14,8 @@ from mock_requests import MODEL, PASSAGE, expected_tokens, request
 
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.mock.mock_options import MockOptions
-from cog_triton.engines.mock.scheduler import Scheduler
+from cog_triton.engines.mock.scheduler import Scheduler, TokenSchedule
 from cog_triton.engines.mock.step_clock import StepClock
-from cog_triton.engines.mock.token_schedule import TokenSchedule
 from cog_triton.engines.request import TokenEvent
 from cog_triton.errors import InvalidArgument, PromptTooLong, TritonUnknownError
 from cog_triton.text.guide import Guide

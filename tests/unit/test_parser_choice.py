@@ -10,7 +10,7 @@ from small_tokenizers import byte_level
 
 from cog_triton.serving.openai.parsers.parser_choice import call_parser, reasoning_parser
 from cog_triton.settings import load_settings
-from cog_triton.text.template_variables import template_variables
+from cog_triton.text.template_process import template_variables
 from cog_triton.text.tokenizer import EngineTokenizer
 
 TOOLS = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"

@@ -17,8 +17,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from cog_triton.engines.mock import word_tokenizer
 from cog_triton.errors import PromptTooLong
 from cog_triton.text import prompt_encoder
-from cog_triton.text.prompt_encoder import PromptEncoder
-from cog_triton.text.token_length import max_token_bytes
+from cog_triton.text.prompt_encoder import PromptEncoder, max_token_bytes
 from cog_triton.text.tokenizer import EngineTokenizer
 
 

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
+from cog_triton.serving.openai.parsers.answer_parser import AnswerParser, ReasoningParser
 from cog_triton.serving.openai.parsers.deltas import Answer, Call, join
-from cog_triton.serving.openai.parsers.hermes import HermesParser
-from cog_triton.serving.openai.parsers.reasoning import ReasoningParser
+from cog_triton.serving.openai.parsers.parser_choice import HermesParser
 
 
 def parse(pieces: Iterable[str], *, opened: bool = False, include: bool = True) -> Answer:

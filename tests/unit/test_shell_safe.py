@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.triton.shell_safe import shell_safe
+from cog_triton.triton.server import shell_safe
 
 
 @pytest.mark.parametrize("name", ["plain", "größe", "a.b+c,d:e@f%g=h^i_j-k"])

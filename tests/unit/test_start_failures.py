@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cog_triton.system.host_memory import OomKills
-from cog_triton.triton.start_failures import hint
+from cog_triton.triton.server import hint
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ import cog_triton.pictures
 import cog_triton.serving
 import cog_triton.text
 from cog_triton import errors
+from cog_triton.serving.openai.parsers.answer_parser import NamedCallParser, RequiredCallsParser
 from cog_triton.serving.openai.parsers.call_parser import CallParser
-from cog_triton.serving.openai.parsers.guided_calls import NamedCallParser, RequiredCallsParser
 from cog_triton.serving.openai.parsers.parser_choice import CALL_PARSERS
 from cog_triton.system import log_notes, public_addresses
 

@@ -11,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from text_cases import call as message_with_call
 
-from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
+from cog_triton.serving.openai.parsers.answer_parser import (
+    AnswerParser,
+    NamedCallParser,
+    RequiredCallsParser,
+)
 from cog_triton.serving.openai.parsers.call_parser import CallParser
 from cog_triton.serving.openai.parsers.deltas import Answer, CallArguments, CallStart, Delta, join
-from cog_triton.serving.openai.parsers.guided_calls import NamedCallParser, RequiredCallsParser
-from cog_triton.serving.openai.parsers.hermes import HermesParser
-from cog_triton.serving.openai.parsers.llama3_json import Llama3JsonParser
 from cog_triton.serving.openai.parsers.mistral import MistralParser
+from cog_triton.serving.openai.parsers.parser_choice import HermesParser, Llama3JsonParser
 from cog_triton.serving.openai.parsers.pythonic import PythonicParser
 from cog_triton.text import chat
 

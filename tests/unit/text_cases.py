@@ -19,10 +19,9 @@ from cog_triton.pictures.image_header import read_header
 from cog_triton.pictures.image_limits import ImageLimits, read_data_url
 from cog_triton.serving.openai import requests
 from cog_triton.serving.openai.embeddings import EmbeddingsRequest
-from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
+from cog_triton.serving.openai.parsers.answer_parser import AnswerParser, ReasoningParser
 from cog_triton.serving.openai.parsers.deltas import Content, merge
 from cog_triton.serving.openai.parsers.parser_choice import CALL_PARSERS
-from cog_triton.serving.openai.parsers.reasoning import ReasoningParser
 from cog_triton.serving.openai.request_body import parse_body
 from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest
 from cog_triton.serving.openai.responses_request import translate

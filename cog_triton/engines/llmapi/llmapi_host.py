@@ -10,8 +10,7 @@ from typing import Any, Self
 from cog_triton.engines.async_loop import AsyncEngine
 from cog_triton.engines.llmapi import llmapi_engine
 from cog_triton.engines.llmapi.llmapi_directory import LLMAPIModel, read_model
-from cog_triton.engines.llmapi.llmapi_sampling import from_engine_request
-from cog_triton.engines.llmapi.output_converter import OutputConverter
+from cog_triton.engines.llmapi.llmapi_sampling import OutputConverter, from_engine_request
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_checks import check_prompt
 from cog_triton.errors import CogTritonError, TritonUnknownError

@@ -72,11 +72,11 @@ def make_engine(engines: Path) -> Path:
 def _files() -> dict[str, str]:
     # Late: Triton's stub reads the directory without the tokenizers library.
     from cog_triton.artifact import engine_manifest
-    from cog_triton.engines.mock import canned_text, word_tokenizer
+    from cog_triton.engines.mock import word_tokenizer
 
     made = word_tokenizer.make()
     model = {
-        "output_ids": made.encode(canned_text.PASSAGE, add_special_tokens=False).ids,
+        "output_ids": made.encode(word_tokenizer.PASSAGE, add_special_tokens=False).ids,
         "eos_ids": [made.token_to_id(word_tokenizer.END)],
         "vocab_size": made.get_vocab_size(),
         "max_seq_len": _MAX_SEQ_LEN,

@@ -5,21 +5,118 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.mock.mock_directory import MockModel
-from cog_triton.engines.mock.mock_log_probs import prompt_event, top_log_probs
 from cog_triton.engines.mock.mock_options import MockOptions
-from cog_triton.engines.mock.mock_request import MockRequest
-from cog_triton.engines.mock.planned_output import PlannedOutput, plan_output
-from cog_triton.engines.mock.token_schedule import TokenSchedule
-from cog_triton.engines.request import TokenEvent
+from cog_triton.engines.mock.mock_request import Injection, MockRequest
+from cog_triton.engines.request import FinishReason, TokenEvent
 from cog_triton.engines.request_checks import check_prompt
+from cog_triton.engines.stop_words import StopWords
 from cog_triton.errors import InvalidArgument, TritonUnknownError
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOutput:
+    """Output plan: `steps` tokens are generated, the first `tokens` of them sent.
+
+    They are those of the passage from the place `start` on.
+    """
+
+    steps: int
+    tokens: int
+    end: FinishReason | Injection
+    start: int = 0
+
+
+def plan_output(request: MockRequest, passage: Sequence[int], end_ids: Set[int]) -> PlannedOutput:
+    """Plan the output of `request`; raises E1005 for an injection after the output's end."""
+    output = _stopped(request, passage, end_ids)
+    max_tokens = request.sampling.max_tokens
+    output = output or PlannedOutput(max_tokens, max_tokens, "length")
+    after = request.inject_after - request.resumed_tokens
+    if request.inject is None or after < 0:
+        return output
+    if after >= output.steps:
+        raise InvalidArgument(
+            f"inject_after={after}: must be less than {output.steps}, the tokens that are made"
+        )
+    return PlannedOutput(after + 1, min(after, output.tokens), request.inject)
+
+
+def _stopped(
+    request: MockRequest, passage: Sequence[int], end_ids: Set[int]
+) -> PlannedOutput | None:
+    """The output up to the first end id or stop word, None if there is none."""
+    if end_ids.isdisjoint(passage) and not request.stop_words:
+        return None
+    sampling = request.sampling
+    words = StopWords(request.stop_words, sampling.min_tokens)
+    # One pass over the passage finds whatever there is to find.
+    longest = max(map(len, request.stop_words), default=0)
+    for place in range(min(sampling.max_tokens, sampling.min_tokens + len(passage) + longest)):
+        token = passage[place % len(passage)]
+        if token in end_ids and place >= sampling.min_tokens:
+            return PlannedOutput(place + 1, place, "stop")
+        if words.add(token, 0.0):
+            return PlannedOutput(place + 1, len(words.rest()), "stop")
+    return None
+
+
+_STEP = 2654435761  # neighbouring seeds are far apart in the table
+_SIZE = 4096
+_random = random.Random(0)
+_OFFSETS = [_random.random() - 0.5 for _ in range(_SIZE)]
+
+
+class TokenSchedule:
+    """Due times: token k, from 1 on, at ``begin + k / tps`` seconds, however late others were.
+
+    With a `jitter` up to 1 it is due up to half of that part of 1 / `tps` earlier or later, the
+    same for the same `seed`; never before the one ahead of it. A `tps` of 0 has all due at once.
+    `begin` is when prefill ends.
+    """
+
+    __slots__ = ("_interval", "_jitter", "_seed", "begin")
+
+    def __init__(self, begin: float, tps: float, jitter: float = 0.0, seed: int = 0) -> None:
+        self.begin = begin
+        self._interval = 1 / tps if tps else 0.0
+        self._jitter = jitter
+        self._seed = seed * _STEP
+
+    def due(self, token: int) -> float:
+        """Due time of a token, in seconds of the scheduler's clock."""
+        if self._jitter:
+            offset = _OFFSETS[(self._seed + token) % _SIZE]
+            return self.begin + (token + self._jitter * offset) * self._interval
+        return self.begin + token * self._interval
+
+
+_OF_PROMPT = -1.0
+
+
+def top_log_probs(ids: Sequence[int], top: int, vocab_size: int) -> tuple[list[float], list[int]]:
+    """Log probabilities of generated tokens, and the ids of the `top` likeliest beside each.
+
+    Each token is the likeliest, with 0.0; those with the next ids follow.
+    """
+    values = [0.0, *(-float(place) for place in range(top))]
+    others = [(token + place) % vocab_size for token in ids for place in range(top)]
+    return values * len(ids), others
+
+
+def prompt_event(ids: Sequence[int], top: int, vocab_size: int) -> TokenEvent:
+    """The event of the prompt's tokens; each is as likely as the next ones are less."""
+    values, others = top_log_probs(ids, top, vocab_size)
+    shifted = [value + _OF_PROMPT for value in values]
+    return TokenEvent(list(ids), shifted, alternatives=others, of_prompt=True)
+
 
 _BLOCK_SIZE, _BLOCKS_PER_SLOT = 32, 64
 _UNSUPPORTED = {"bad_words": "bad_words_list", "guide": "guided_decoding_guide"}

@@ -7,7 +7,50 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from cog_triton.engines.mock.canned_text import PASSAGE, WORDS
+# Some characters are several bytes, each a token of its own, and so span responses.
+PASSAGE = """\
+The sea was calm that morning, and the boats lay still in the harbour. An old fisherman sat on \
+the wall and mended his net. “You should go out,” said the girl, “the weather is good.” He \
+smiled. “The weather is good,” he said, “but the fish do not know it yet.” So they drank coffee \
+at the Café Größenwahn, where a sign in the window read 本日休業, which nobody minded, because \
+nobody could read it.
+
+In the evening a wind came up from the south, warm and full of salt. The lamps along the shore \
+were lit, one after another, and the boats went out after all 🌊⛵. The girl counted them: one, \
+two, three, four, and then the fifth, with a red sail. She counted them again when they came home, \
+long after midnight, and there were five, and the holds were full. “Well,” said the old man, “now \
+they know.”
+
+"""
+
+# Words besides those of the passage.
+WORDS = """
+about above across again against all almost also always am among an and animal another answer any
+are around as ask away back be became because become been before began begin being below best better
+between big bird black blue boat body book both boy bring brought brown build but by call called
+came can capital car carry cat change child children city clear close cold come country course cut
+dark day deep did different do does dog done door down draw dry each earth eat eight else end enough
+even ever every example explain eye face fact fall family far fast father feel few field find fire
+first fish five fly follow food foot for found four fox France friend from front game gave get girl
+give go good got great green ground group grow had half hand hard has have he head hear heard heart
+help her here high him his home hot hour house how hundred idea if important in inside into is
+island it its just keep kind king knew know land language large last late lazy learn leave left
+letter life light like line list little live long look low machine made make man many map mark may
+me mean men might mile mind money moon more morning most mother mountain move much music must my
+name near need never new next night nine no north not note nothing now number numeral of off often
+old on once one only open or order other our out over own page paper part people piece place plan
+plant play point poor press problem product pull put question quick rain ran reach read ready real
+red remember rest right river road rock room round rule run said same saw say school sea second see
+seem self sentence serve seven several shape she ship short should show side simple since sing sit
+six sky sleep slow small snow so some song soon sound south space stand star start state stay step
+still stone stop story street strong study such sun sure system table take talk teach tell ten test
+than that the their them then there these they thing think this those thought thousand three through
+time to today together told too took top town travel tree true try turn two under until up upon us
+use very voice walk want war warm was watch water way we week well went were west what wheel when
+where which while white who whole why will wind with without woman wonder wood word work world would
+write year yes yet you young your
+"""
+
 
 _OPENING, END = "<|im_start|>", "<|im_end|>"
 _CHAT_TEMPLATE = (

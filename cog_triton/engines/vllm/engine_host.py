@@ -17,10 +17,10 @@ from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.request_checks import check_prompt
 from cog_triton.engines.vllm import engine_api
-from cog_triton.engines.vllm.embedding_outputs import EmbeddingConverter
 from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.engine_metrics import KVCacheMonitor, MetricsBuffer
 from cog_triton.engines.vllm.engine_outputs import (
+    EmbeddingConverter,
     TextOutputConverter,
     TokenOutputConverter,
     failed,
@@ -28,8 +28,7 @@ from cog_triton.engines.vllm.engine_outputs import (
 )
 from cog_triton.engines.vllm.engine_sleep import EngineSleep, parkable
 from cog_triton.engines.vllm.host_messages import EmbeddingRequest, MetricsRequest, TextRequest
-from cog_triton.engines.vllm.image_decoding import decode_images, image_error
-from cog_triton.engines.vllm.image_models import check_images
+from cog_triton.engines.vllm.image_decoding import check_images, decode_images, image_error
 from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
 from cog_triton.engines.vllm.node_link import Hello, LeaderLinks
 from cog_triton.engines.vllm.nodes import (

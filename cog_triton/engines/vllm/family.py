@@ -13,7 +13,7 @@ from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.resume_rules import ResumeRules
 from cog_triton.engines.vllm.argument_types import types_of
-from cog_triton.engines.vllm.image_models import images_of
+from cog_triton.engines.vllm.image_decoding import images_of
 from cog_triton.engines.vllm.model_arguments import MODEL_FILE, read_arguments
 from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
 from cog_triton.engines.vllm.nodes import LEADER, nodes_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cog_triton.serving.generation import GenerationResult, TextPiece, TokenLogProb
-from cog_triton.serving.openai.delta_objects import delta_object, message_object
-from cog_triton.serving.openai.log_prob_objects import chat_log_probs
+from cog_triton.serving.openai.delta_objects import chat_log_probs, delta_object, message_object
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
 from cog_triton.serving.openai.parsers.deltas import Content, Delta, join
 from cog_triton.serving.openai.responses import ChoiceBuilder, Envelope, Object, sse_event

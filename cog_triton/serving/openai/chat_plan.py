@@ -12,17 +12,20 @@ from cog_triton.errors import InvalidArgument
 from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.serving.openai.ability_checks import check_guide
 from cog_triton.serving.openai.guide_fields import GivenGuide
-from cog_triton.serving.openai.image_parts import ChatImages, chat_images
-from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
+from cog_triton.serving.openai.image_fetch import ChatImages, chat_images
+from cog_triton.serving.openai.parsers.answer_parser import (
+    AnswerParser,
+    NamedCallParser,
+    ReasoningParser,
+    RequiredCallsParser,
+)
 from cog_triton.serving.openai.parsers.call_parser import CallParser
-from cog_triton.serving.openai.parsers.guided_calls import NamedCallParser, RequiredCallsParser
 from cog_triton.serving.openai.parsers.parser_choice import (
     CALL_PARSERS,
     REASONING_MARKERS,
     call_parser,
     reasoning_parser,
 )
-from cog_triton.serving.openai.parsers.reasoning import ReasoningParser
 from cog_triton.serving.openai.requests import ChatRequest
 from cog_triton.serving.openai.tool_requests import NamedTool, Tool, functions
 from cog_triton.settings import Settings
@@ -32,7 +35,7 @@ from cog_triton.text.guide import Guide
 from cog_triton.text.image_messages import ImageURL
 from cog_triton.text.prompts import RenderedPrompt
 from cog_triton.text.structural_tag import CallForm, calls_tag
-from cog_triton.text.template_variables import template_variables
+from cog_triton.text.template_process import template_variables
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.text.tool_schema import arguments_guide, calls_guide
 

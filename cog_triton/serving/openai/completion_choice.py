@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cog_triton.serving.generation import GenerationResult, TextPiece, TokenLogProb
-from cog_triton.serving.openai.log_prob_objects import CompletionLogProbs
+from cog_triton.serving.openai.delta_objects import CompletionLogProbs
 from cog_triton.serving.openai.responses import ChoiceBuilder, Envelope, Object, sse_event
 from cog_triton.text.detokenize import TokenText
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 
+import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -19,14 +22,48 @@ from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.serving.openai.routes import OpenAIRoutes
 from cog_triton.serving.openai.schema import openapi
 from cog_triton.serving.openai.served_models import ServedModels
-from cog_triton.serving.openai.uvicorn_server import BACKLOG, HTTPServer
 from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.composite_observer import CompositeObserver
-from cog_triton.serving.telemetry.engine_memory import EngineMemory
 from cog_triton.serving.telemetry.platform_metrics import PlatformMetrics
-from cog_triton.serving.telemetry.triton_metrics import TritonMetrics
+from cog_triton.serving.telemetry.triton_metrics import EngineMemory, TritonMetrics
 from cog_triton.settings import Settings
 from cog_triton.system.ports import bind
+
+BACKLOG = 4096
+
+
+class HTTPServer:
+    """Serves one application on a listening socket until `stop`, or until the process ends."""
+
+    def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
+        config = uvicorn.Config(
+            app,
+            loop="asyncio",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._socket = listening
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+
+    def start(self) -> None:
+        """Start serving on a thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop serving; running requests get one second."""
+        self._server.should_exit = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.run(self._server.serve([self._socket]))
+
 
 _PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _DEFAULT_MODEL_NAME = "cog-triton"

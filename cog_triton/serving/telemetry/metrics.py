@@ -5,6 +5,9 @@ While a generation runs, only arrival times are recorded; everything is counted 
 
 from __future__ import annotations
 
+import itertools
+import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import (
@@ -17,13 +20,42 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from cog_triton.errors import CogTritonError, TritonUnknownError
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
-from cog_triton.serving.telemetry.histogram import BatchHistogram
 from cog_triton.serving.telemetry.platform_metrics import LoRARequests
+
+
+class BatchHistogram(Collector):
+    """Histogram over ascending upper bounds, `buckets`."""
+
+    def __init__(self, name: str, help_text: str, buckets: Sequence[float]) -> None:
+        self._name, self._help = name, help_text
+        self._bounds = [*buckets, float("inf")]
+        self._counts = [0] * len(self._bounds)
+        self._sum = 0.0
+        self._lock = threading.Lock()
+
+    def observe_many(self, values: Iterable[tuple[float, int]]) -> None:
+        """Observe (value, count) pairs: each value so many times."""
+        bounds = self._bounds
+        found = [(bisect_left(bounds, value), value, count) for value, count in values]
+        with self._lock:
+            for place, value, count in found:
+                self._counts[place] += count
+                self._sum += value * count
+
+    def collect(self) -> Iterable[Metric]:
+        """See `prometheus_client.registry.Collector`."""
+        with self._lock:
+            totals, total = list(itertools.accumulate(self._counts)), self._sum
+        bounds = map(floatToGoString, self._bounds)
+        buckets = list(zip(bounds, totals, strict=True))
+        yield HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=total)
+
 
 _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)

@@ -1,10 +1,10 @@
-"""Parser of a whole answer: reasoning first, then content and tool calls."""
+"""Parser of a whole answer: reasoning first, then content and tool calls, guided ones too."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cog_triton.serving.openai.parsers.call_parser import CallParser
+from cog_triton.serving.openai.parsers.call_parser import CallParser, open_length
 from cog_triton.serving.openai.parsers.deltas import (
     CallArguments,
     CallStart,
@@ -13,8 +13,116 @@ from cog_triton.serving.openai.parsers.deltas import (
     Reasoning,
     merge,
 )
-from cog_triton.serving.openai.parsers.guided_calls import NamedCallParser
-from cog_triton.serving.openai.parsers.reasoning import ReasoningParser
+
+
+class ReasoningParser:
+    """Parser that splits text into reasoning, up to the closing marker, and the answer after it.
+
+    Unless the prompt has `opened` it, only what begins with the opening marker is reasoning.
+    """
+
+    def __init__(self, opening: str, closing: str, *, opened: bool) -> None:
+        self._opening, self._closing = opening, closing
+        self._opened = opened
+        self._state = "start"
+        self._space: list[str] = []
+        self._held = ""
+
+    def feed(self, text: str) -> list[Delta]:
+        """What this text completes."""
+        if self._state == "answer":
+            return [Content(text)] if text else []
+        self._held += text
+        return self._run(final=False)
+
+    def finish(self) -> list[Delta]:
+        """What was held back; call once, after the last text."""
+        return self._run(final=True)
+
+    def _run(self, *, final: bool) -> list[Delta]:
+        deltas: list[Delta] = []
+        if self._state == "start" and (self._held or final):
+            self._start(final=final)
+        if self._state == "reasoning":
+            inside, closing, rest = self._held.partition(self._closing)
+            if closing:
+                self._state, self._held = "answer", rest
+            else:
+                kept = 0 if final else open_length(self._held, self._closing)
+                end = len(self._held) - kept
+                inside, self._held = self._held[:end], self._held[end:]
+            if inside:
+                deltas.append(Reasoning(inside))
+        if self._state == "answer" and self._held:
+            deltas.append(Content(self._held))
+            self._held = ""
+        return deltas
+
+    def _start(self, *, final: bool) -> None:
+        """Look for the opening marker, after white space."""
+        text = self._held.lstrip()
+        self._space.append(self._held[: len(self._held) - len(text)])
+        self._held = text
+        if text.startswith(self._opening):
+            self._held = text[len(self._opening) :]
+            self._state = "reasoning"
+        elif final or not self._opening.startswith(text):
+            self._held = "".join([*self._space, text])
+            self._state = "reasoning" if self._opened else "answer"
+
+
+class RequiredCallsParser(CallParser):
+    """Parser of ``[{"name": ..., "arguments": {...}}, ...]``; anything else is content."""
+
+    _state = "start"
+
+    def _step(self, *, final: bool) -> bool:
+        if self._state == "object":
+            if not self._read_object():
+                return False
+            self._state = "text" if self._broken else "between"
+            return True
+        if self._state == "text":
+            self._say(self._take(len(self._buffer)))
+            return False
+        return self._list_mark("[" if self._state == "start" else ",]")
+
+    def _list_mark(self, expected: str) -> bool:
+        self._keep_space()
+        if not self._buffer:
+            return False
+        mark = self._buffer[0]
+        self._state = "object" if mark in expected and mark in "[," else "text"
+        if mark in expected:
+            self._candidate.append(self._take(1))
+        if mark == "]":
+            self._candidate = []
+        elif mark not in expected:
+            self._reject()
+        return True
+
+
+class NamedCallParser(CallParser):
+    """Parser of the arguments of one call; what does not begin with a brace is content."""
+
+    _state = "start"
+
+    def _step(self, *, final: bool) -> bool:
+        if self._state == "start":
+            self._keep_space()
+            if self._buffer[:1] == "{":
+                (name,) = self._tools
+                self._call(name)
+                self._state = "arguments"
+            elif self._buffer:
+                self._reject()
+                self._state = "text"
+            return bool(self._buffer)
+        if self._state == "arguments" and not self._read_arguments():
+            return False
+        self._state = "text"
+        self._say(self._take(len(self._buffer)))
+        return False
 
 
 class AnswerParser:

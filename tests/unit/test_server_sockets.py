@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cog_triton.triton import http_thread_queues
+from cog_triton.triton import server_sockets
 
 # Tells the send buffers of a pair and of a TCP socket whenever it is asked.
 PROGRAM = """
@@ -48,7 +48,7 @@ def open_here() -> set[str]:
 
 def widened(pid: int) -> int:
     try:
-        return http_thread_queues.enlarge_send_buffers(pid)
+        return server_sockets.enlarge_send_buffers(pid)
     except PermissionError:
         pytest.skip("this system lends no sockets of other processes")
 
@@ -59,14 +59,14 @@ def test_only_unix_sockets_get_a_larger_send_buffer(other: subprocess.Popen[str]
     *after, tcp_after = buffers(other)
     assert min(after) == smallest > max(before)
     assert tcp_after == tcp
-    assert http_thread_queues.attainable_send_buffer() == smallest
+    assert server_sockets.attainable_send_buffer() == smallest
 
 
 def test_no_file_descriptor_is_leaked(other: subprocess.Popen[str]) -> None:
     buffers(other)
     before = open_here()
     widened(other.pid)
-    http_thread_queues.attainable_send_buffer()
+    server_sockets.attainable_send_buffer()
     assert open_here() == before
 
 
@@ -74,7 +74,7 @@ def test_missing_process_raises_os_error() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
     with pytest.raises(OSError, match="No such"):
-        http_thread_queues.enlarge_send_buffers(process.pid)
+        server_sockets.enlarge_send_buffers(process.pid)
 
 
 def test_default_send_buffer_is_reported_without_permission(
@@ -89,4 +89,4 @@ def test_default_send_buffer_is_reported_without_permission(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    assert http_thread_queues.attainable_send_buffer() == default
+    assert server_sockets.attainable_send_buffer() == default

@@ -7,8 +7,9 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from cog_triton import __version__
 from cog_triton.artifact import engine_config, engine_manifest, engine_tar, tar_members
@@ -134,11 +135,13 @@ def write(
     members: dict[str, Path | bytes] = {**_tokenizer(described, model_dir), **files}
     if "tokenizer.json" not in members:
         echo("[package] warning: neither engine nor model has tokenizer.json, which a runner needs")
-    _check_settings(config, described, engine_dir)
-    packed_adapters.check_built(adapters, described, engine_dir)
+    runtime = {} if config.runtime is None else carried(config.runtime)
+    if runtime:
+        _check_settings(runtime, described, engine_dir)
+    if adapters:
+        packed_adapters.check_built(adapters, described, engine_dir)
     for each in adapters:
         members |= each.members()
-    runtime = carried(config.runtime)
     versions = _versions(described, echo)
     sm, gpu_name = _gpus(described, echo)
     limits = described.build_config
@@ -205,15 +208,13 @@ class _Progress:
             self._echo(f"[package] {share:.0%} of {self._total / 1e6:.0f} MB")
 
 
-def _check_settings(config: BuildConfig, built: EngineConfig, directory: Path) -> None:
-    """Check `config`'s `runtime` against the engine in `directory`, whose config.json is `built`.
+def _check_settings(given: Mapping[str, Any], built: EngineConfig, directory: Path) -> None:
+    """Check what a config's `runtime` has against the engine in `directory`, whose config.json is
+    `built`: a mistake costs no build, as the engine stays in the step cache.
 
     Raises:
         BuildConfigInvalid: names every setting that this engine cannot be served with.
     """
-    given = carried(config.runtime)
-    if not given:
-        return
     engine = Engine(directory, built, ReleaseContract.of(built.version))
     parameters = render_config.resolve_defaults(Parameters.parse(given), engine)
     problems = [

@@ -56,11 +56,10 @@ def prepare(
         DiskFull: there is no room.
     """
     shutil.rmtree(work_dir / DIRECTORY, ignore_errors=True)
-    limits = limits_of(config, model) if config.lora_adapters else None
+    limits = limits_of(config, model)
     token = None if config.hf_token is None else config.hf_token.get_secret_value()
     packed = []
     for name, wanted in config.lora_adapters.items():
-        assert limits is not None
         with naming(name):
             fetched = fetch_adapter(
                 wanted.source,

@@ -85,9 +85,10 @@ class Build:
             point_at(link, model.path)
         for note in notes(plan, model.path):
             self.echo(note)
-        self.adapters = packed_adapters.prepare(
-            plan.config, model.path, self.workspace.models, plan.work_dir, self.echo
-        )
+        if plan.config.lora_adapters:
+            self.adapters = packed_adapters.prepare(
+                plan.config, model.path, self.workspace.models, plan.work_dir, self.echo
+            )
 
     def step(self, number: int) -> None:
         """Run a step, unless what it would write is here already, or in another work directory."""

@@ -84,7 +84,7 @@ def run_step(
             raise type(refused)(f"[{step.name}] {refused.detail}")
         failed: type[FrameworkError] = BuildStepFailed
         full = ""
-        if any(text in stream.text for text in _NO_SPACE):
+        if any(text in line for text in _NO_SPACE for line in stream.last):
             failed = DiskFull
         elif place := _full_disk(step):
             failed, full = DiskFull, f", and no space is left in {place}"
@@ -182,18 +182,11 @@ class OutputStream:
     def __init__(self, name: str, log: Path, echo: Echo, secrets: Sequence[str]) -> None:
         self.last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
         """The last lines, without their ends."""
-        self.last_line_at = time.monotonic()
-        """Time of the last line, of `time.monotonic`."""
         self.failure: BaseException | None = None
         """Why `run` ended before its source did."""
         self.log = log
         self._name, self._echo = name, echo
         self._secrets = [secret for secret in secrets if secret]
-
-    @property
-    def text(self) -> str:
-        """The last lines as one text."""
-        return "\n".join(self.last)
 
     def run(self, source: io.TextIOWrapper) -> None:
         """Read until `source` ends or a `failure`, after which the step's next write ends it."""
@@ -209,14 +202,13 @@ class OutputStream:
         for line in self._redacted(source):
             file.write(line)
             file.flush()
-            self.last_line_at = time.monotonic()
             if redrawn and self.last:
                 self.last.pop()
             redrawn = line.endswith("\r")
             self.last.append(line.rstrip("\r\n"))
-            if not redrawn or self.last_line_at - echoed_at >= _REDRAW_S:
-                echoed_at = self.last_line_at
-                self.say(self.last[-1])
+            if not redrawn or time.monotonic() - echoed_at >= _REDRAW_S:
+                echoed_at = time.monotonic()
+                self._echo(f"[{self._name}] {self.last[-1]}")
 
     def _redacted(self, source: io.TextIOWrapper) -> Iterator[str]:
         """Lines, long ones in pieces, none of which ends within a secret."""
@@ -233,10 +225,6 @@ class OutputStream:
                 yield line[:cut]
         if kept:
             yield kept
-
-    def say(self, line: str) -> None:
-        """Echo a line as one of the step's."""
-        self._echo(f"[{self._name}] {line}")
 
 
 def _written(step: Step, since_ns: int) -> Path:

@@ -13,7 +13,7 @@ from cog_triton.system.terminal import coded_errors
 from cog_triton.system.terminal_progress import ProgressLine
 
 if TYPE_CHECKING:
-    from cog_triton.door.control_messages import Command, Progress
+    from cog_triton.door.control import Command, Progress
 
 _PROJECT = (
     "import sys; from cog_triton.system.paths import cog_project; print(cog_project(sys.argv[1]))"
@@ -75,7 +75,7 @@ def roll(
     Example: cog-triton roll --python /opt/cog-triton-2/bin/python
     """
     with coded_errors():
-        from cog_triton.door.control_messages import Command, ask
+        from cog_triton.door.control import Command, ask
 
         (status,) = ask(port, Command(command="status"))
         command = _command(status, engine, family, python, config, force=force)
@@ -102,7 +102,7 @@ def _command(
 ) -> Command:
     """The roll that is asked of the server, once the engine is fetched and converted."""
     from cog_triton.artifact.engine_manifest import engine_bytes
-    from cog_triton.door.control_messages import Command
+    from cog_triton.door.control import Command
     from cog_triton.errors import InvalidArgument
     from cog_triton.models.model_name import recognize
     from cog_triton.serving.cog_environment import engine_environment

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from cog_triton import errors
-from cog_triton.door.access import Access
 from cog_triton.door.event_stream import CodedEnd, code_first, worker_death
 from cog_triton.door.gate import STOPPING, PrivateGate, cog_refusal, status_of
-from cog_triton.door.large_bodies import LargeBodies
-from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Refused, Request, json_answer
 from cog_triton.door.prediction_bodies import (
     FEW_ITEMS,
@@ -22,7 +19,6 @@ from cog_triton.door.prediction_bodies import (
     require_safe_id,
     unknown_inputs,
 )
-from cog_triton.door.upstream import Route
 from cog_triton.door.webhook_relay import WebhookRelay
 from cog_triton.system.log_notes import log_once
 from cog_triton.system.printable import printable
@@ -40,25 +36,16 @@ _CANCEL = re.compile(rf"POST /predictions/{_ID}/cancel")
 _STOP = "POST /shutdown"
 
 
+@dataclass(eq=False)
 class CogGate(PrivateGate):
     """Decides on requests to Cog; answers have the shape of Cog's errors."""
 
     error_event = b"event: completed\n"
     ends_work = re.compile(rf"{_CANCEL.pattern}|{_STOP}")
 
-    def __init__(
-        self,
-        route: Route,
-        access: Access,
-        limits: Limits,
-        large_bodies: LargeBodies,
-        webhooks: WebhookRelay,
-        page_port: int | None = None,
-    ) -> None:
-        """`page_port` is the public port with the page to try the model with, if there is one."""
-        super().__init__(route, access, limits, large_bodies)
-        self._webhooks = webhooks
-        self._page_port = page_port
+    webhooks: WebhookRelay
+    page_port: int | None = None
+    """Public port with the page to try the model with, if there is one."""
 
     def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
         """See `gate.Gate`."""
@@ -66,31 +53,31 @@ class CogGate(PrivateGate):
 
     async def _decide(self, request: Request) -> Forward | Answer:
         path, reads = request.path, request.method in ("GET", "HEAD")
-        swapping = self._route.upstreams.swapping
+        swapping = self.route.upstreams.swapping
         if reads and path == _HEALTH:
-            if self._route.upstreams.stopping:  # 200 is for liveness probes, as of Cog
+            if self.route.upstreams.stopping:  # 200 is for liveness probes, as of Cog
                 reason = str(errors.TritonUnavailable(STOPPING))
                 return json_answer(200, {"status": "UNHEALTHY", "user_healthcheck_error": reason})
             starting = swapping is not None and not swapping.ready
-            if starting or not self._route.upstream.state.listens:
+            if starting or not self.route.upstream.state.listens:
                 return json_answer(503, {"status": "STARTING"})
-            health = self._route.upstream.state.revise_health
+            health = self.route.upstream.state.revise_health
             return replace(self._forward(request), revise=health)
         asked = f"{request.method} {path}"
         if asked == "HEAD /":  # liveness of Cog's parent
             return self._forward(request)
         if asked == _STOP:
-            self._access.check_stop(request)
-            self._route.upstreams.ask_to_stop()
+            self.access.check_stop(request)
+            self.route.upstreams.ask_to_stop()
             return json_answer(200, {})
-        self._access.check(request)
+        self.access.check(request)
         if reads and path == "/docs":  # Cog's own index names it
             return Answer(307, b"", headers=((b"location", b"/openapi.json"),))
-        if asked == "GET /" and self._page_port:
-            page = f"http://{request.host_name or 'localhost'}:{self._page_port}/"
+        if asked == "GET /" and self.page_port:
+            page = f"http://{request.host_name or 'localhost'}:{self.page_port}/"
             return replace(self._forward(request), revise=partial(_with_page, page))
         if _CANCEL.fullmatch(asked):
-            for draining in self._route.others:
+            for draining in self.route.others:
                 if await draining.cancels(path.encode()):
                     return Answer(200, b"{}")
             return self._forward(request)
@@ -102,28 +89,28 @@ class CogGate(PrivateGate):
         request = _require_json(request)
         await self._require_bounded(body)
         if body.count(b",") > FEW_ITEMS:
-            await self._large_bodies.run(len(body), require_objects, body)
+            await self.large_bodies.run(len(body), require_objects, body)
         if body and not body.lstrip(_BLANKS).startswith(b"{"):  # coglet reads lists by position
             raise errors.InvalidArgument("body: must be a JSON object")
         if request.method == "PUT":
             require_safe_id(path.rpartition("/")[2])
         if _MAY_NAME_PLACES.search(body):
-            to_us = self._webhooks.address()
-            if found := await self._large_bodies.run(len(body), relayed, body, to_us):
+            to_us = self.webhooks.address()
+            if found := await self.large_bodies.run(len(body), relayed, body, to_us):
                 url, body = found
-                await self._webhooks.expect(url)
+                await self.webhooks.expect(url)
                 request = replace(request, body=body)
-        state = self._route.upstream.state
+        state = self.route.upstream.state
         await state.require_serving()
         if known := await state.input_names():
-            for name in await self._large_bodies.run(len(body), unknown_inputs, body, known):
+            for name in await self.large_bodies.run(len(body), unknown_inputs, body, known):
                 log_once(_log, f"input {printable(name)!r} of predictions is unknown, and ignored")
         if swapping is not None and b"respond-async" in request.header(b"prefer"):
             raise errors.InvalidArgument(
                 "Prefer: respond-async: not with several models (--swap), which wait for"
                 " connections to end"
             )
-        to = await self._route.upstream_of()
+        to = await self.route.upstream_of()
         return replace(self._forward(request, to), revise=_revised, edit=CodedEnd())
 
 

@@ -11,7 +11,7 @@ from cog_triton.door.access import Access, is_loopback
 from cog_triton.door.chain_launcher import ChainLauncher
 from cog_triton.door.client_connection import ClientConnection, Connections
 from cog_triton.door.cog_gate import CogGate
-from cog_triton.door.control_socket import ControlSocket
+from cog_triton.door.control import ControlSocket
 from cog_triton.door.gate import Gate
 from cog_triton.door.graceful_stop import GracefulStop
 from cog_triton.door.large_bodies import LargeBodies
@@ -19,7 +19,7 @@ from cog_triton.door.limits import Limits
 from cog_triton.door.listener import Listener
 from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
 from cog_triton.door.read_coalescing import ReadCoalescing
-from cog_triton.door.rolling import Commands, Rolling
+from cog_triton.door.rolling import Rolling
 from cog_triton.door.swapping import Swapping, first_variant
 from cog_triton.door.triton_gate import TritonGate
 from cog_triton.door.upstream import Route, Upstream, Upstreams
@@ -84,9 +84,7 @@ class FrontDoor:
         if isinstance(behind, ChainLauncher) and "TRITON_HTTP_PORT" in sockets:
             rolling = Rolling(self._settings, upstreams, behind, watches=self._watches)
             stop.before(rolling.abandon)
-            control = ControlSocket(
-                self._settings.port, Commands(self._settings, rolling, upstreams)
-            )
+            control = ControlSocket(self._settings.port, rolling.handle)
         stopping = loop.create_task(stop.run())
         try:
             code = await self._until_ended(upstreams, stopping)

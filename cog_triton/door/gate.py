@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -67,8 +68,14 @@ class Gate(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class PrivateGate(ABC):
     """Base of gates before the servers of a `route`; a coded error is refused with its status."""
+
+    route: Route
+    access: Access
+    limits: Limits
+    large_bodies: LargeBodies
 
     dropped = frozenset({b"authorization"})
     """Headers that are not passed on."""
@@ -81,19 +88,10 @@ class PrivateGate(ABC):
     ends_work = _NEVER
     """Requests ("METHOD path") that are taken while it stops, beside those that only read."""
 
-    def __init__(
-        self, route: Route, access: Access, limits: Limits, large_bodies: LargeBodies
-    ) -> None:
-        self._route = route
-        self._access = access
-        self._limits = limits
-        self._large_bodies = large_bodies
-        self._json_limits = JSONLimits(limits.json_depth, limits.json_values, self.numbers)
-
     async def decide(self, request: Request) -> Forward | Answer:
         """See `Gate`."""
         try:
-            if self._route.upstreams.stopping:
+            if self.route.upstreams.stopping:
                 self._refuse_new(request)
             return await self._decide(request)
         except errors.CogTritonError as error:
@@ -115,13 +113,13 @@ class PrivateGate(ABC):
         """As `decide`; raises coded errors."""
 
     async def _require_bounded(self, body: bytes) -> None:
-        await self._large_bodies.run(len(body), require_bounded, body, self._json_limits)
+        await self.large_bodies.run(len(body), require_bounded, body, self.json_limits)
 
     def _forward(self, request: Request, to: Upstream | None = None) -> Forward:
-        upstream = to or self._route.upstream
+        upstream = to or self.route.upstream
         return Forward(
             upstream.connections,
-            upstream.ports[self._route.port],
+            upstream.ports[self.route.port],
             request.method,
             request.target,
             [pair for pair in request.headers if pair[0] not in self.dropped],
@@ -129,6 +127,11 @@ class PrivateGate(ABC):
             request.version,
             cut=self._cut,
         )
+
+    @cached_property
+    def json_limits(self) -> JSONLimits:
+        """Bounds of the JSON of a body."""
+        return JSONLimits(self.limits.json_depth, self.limits.json_values, self.numbers)
 
     @cached_property
     def _cut(self) -> bytes:

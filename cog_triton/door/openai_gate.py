@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from cog_triton import errors
-from cog_triton.door.access import Access
 from cog_triton.door.gate import PrivateGate, openai_refusal
 from cog_triton.door.json_body import Numbers
-from cog_triton.door.large_bodies import LargeBodies
-from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Request, json_answer
 from cog_triton.door.swapping import model_of
-from cog_triton.door.upstream import Route
 from cog_triton.serving.openai.page import static_page
 
 _HEALTH = "/health"
@@ -28,26 +24,16 @@ _PAGE = Answer(
 )
 
 
+@dataclass(eq=False)
 class OpenAIGate(PrivateGate):
     """Decides on requests to the OpenAI API; answers have the shape of its errors."""
 
     numbers = Numbers.IDS
     readiness = re.compile(_HEALTH)
 
-    def __init__(
-        self,
-        route: Route,
-        access: Access,
-        limits: Limits,
-        large_bodies: LargeBodies,
-        *,
-        metrics_public: bool,
-        page: bool = False,
-    ) -> None:
-        """`page` says whether ``/`` is the page, which needs no key: it asks for one."""
-        super().__init__(route, access, limits, large_bodies)
-        self._open = {_HEALTH, *(_METRICS if metrics_public else ())}
-        self._page = page
+    metrics_public: bool = field(kw_only=True)
+    page: bool = field(default=False, kw_only=True)
+    """Whether ``/`` is the page, which needs no key: it asks for one."""
 
     def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
         """See `gate.Gate`."""
@@ -55,21 +41,22 @@ class OpenAIGate(PrivateGate):
 
     async def _decide(self, request: Request) -> Forward | Answer:
         reads = request.method in ("GET", "HEAD")
-        asks_page = self._page and reads and request.path == static_page.PATH
-        if asks_page and self._access.api_key is not None:
+        asks_page = self.page and reads and request.path == static_page.PATH
+        if asks_page and self.access.api_key is not None:
             return _PAGE
         if request.path == _HEALTH:
-            self._route.upstream.state.require_checked()
-        if not (reads and request.path in self._open):
-            self._access.check(request)
+            self.route.upstream.state.require_checked()
+        public = (_HEALTH, *_METRICS) if self.metrics_public else (_HEALTH,)
+        if not (reads and request.path in public):
+            self.access.check(request)
         if asks_page:
             return _PAGE
-        if request.path in _KEY_ONLY and self._access.api_key is None:
+        if request.path in _KEY_ONLY and self.access.api_key is None:
             raise errors.Unauthorized(
                 "adapters are loaded at run time where COG_TRITON_API_KEY is set, and it is not"
             )
         await self._require_bounded(request.body)
-        swapping = self._route.upstreams.swapping
+        swapping = self.route.upstreams.swapping
         if swapping is None:
             return self._forward(request)
         if reads and request.path in _METRICS:
@@ -81,8 +68,8 @@ class OpenAIGate(PrivateGate):
             described = [model for model in swapping.models if model["id"] == asked]
             return json_answer(200, described[0]) if described else self._forward(request)
         body = request.body
-        name = await self._large_bodies.run(len(body), model_of, body)
-        return self._forward(request, await self._route.upstream_of(name))
+        name = await self.large_bodies.run(len(body), model_of, body)
+        return self._forward(request, await self.route.upstream_of(name))
 
 
 class MetricsGate(OpenAIGate):

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from cog_triton import errors
 from cog_triton.artifact.engine_manifest import engine_bytes
 from cog_triton.door.chain_launcher import ChainLauncher
-from cog_triton.door.control_messages import Command, Progress
-from cog_triton.door.control_socket import Send
+from cog_triton.door.control import Command, Progress, Send
 from cog_triton.door.upstream import Upstream, Upstreams, Variant
 from cog_triton.serving.cog_health import still_starting
 from cog_triton.settings import Settings
@@ -20,9 +19,7 @@ from cog_triton.system.gpu_memory_use import gpu_memory_use
 from cog_triton.system.host_memory import host_memory, memory_of
 from cog_triton.triton import server_sockets
 
-_POLL_S = 0.05
 _STILL_S = 10.0
-_READY = "READY"
 _LOG = logging.getLogger(__name__)
 Echo = Callable[[str], None]
 _GIB = 1 << 30
@@ -72,6 +69,20 @@ class Rolling:
         finally:
             self._label = None
 
+    async def handle(self, command: Command, send: Send, left: asyncio.Event) -> Progress:
+        """Carry out a `command` of the control socket; the last answer to it, or a coded error."""
+        if command.command == "roll":
+            last = await self.roll(command, lambda line: send(Progress(say=line)), left)
+            return Progress(say=last, done=True)
+        chain = self._upstreams.serving.chain
+        return Progress(
+            say=f"{self._upstreams.serving.name} serves",
+            done=True,
+            work_dir=self._settings.work_dir.resolve(),
+            mock=bool(chain and chain.environment.get("COG_TRITON_ENGINE")),
+            drain_timeout=self._settings.drain_timeout,
+        )
+
     def abandon(self) -> None:
         """Undo a roll that has not switched: the door is to drain."""
         if self._starting is not None:
@@ -118,15 +129,14 @@ class Rolling:
 
     async def _until_ready(self, new: Upstream, echo: Echo) -> None:
         began = said = time.monotonic()
-        while new.state.status != _READY:
-            if (code := new.exit_code()) is not None:
-                raise errors.TritonStartFailed(f"{new.name} exited with code {code} while starting")
-            if new.state.status == "SETUP_FAILED":
-                raise new.state.failure or errors.TritonStartFailed(f"{new.name}: set-up failed")
+
+        def waiting() -> None:
+            nonlocal said
             if (now := time.monotonic()) - said >= _STILL_S:
                 said = now
                 echo(still_starting(self._settings, now - began))
-            await asyncio.sleep(_POLL_S)
+
+        await new.until_ready(waiting)
 
     def _switch(self, new: Upstream) -> None:
         """Send every request that is decided on from now on to `new`."""
@@ -197,27 +207,4 @@ def _require(
             f" takes {taken / _GIB:.1f}, and {free / _GIB:.1f} are free: give the machine or"
             " container more, stop the server and start it with the new engine, or try it with"
             " --force"
-        )
-
-
-class Commands:
-    """Handler of a door's control socket; see `Command` for what there is."""
-
-    def __init__(self, settings: Settings, rolling: Rolling, upstreams: Upstreams) -> None:
-        self._settings = settings
-        self._rolling = rolling
-        self._upstreams = upstreams
-
-    async def __call__(self, command: Command, send: Send, left: asyncio.Event) -> Progress:
-        """Carry out `command`; the last answer to it. Raises a coded error if it failed."""
-        if command.command == "roll":
-            last = await self._rolling.roll(command, lambda line: send(Progress(say=line)), left)
-            return Progress(say=last, done=True)
-        chain = self._upstreams.serving.chain
-        return Progress(
-            say=f"{self._upstreams.serving.name} serves",
-            done=True,
-            work_dir=self._settings.work_dir.resolve(),
-            mock=bool(chain and chain.environment.get("COG_TRITON_ENGINE")),
-            drain_timeout=self._settings.drain_timeout,
         )

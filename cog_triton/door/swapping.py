@@ -20,6 +20,7 @@ from typing import Any
 
 from cog_triton import errors
 from cog_triton.door.chain_launcher import ChainLauncher
+from cog_triton.door.gate import STOPPING
 from cog_triton.door.message import Answer
 from cog_triton.door.upstream import PrivatePorts, Upstream, Upstreams, Variant
 from cog_triton.door.upstream_connections import read_json
@@ -33,7 +34,6 @@ _GRPC = "TRITON_GRPC_PORT"
 _POLL_S = 0.02
 _ORDER_S = 300.0
 _QUEUE = 64
-_READY = "READY"
 
 
 def model_of(body: bytes) -> str | None:
@@ -109,7 +109,7 @@ class Swapping:
         self._refusing = True
         for _, turn in self._waiting:
             if not turn.done():
-                turn.set_exception(_stopping())
+                turn.set_exception(errors.TritonUnavailable(STOPPING))
 
     @property
     def models(self) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ class Swapping:
         seat = self._seat(model)
         while seat is not self._resident or self._draining:
             if self._refusing:
-                raise _stopping()
+                raise errors.TritonUnavailable(STOPPING)
             if seat.upstream.exit_code() is not None:
                 raise errors.TritonUnavailable(f"the server of model {seat.name!r} has ended")
             if len(self._waiting) >= self._most:
@@ -257,12 +257,7 @@ class Swapping:
 
     async def _until_ready(self, seat: Seat) -> None:
         upstream = seat.upstream
-        while upstream.state.status != _READY:
-            if (code := upstream.exit_code()) is not None:
-                raise errors.TritonStartFailed(f"{upstream.name} exited with {code} while starting")
-            if upstream.state.status == "SETUP_FAILED":
-                raise upstream.state.failure or errors.TritonStartFailed("set-up failed")
-            await asyncio.sleep(_POLL_S)
+        await upstream.until_ready()
         try:
             listed = await read_json(upstream.ports["OPENAI_PORT"], b"/v1/models")
             seat.models = list(listed["data"])
@@ -274,10 +269,6 @@ class Swapping:
         error = await asyncio.to_thread(_answer, seat.keeper, order)
         if error is not None:
             raise error
-
-
-def _stopping() -> errors.TritonUnavailable:
-    return errors.TritonUnavailable("the server is stopping; try again")
 
 
 def _answer(keeper: str, order: ParkLeased | UnparkLeased) -> errors.CogTritonError | None:

@@ -11,15 +11,12 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from cog_triton import errors
-from cog_triton.door.access import Access
 from cog_triton.door.gate import PrivateGate, status_of, triton_refusal
 from cog_triton.door.json_body import Numbers, inflated
-from cog_triton.door.large_bodies import LargeBodies
-from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Request, json_answer
 from cog_triton.door.triton_bodies import (
     ModelTensors,
@@ -27,7 +24,7 @@ from cog_triton.door.triton_bodies import (
     rewritten_index,
     rewritten_inference,
 )
-from cog_triton.door.upstream import Route, Upstream
+from cog_triton.door.upstream import Upstream
 from cog_triton.door.upstream_connections import ask
 from cog_triton.triton.private_models import PRIVATE_MODELS
 
@@ -99,6 +96,7 @@ def _datatype(config_type: str) -> str:
     return "BYTES" if config_type == "TYPE_STRING" else config_type.removeprefix("TYPE_")
 
 
+@dataclass(eq=False)
 class TritonGate(PrivateGate):
     """Decides on requests to Triton's HTTP port; answers have the shape of Triton's errors."""
 
@@ -106,16 +104,7 @@ class TritonGate(PrivateGate):
     readiness = re.compile(rf"/v2/health/ready|{_MODEL}/ready", re.ASCII)
     dropped = frozenset({b"content-encoding", b"authorization", _HEADER_LENGTH})
 
-    def __init__(
-        self,
-        route: Route,
-        access: Access,
-        limits: Limits,
-        large_bodies: LargeBodies,
-        models: ServedModels | None = None,
-    ) -> None:
-        super().__init__(route, access, limits, large_bodies)
-        self._models = models or ServedModels()
+    models: ServedModels = field(default_factory=ServedModels)
 
     def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
         """See `gate.Gate`."""
@@ -126,14 +115,14 @@ class TritonGate(PrivateGate):
         reads = request.method in ("GET", "HEAD")
         if reads and _HEALTH.fullmatch(path):
             return self._passed(request, b"")
-        self._access.check(request)
+        self.access.check(request)
         if private := _PRIVATE.fullmatch(path):
             raise errors.NotFound(f"Request for unknown model: '{private[1]}' is not found")
         if reads and _READ.fullmatch(path):
             return self._passed(request, b"")
         if request.method == "POST" and path == _INDEX:
             body = await self._inflated(request)
-            body = await self._large_bodies.run(len(body), rewritten_index, body, self._json_limits)
+            body = await self.large_bodies.run(len(body), rewritten_index, body, self.json_limits)
             return self._passed(request, body)
         infers = _INFER.fullmatch(path)
         if request.method == "POST" and (called := infers or _GENERATE.fullmatch(path)):
@@ -144,12 +133,12 @@ class TritonGate(PrivateGate):
 
     async def _called(self, request: Request, model: str, *, infers: bool) -> Forward | Answer:
         """A call of the model at that path, with what of its body is allowed."""
-        serving = self._route.upstream
-        tensors = await self._models.tensors(serving, serving.ports[self._route.port], model)
+        serving = self.route.upstream
+        tensors = await self.models.tensors(serving, serving.ports[self.route.port], model)
         if isinstance(tensors, Answer):
             return coded_failure(tensors.status, tensors.body) or tensors
         body = await self._inflated(request)
-        run, bounds = self._large_bodies.run, self._json_limits
+        run, bounds = self.large_bodies.run, self.json_limits
         header_length = None
         if infers:
             length = request.header(_HEADER_LENGTH)
@@ -157,16 +146,16 @@ class TritonGate(PrivateGate):
             body, header_length = await checked
         else:
             body = await run(len(body), rewritten_generation, body, bounds, tensors)
-        to = await self._route.upstream_of()
+        to = await self.route.upstream_of()
         forward = self._passed(request, body, header_length, to)
         use = to.chain.triton_use if to.chain is not None else None
         return forward if use is None else replace(forward, use=use.request)
 
     async def _inflated(self, request: Request) -> bytes:
-        limits, encoding = self._limits, request.header(b"content-encoding")
+        limits, encoding = self.limits, request.header(b"content-encoding")
         # What is compressed may be large.
         size = limits.body_bytes if encoding else len(request.body)
-        run = self._large_bodies.run
+        run = self.large_bodies.run
         return await run(size, inflated, request.body, encoding, limits.body_bytes)
 
     def _passed(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cog_triton.door.cog_state import CogState
 from cog_triton.door.upstream_connections import UpstreamConnections, ask, read_json
-from cog_triton.errors import CogTritonError
+from cog_triton.errors import CogTritonError, TritonStartFailed
 from cog_triton.serving.cog_liveness import CogWatch
 from cog_triton.serving.drain_file import request_drain
 from cog_triton.serving.triton_use import TritonUseReport
@@ -120,6 +120,16 @@ class Upstream:
         if self.chain is not None:
             guard = self._kill_if_lost(settings, self.chain.reaper)
             self._tasks.append(asyncio.get_running_loop().create_task(guard))
+
+    async def until_ready(self, waiting: Callable[[], None] = lambda: None) -> None:
+        """Wait until predictions pass, calling `waiting`; raises a coded error if that fails."""
+        while self.state.status != "READY":
+            if (code := self.exit_code()) is not None:
+                raise TritonStartFailed(f"{self.name} exited with code {code} while starting")
+            if self.state.status == "SETUP_FAILED":
+                raise self.state.failure or TritonStartFailed(f"{self.name}: set-up failed")
+            waiting()
+            await asyncio.sleep(_POLL_S)
 
     async def ended(self) -> int:
         """Wait until the chain has ended; its exit code."""

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from small_door import run, until
 
-from cog_triton.door.control_messages import Command, Progress, ask, control_name
-from cog_triton.door.control_socket import ControlSocket, Send
+from cog_triton.door.control import Command, ControlSocket, Progress, Send, ask, control_name
 from cog_triton.errors import EngineCorrupt, RollFailed
 from cog_triton.system import local_socket
 

@@ -351,7 +351,7 @@ def test_predictions_are_a_coded_503_while_cog_cannot_take_them(
     health: dict[str, Any], code: str
 ) -> None:
     gate = cog()
-    gate._route.upstream.state._take(health)
+    gate.route.upstream.state._take(health)
     accept = (b"accept", b"text/event-stream")
     for method, path in (("POST", "/predictions"), ("PUT", "/predictions/a")):
         found = decided(gate, method, path, b'{"input":{}}', accept)
@@ -564,7 +564,7 @@ def test_unknown_inputs_of_predictions_are_refused_or_noted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gate = cog()
-    gate._route.upstream.state._inputs = frozenset({"prompt"})
+    gate.route.upstream.state._inputs = frozenset({"prompt"})
     for method, path in (("POST", "/predictions"), ("PUT", "/predictions/a")):
         for body in (b'{"input":{"promt":"a"}}', b'{"input":{"prompt":"a","tools":[1]}}'):
             assert status(gate, method, path, body) == 400

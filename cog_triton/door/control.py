@@ -1,4 +1,4 @@
-"""Messages of the front door's control socket, a line of JSON each, and their client.
+"""Control socket of the front door: lines of JSON, between processes of the same user.
 
 A client sends one `Command`; the door answers with lines of `Progress`, the last of which is `done`
 or an error.
@@ -6,16 +6,22 @@ or an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cog_triton import errors
-from cog_triton.ipc.framing import CONTROL_LIMIT
+from cog_triton.ipc.framing import CONTROL_LIMIT, FrameError
 from cog_triton.ipc.lines import receive_line
+from cog_triton.ipc.streams import LineStream, Server
 from cog_triton.system import local_socket
+
+_LOG = logging.getLogger(__name__)
 
 
 def control_name(port: int) -> str:
@@ -91,3 +97,54 @@ def ask(port: int, command: Command) -> Iterator[Progress]:
             yield answer
             if answer.done:
                 return
+
+
+Send = Callable[[Progress], None]
+Handler = Callable[[Command, Send, asyncio.Event], Awaitable[Progress]]
+"""Carries out a command; gets what sends progress, and an event: the client has left."""
+
+
+class ControlSocket:
+    """Listens on the name of the door's public `port`; `handle` carries out commands."""
+
+    def __init__(self, port: int, handle: Handler) -> None:
+        self._handle = handle
+        self._server: Server | None = None
+        try:
+            self._server = Server(control_name(port), self._serve, LineStream)
+        except OSError as error:
+            _LOG.warning("no control socket, so `cog-triton roll` is off: %s", error)
+
+    async def close(self) -> None:
+        """Listen no more, and end what is under way."""
+        if self._server is not None:
+            self._server.close()
+            await self._server.stop()
+
+    async def _serve(self, stream: LineStream) -> None:
+        left = asyncio.Event()
+
+        def send(answer: Progress) -> None:
+            if not left.is_set():
+                stream.send(answer.model_dump_json(exclude_defaults=True).encode())
+
+        try:
+            command = Command.model_validate_json(await stream.receive())
+            noticing = asyncio.ensure_future(_notice_end(stream, left))
+            try:
+                send(await self._handle(command, send, left))
+            finally:
+                noticing.cancel()
+        except errors.CogTritonError as error:
+            send(Progress(error=str(error)))
+        except ValidationError as error:
+            rule = error.errors(include_url=False)[0]
+            problem = f"{'.'.join(map(str, rule['loc']))}: {rule['msg']}: not of this version"
+            send(Progress(error=str(errors.RollFailed(problem))))
+
+
+async def _notice_end(stream: LineStream, left: asyncio.Event) -> None:
+    with suppress(EOFError, FrameError):
+        while True:
+            await stream.receive()
+    left.set()

@@ -10,15 +10,21 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from cog_triton.door.access import Access
 from cog_triton.door.client_connection import ClientConnection, Connections
+from cog_triton.door.cog_gate import CogGate
+from cog_triton.door.gate import PrivateGate
+from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.listener import BACKLOG, Listener
 from cog_triton.door.message import Answer, Forward, Request, json_answer
+from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
 from cog_triton.door.read_coalescing import ReadCoalescing
 from cog_triton.door.triton_bodies import ModelTensors
-from cog_triton.door.triton_gate import ServedModels
+from cog_triton.door.triton_gate import ServedModels, TritonGate
 from cog_triton.door.upstream import Route, Upstream, Upstreams
 from cog_triton.door.upstream_connections import UpstreamConnections
+from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.errors import CogTritonError
 from cog_triton.system.ports import bind
 
@@ -59,6 +65,24 @@ def route_to(port: int = 1, name: str = "PORT", **health: Any) -> Route:
         upstream.state.listens = True
         upstream.state._take(health)
     return Route(Upstreams(upstream), name)
+
+
+def gates(
+    route: Route | None = None, access: Access | None = None, bodies: LargeBodies | None = None
+) -> dict[str, PrivateGate]:
+    """The gate of each port by what is behind it; all may pass that has no key to show."""
+    common = (
+        route or route_to(status="READY"),
+        access or Access(None, loopback=False),
+        Limits(),
+        bodies or LargeBodies(),
+    )
+    return {
+        "cog": CogGate(*common, WebhookRelay(WebhookRules())),
+        "openai": OpenAIGate(*common, metrics_public=True),
+        "metrics": MetricsGate(*common, metrics_public=True),
+        "triton": TritonGate(*common, OneModel()),
+    }
 
 
 class OneModel(ServedModels):

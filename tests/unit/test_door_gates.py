@@ -18,7 +18,12 @@ from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Refused, Request
 from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
-from cog_triton.door.triton_gate import TritonGate, coded_failure, without_shm_keys
+from cog_triton.door.triton_gate import (
+    TritonGate,
+    coded_failure,
+    published_models,
+    without_shm_keys,
+)
 from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 
 BODIES = LargeBodies()
@@ -26,6 +31,7 @@ LIMITS = Limits(body_bytes=1 << 20)
 OPEN = Access(None, loopback=False)
 LOCKED = Access("key", loopback=False)
 KEY = [(b"authorization", b"Bearer key")]
+PRIVATE_MODELS = ("engine_steps", "lora_loader")
 TRITON = "/v2/models/tensorrt_llm"
 
 
@@ -571,3 +577,33 @@ def test_unknown_inputs_of_predictions_are_refused_or_noted(
         assert status(gate, method, path, b'{"input":{"prompt":"a","\\u001bweird":1}}') == 200
     assert caplog.text.count("of predictions is unknown, and ignored") == 1
     assert "\x1b" not in caplog.text
+
+
+@pytest.mark.parametrize("model", PRIVATE_MODELS)
+@pytest.mark.parametrize("rest", ["", "/config", "/stats", "/ready", "/versions/1/stats"])
+def test_private_models_are_unknown_to_readers(rest: str, model: str) -> None:
+    assert status(triton(), "GET", f"/v2/models/{model}{rest}") == 404
+
+
+@pytest.mark.parametrize("model", PRIVATE_MODELS)
+@pytest.mark.parametrize("rest", ["infer", "generate", "generate_stream", "versions/1/generate"])
+def test_private_models_take_no_requests(rest: str, model: str) -> None:
+    assert status(triton(), "POST", f"/v2/models/{model}/{rest}", b"{}") == 404
+    assert status(triton(), "POST", f"/v2/models/{model}2/{rest}", b"{}") == 200
+
+
+def test_private_models_are_in_no_list() -> None:
+    names = (*PRIVATE_MODELS, "tensorrt_llm")
+    index = [{"name": name, "state": "READY"} for name in names]
+    found = published_models(200, json.dumps(index).encode())
+    assert found is not None
+    assert json.loads(found.body) == index[-1:]
+    stats = {"model_stats": [{"name": name, "inference_count": 1} for name in names]}
+    found = published_models(200, json.dumps(stats).encode())
+    assert found is not None
+    assert json.loads(found.body) == {"model_stats": stats["model_stats"][-1:]}
+    assert published_models(200, b"") is None
+    for status_ in (404, 500):
+        refused = published_models(status_, b'{"error": "no"}')
+        assert refused is not None
+        assert refused.status == status_

@@ -7,17 +7,11 @@ import json
 from typing import Any
 
 import pytest
-from small_door import OneModel, route_to
+from small_door import gates
 
-from cog_triton.door.access import Access
-from cog_triton.door.cog_gate import CogGate
 from cog_triton.door.json_body import JSONLimits, Numbers, require_bounded
 from cog_triton.door.large_bodies import LargeBodies
-from cog_triton.door.limits import Limits
 from cog_triton.door.message import Forward, Refused, Request
-from cog_triton.door.openai_gate import OpenAIGate
-from cog_triton.door.triton_gate import TritonGate
-from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.errors import InvalidArgument
 from cog_triton.text.chat import parse_messages
 
@@ -33,12 +27,7 @@ def refusal(port: str, body: bytes) -> str:
 
     async def main() -> str:
         bodies = LargeBodies()
-        common = (route_to(status="READY"), Access(None, loopback=False), Limits(), bodies)
-        gate: Any = {
-            "cog": lambda: CogGate(*common, WebhookRelay(WebhookRules())),
-            "openai": lambda: OpenAIGate(*common, metrics_public=False),
-            "triton": lambda: TritonGate(*common, OneModel()),
-        }[port]()
+        gate = gates(bodies=bodies)[port]
         try:
             assert isinstance(
                 await gate.decide(Request("POST", PATHS[port].encode(), [], body)), Forward

@@ -18,20 +18,17 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from small_door import TENSORS, OneModel, route_to
+import small_door
+from small_door import TENSORS, route_to
 
 import cog_triton.door
 from cog_triton.door.access import Access
-from cog_triton.door.cog_gate import CogGate
 from cog_triton.door.json_body import JSONLimits, Numbers, require_bounded
 from cog_triton.door.large_bodies import LARGE, LargeBodies
 from cog_triton.door.limits import Limits
 from cog_triton.door.message import Forward, Headers, Refused, Request
-from cog_triton.door.openai_gate import OpenAIGate
 from cog_triton.door.request_parser import RequestParser
 from cog_triton.door.triton_bodies import rewritten_generation, rewritten_inference
-from cog_triton.door.triton_gate import TritonGate
-from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 
 Pattern = re.Pattern[Any]
 RUNS = 5
@@ -326,13 +323,12 @@ def gates() -> dict[str, tuple[bytes, Any]]:
     names += " stop_sequences presence_penalty frequency_penalty repetition_penalty model"
     names += " length_penalty prompt_template return_token_ids"
     route.upstream.state._inputs = frozenset(names.split())
-    common = (route, Access(None, loopback=True), Limits(), Here())
-    triton = TritonGate(*common, OneModel())
+    found = small_door.gates(route, Access(None, loopback=True), Here())
     return {
-        "cog": (b"/predictions", CogGate(*common, WebhookRelay(WebhookRules()))),
-        "openai": (b"/v1/chat/completions", OpenAIGate(*common, metrics_public=False)),
-        "triton": (b"/v2/models/m/generate", triton),
-        "infer": (b"/v2/models/m/infer", triton),
+        "cog": (b"/predictions", found["cog"]),
+        "openai": (b"/v1/chat/completions", found["openai"]),
+        "triton": (b"/v2/models/m/generate", found["triton"]),
+        "infer": (b"/v2/models/m/infer", found["triton"]),
     }
 
 

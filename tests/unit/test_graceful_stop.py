@@ -7,31 +7,14 @@ import time
 from typing import Any
 
 import pytest
-from small_door import read_request, route_to, run, served, until, until_end
+from small_door import gates, read_request, route_to, run, served, until, until_end
 
-from cog_triton.door.access import Access
 from cog_triton.door.client_connection import Connections
-from cog_triton.door.cog_gate import CogGate
 from cog_triton.door.front_door import FrontDoor
-from cog_triton.door.gate import PrivateGate
 from cog_triton.door.graceful_stop import GracefulStop
-from cog_triton.door.large_bodies import LargeBodies
-from cog_triton.door.limits import Limits
 from cog_triton.door.message import Refused, Request
-from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
-from cog_triton.door.triton_gate import TritonGate
 from cog_triton.door.upstream import Chain, Route, Upstream, Upstreams
-from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.settings import load_settings
-
-
-def gate_of(name: str, route: Route) -> PrivateGate:
-    common = (route, Access(None, loopback=False), Limits(), LargeBodies())
-    if name == "cog":
-        return CogGate(*common, WebhookRelay(WebhookRules()))
-    if name == "triton":
-        return TritonGate(*common)
-    return {"openai": OpenAIGate, "metrics": MetricsGate}[name](*common, metrics_public=True)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +48,7 @@ def test_a_stopping_server_takes_nothing_that_begins(
     route = Route(route.upstreams, next(iter(route.upstream.ports)))
     route.upstreams.stopping = True
     request = Request(method, path.encode(), [(b"host", b"localhost")], b"")
-    deciding = gate_of(gate, route).decide(request)
+    deciding = gates(route)[gate].decide(request)
     if taken:
         run(deciding)
     else:
@@ -77,7 +60,7 @@ def test_a_stopping_server_takes_nothing_that_begins(
 def test_health_check_says_that_the_server_stops() -> None:
     route = route_to(status="READY")
     route.upstreams.stopping = True
-    answer: Any = run(gate_of("cog", route).decide(Request("GET", b"/health-check", [], b"")))
+    answer: Any = run(gates(route)["cog"].decide(Request("GET", b"/health-check", [], b"")))
     assert b'"UNHEALTHY"' in answer.body
     assert b"E2105" in answer.body
 
@@ -87,7 +70,7 @@ def test_shutdown_is_a_stop_as_a_signal_is() -> None:
     asked: list[bool] = []
     route.upstreams.ask_to_stop = lambda: asked.append(True)
     request = Request("POST", b"/shutdown", [(b"host", b"localhost")], b"", peer="127.0.0.1")
-    answer: Any = run(gate_of("cog", route).decide(request))
+    answer: Any = run(gates(route)["cog"].decide(request))
     assert (answer.status, asked) == (200, [True])
 
 

@@ -42,6 +42,7 @@ sampling = st.builds(
     temperature=st.floats(0, 10),
     seed=st.integers(0, 2**64 - 1),
     logit_bias=st.dictionaries(st.integers(0, 10**6), st.floats(-100, 100), max_size=3),
+    allowed_token_ids=st.lists(st.integers(0, 10**6), max_size=3).map(tuple),
 )
 asked: dict[str, Any] = {
     "input_ids": st.lists(ids),

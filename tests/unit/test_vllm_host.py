@@ -332,6 +332,13 @@ def test_guides_and_biases_are_sampling_params(guide: Guide, expected: dict[str,
     assert not {"logit_bias", "allowed_token_ids"} & plain.keys()
 
 
+def test_biases_of_a_client_reach_vllm_by_token_id(host: Running) -> None:
+    """JSON, in which they cross, has text for keys."""
+    ask(host.guest(), text("a", {"logit_bias": {"7": 2}}))
+    assert host.calls("add_request")[-1]["params"]["logit_bias"] == {"7": 2.0}
+    assert "out of range" in failure(host.guest(), text("a", {"logit_bias": {"99999": 1}})).detail
+
+
 def test_structured_outputs_reach_vllm(host: Running) -> None:
     request = text("hi", {"structured_outputs": '{"choice": ["yes", "no"]}'})
     (event,) = ask(host.guest(), request)

@@ -217,6 +217,8 @@ class VLLMHost(AsyncEngine):
 
     async def _start_text(self, number: int, request: TextRequest) -> None:
         values = dict(request.sampling)
+        if values.get("logit_bias"):  # whose keys came as JSON has them
+            values["logit_bias"] = {int(key): one for key, one in values["logit_bias"].items()}
         lora = await self._lora(values.pop(LORA_NAME, None))
         if request.return_cumulative_logprob and values.get("logprobs") is None:
             values["logprobs"] = 0

@@ -150,6 +150,9 @@ class AsyncLLM:
         if not isinstance(params, PoolingParams):
             if "generate" not in supported_tasks:
                 raise VLLMValidationError("This model does not support generation")
+            for token in params.logit_bias or ():  # a TypeError for text, as in vLLM
+                if not 0 <= token < self._tokenizer.get_vocab_size():
+                    raise VLLMValidationError(f"token_id(s) {token} in logit_bias is out of range")
             return
         if supported_tasks == ("generate",):
             raise VLLMValidationError("This model does not support pooling")

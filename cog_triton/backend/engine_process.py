@@ -26,8 +26,8 @@ def main() -> None:
     """Open the engine and run it until the keeper closes it or dies.
 
     Arguments: the engine as ``module:class``, its parameters as JSON, the keeper's socket, the
-    number that the keeper knows this process by, and the socket to listen on. An engine that is no
-    `StepEngine` has ``serve(control, listener)`` in place of `run_engine`.
+    number that the keeper knows this process by, and the socket to listen on. An
+    `AsyncEngine` has ``serve`` in place of `run_engine`.
     """
     name, parameters, keeper, number, address = sys.argv[1:]
     triton_log.install()

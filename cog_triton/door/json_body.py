@@ -10,7 +10,6 @@ from enum import Enum
 from typing import Any
 
 from cog_triton import errors
-from cog_triton.door.message import Refused
 
 _SPACE = b" \t\r\n"
 _LONG_NUMBER = re.compile(rb"[-+.\deE]{33}")
@@ -41,7 +40,7 @@ class JSONLimits:
 
 
 def inflated(body: bytes, encoding: bytes, limit: int) -> bytes:
-    """The body as it was before compression; raises Refused with 413 beyond `limit` bytes."""
+    """The body as it was before compression; raises RequestTooLarge beyond `limit` bytes."""
     encoding = encoding.lower()
     if encoding in (b"", b"identity"):
         return body
@@ -55,7 +54,7 @@ def inflated(body: bytes, encoding: bytes, limit: int) -> bytes:
         raise errors.InvalidArgument(f"body: not {encoding.decode()}: {error}") from error
     if len(result) > limit:
         rule = f"the body has more than {limit} bytes uncompressed; MAX_REQUEST_BYTES is {limit}"
-        raise Refused(413, errors.RequestTooLarge(rule))
+        raise errors.RequestTooLarge(rule)
     if not decompressor.eof or decompressor.unused_data:
         raise errors.InvalidArgument(f"body: not one whole {encoding.decode()} stream")
     return result

@@ -6,7 +6,6 @@ python -m cog_triton.door.large_bodies DESCRIPTOR
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,17 +13,12 @@ from typing import TypeVar, cast
 
 from cog_triton import errors
 from cog_triton.door.message import Refused
-from cog_triton.errors import CogTritonError
-from cog_triton.ipc import child
+from cog_triton.ipc import calls
 from cog_triton.ipc.child import PythonChild
-from cog_triton.ipc.messages import decode_call, decode_result, encode_call, encode_result
 
 T = TypeVar("T")
 LARGE = 64 << 10
-_MOST = 1 << 30
 _ANSWER_S = 30.0
-_RETURNED = b"R"
-_RAISED = b"E"
 
 
 class LargeBodies:
@@ -66,17 +60,11 @@ class LargeBodies:
                 if self._closed:
                     raise ConnectionError("the front door is closing")
                 self._child = PythonChild(__name__, timeout=_ANSWER_S)
-            self._child.send(encode_call(function, arguments))
-            kind, data = self._child.receive(_MOST)
+            return cast(T, calls.call(self._child, function, *arguments))
         except OSError as error:
             self._stop_child()
             rule = "the process that checks large requests died or hung; try again"
             raise Refused(503, errors.Overloaded(rule)) from error
-        if kind == _RAISED:
-            status, text = json.loads(bytes(data))
-            coded = errors.from_text(text)
-            raise Refused(status, coded) if status and coded else coded or RuntimeError(text)
-        return cast(T, decode_result(function, data))
 
     def _stop_child(self) -> None:
         if self._child is not None:
@@ -84,19 +72,5 @@ class LargeBodies:
             self._child = None
 
 
-def _called(request: memoryview) -> tuple[bytes, bytes]:
-    """The result of a call, or the error it raised, and the HTTP status that it is refused with."""
-    function, arguments = decode_call(request)
-    try:
-        return _RETURNED, encode_result(function, function(*arguments))
-    except Refused as error:
-        raised = [error.status, str(error.error)]
-    except CogTritonError as error:
-        raised = [None, str(error)]
-    except Exception as error:  # noqa: BLE001 - raised in the front door
-        raised = [None, f"{type(error).__name__}: {error}"]
-    return _RAISED, json.dumps(raised).encode()
-
-
 if __name__ == "__main__":
-    child.serve(int(sys.argv[1]), _called)
+    calls.serve(int(sys.argv[1]))

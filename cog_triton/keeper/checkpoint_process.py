@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar, cast
 
 import cog_triton.keeper.checkpoint_child as child
-from cog_triton.errors import EngineNotParked, EngineNotRestored, from_text
+from cog_triton.errors import EngineNotParked, EngineNotRestored
+from cog_triton.ipc import calls
 from cog_triton.ipc.child import PythonChild
 from cog_triton.keeper.cuda_checkpoint import ProcessState
 
-_START_S = 60.0  # the driver's initialization on a machine of eight GPUs takes seconds
-_CALL_S = 60.0
-_MOST_BYTES = 1 << 20
+T = TypeVar("T")
+
+_START_S = 60.0
+_CALL_S = 60.0  # the first one initializes the driver: seconds with eight GPUs
 
 
 class CheckpointProcess:
@@ -38,16 +39,16 @@ class CheckpointProcess:
 
     def states(self, pids: Iterable[int]) -> dict[int, ProcessState]:
         """CUDA's state of those processes that have CUDA; raises E2110."""
-        found = self._call("states", list(pids))
-        return {int(pid): ProcessState(state) for pid, state in found.items()}
+        found = self._call(child.states, list(pids))
+        return {pid: ProcessState(state) for pid, state in found.items()}
 
     def checkpoint(self, pids: Sequence[int]) -> None:
         """Move the processes off the GPU; raises E2110, or E2111 if they must be ended."""
-        self._call("checkpoint", pids)
+        self._call(child.checkpoint, pids)
 
     def restore(self, pids: Sequence[int]) -> None:
         """Move the processes back, where they run again; raises E2111 if they must be ended."""
-        self._call("restore", pids)
+        self._call(child.restore, pids)
 
     def close(self) -> None:
         """End it."""
@@ -66,8 +67,9 @@ class CheckpointProcess:
     ) -> None:
         self.close()
 
-    def _call(self, call: str, pids: Sequence[int]) -> Any:
-        lost = EngineNotParked if call == "states" else EngineNotRestored
+    def _call(self, function: Callable[[Sequence[int]], T], pids: Sequence[int]) -> T:
+        what = function.__name__
+        lost = EngineNotParked if function is child.states else EngineNotRestored
         try:
             if self._child is None or not self._child.alive:
                 self.close()
@@ -76,15 +78,12 @@ class CheckpointProcess:
             raise EngineNotParked(f"the process for the driver's calls: {error}") from error
         try:
             self._child.connection.settimeout(self._timeout_s)
-            self._child.send(json.dumps([call, list(pids)]).encode())
-            kind, reply = self._child.receive(_MOST_BYTES)
+            return cast(T, calls.call(self._child, function, pids))
         except TimeoutError as error:
             self.close()  # in the driver, perhaps for ever
-            raise lost(f"the driver has not done its {call} in {self._timeout_s:g} s") from error
+            raise lost(f"the driver has not done its {what} in {self._timeout_s:g} s") from error
         except OSError as error:
             self.close()
-            raise lost(f"the process for the driver's calls ended in {call}") from error
-        told = bytes(reply).decode()
-        if kind == child.FAILED:
-            raise from_text(told) or lost(told)
-        return json.loads(told)
+            raise lost(f"the process for the driver's calls ended in {what}") from error
+        except RuntimeError as error:
+            raise lost(str(error)) from error

@@ -1,4 +1,4 @@
-"""Abilities of an engine family: what a request may ask of it beyond text.
+"""Abilities of an engine family: what a request may ask of it beyond text, and what is resumed.
 
 One table for the refusals by name, for ``capabilities`` in /v1/models, and for the documents.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import Literal
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.text.guide import GuideKind
@@ -41,3 +42,20 @@ class Abilities:
             raise InvalidArgument(
                 "this model makes embeddings, and generates no text; POST /v1/embeddings"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRules:
+    """Resumption rules of an engine family; by default what counts output alone is not carried.
+
+    The front end resumes a generation from its prompt and the tokens made so far. An engine takes
+    these for a prompt: what counts output alone begins anew, unless it is carried otherwise.
+
+    `frequency_penalty` and `presence_penalty` are ``sequence`` where the engine counts prompt and
+    output alike, ``logit_bias`` where a bias is the same, None where it cannot be carried.
+    `max_input_len` says whether prompt and tokens made must fit the engine's max_input_len.
+    """
+
+    frequency_penalty: Literal["sequence", "logit_bias"] | None = None
+    presence_penalty: Literal["sequence"] | None = None
+    max_input_len: bool = False

@@ -18,12 +18,11 @@ from typing import Any, ClassVar, Protocol, Self
 from cog_triton import errors
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines import tensor_contract
-from cog_triton.engines.abilities import Abilities
+from cog_triton.engines.abilities import Abilities, ResumeRules
 from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.request_extras import encode_extras
-from cog_triton.engines.resume_rules import ResumeRules
 
 NOT_OPTIONS = frozenset({"coalesce", "engine_dir", REGISTRY})
 """Parameters of a rendered engine model that are no options of its engine."""

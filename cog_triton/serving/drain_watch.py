@@ -2,7 +2,7 @@
 
 Cog does not tell its predictor of a SIGTERM or a POST /shutdown: it stops listening, waits for
 running requests without a limit, and exits. The front door announces the stop beforehand by
-creating the file that COG_TRITON_DRAIN_FILE names, and waits until it is removed (`drain_file`).
+creating the file that COG_TRITON_DRAIN_FILE names, and waits until it is removed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-
-from cog_triton.serving.drain_file import requested_limit
 
 _POLL_S = 0.2
 _LISTENING = b"0A"
@@ -37,7 +35,7 @@ def start(port: int, file: Path | None, drain: Callable[[float | None], None]) -
                 break
             listened = listens
             time.sleep(_POLL_S)
-        drain(requested_limit(file) if file else None)
+        drain(_requested_limit(file) if file else None)
         if file is not None:
             file.unlink(missing_ok=True)
 
@@ -57,3 +55,25 @@ def is_listening(port: int) -> bool:
                 if fields[1].endswith(ending):
                     return True
     return False
+
+
+def request_drain(file: Path, seconds: float | None = None) -> None:
+    """Make `file`, with the limit for running requests; DRAIN_TIMEOUT without one.
+
+    Raises OSError where it cannot be made, as on a disk without space.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_name(f"{file.name}.new")
+    try:
+        fresh.write_text("" if seconds is None else f"{seconds:.3f}", "utf-8")
+        fresh.replace(file)  # whole, for it is read as soon as it is there
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _requested_limit(file: Path) -> float | None:
+    """The limit that `file` asks for, in seconds; None for DRAIN_TIMEOUT."""
+    with suppress(OSError, ValueError):
+        return max(0.0, float(file.read_text("utf-8")))
+    return None

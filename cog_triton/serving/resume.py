@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from cog_triton.engines.abilities import ResumeRules
 from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.request import EngineRequest
-from cog_triton.engines.resume_rules import ResumeRules
 from cog_triton.errors import CogTritonError, TritonUnavailable
 from cog_triton.serving.generation import GenerationResult, TextDecoder
 from cog_triton.text.sampling import MAX_TOKEN_IDS, SAMPLING, SamplingParams

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cog_triton.serving import drain_watch
-from cog_triton.serving.drain_file import request_drain
+from cog_triton.serving.drain_watch import request_drain
 from cog_triton.system.ports import free_ports
 
 PATIENCE_S = 10

@@ -10,12 +10,11 @@ from typing import Any, Self
 from google.protobuf import text_format
 
 from cog_triton.artifact.lora_adapter import LoRALimits
-from cog_triton.engines.abilities import Abilities
+from cog_triton.engines.abilities import Abilities, ResumeRules
 from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.mock.mock_directory import MODEL_FILE, read_model
 from cog_triton.engines.mock.mock_options import MockOptions
 from cog_triton.engines.mock.mock_request import INPUTS
-from cog_triton.engines.resume_rules import ResumeRules
 from cog_triton.text.sampling import ABILITIES
 
 MAX_LORA_RANK = 64

@@ -12,10 +12,9 @@ from cog_triton.artifact.engine_config import TENSORRT_LLM
 from cog_triton.artifact.engine_manifest import adapter_directory
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines import tensor_contract
-from cog_triton.engines.abilities import Abilities
+from cog_triton.engines.abilities import Abilities, ResumeRules
 from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.request import EngineRequest
-from cog_triton.engines.resume_rules import ResumeRules
 from cog_triton.engines.tensorrt_llm import (
     adapter_limits,
     backend_errors,

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from cog_triton.artifact.lora_adapter import LoRALimits
-from cog_triton.engines.abilities import Abilities
+from cog_triton.engines.abilities import Abilities, ResumeRules
 from cog_triton.engines.base import EngineFamily, EngineLimits
-from cog_triton.engines.resume_rules import ResumeRules
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.image_decoding import images_of
 from cog_triton.engines.vllm.model_arguments import MODEL_FILE, read_arguments

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from cog_triton.engines.abilities import Abilities
 from cog_triton.errors import InvalidArgument
 from cog_triton.pictures.image_limits import ImagePart
-from cog_triton.serving.openai.ability_checks import check_guide
-from cog_triton.serving.openai.guide_fields import GivenGuide
+from cog_triton.serving.openai.guide_fields import GivenGuide, check_guide
 from cog_triton.serving.openai.image_fetch import ChatImages, chat_images
 from cog_triton.serving.openai.parsers.answer_parser import (
     AnswerParser,

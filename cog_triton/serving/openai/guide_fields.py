@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cog_triton.engines.abilities import Abilities
 from cog_triton.errors import InvalidArgument
 from cog_triton.serving.openai.tool_requests import HashableFailFast
 from cog_triton.text import json_schema
@@ -122,3 +123,17 @@ def _checked(kind: GuideKind, value: Any, where: str) -> Guide:
     guide = Guide(kind, value if isinstance(value, str) else json.dumps(value))
     guide.check(where)
     return guide
+
+
+def check_guide(given: GivenGuide | None, abilities: Abilities) -> Guide | None:
+    """The guide, if the engine can follow it; raises E1005 naming the field otherwise."""
+    if given is None:
+        return None
+    field, guide = given
+    if guide.kind in abilities.guides:
+        return guide
+    if not abilities.guides:
+        rule = "only type 'text' is supported" if field == "response_format" else "not supported"
+        raise InvalidArgument(f"{field}: {rule}: this engine has no guided decoding")
+    known = ", ".join(sorted(abilities.guides))
+    raise InvalidArgument(f"{field}: not supported: this engine is guided by {known} alone")

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from cog_triton.engines.abilities import Abilities
 from cog_triton.errors import BadMessages, InvalidArgument
 from cog_triton.serving.openai.guide_fields import GuideFields
 from cog_triton.serving.openai.tool_requests import (
@@ -24,7 +25,14 @@ from cog_triton.serving.openai.tool_requests import (
 )
 from cog_triton.system.log_notes import UnknownNames
 from cog_triton.system.printable import shortened
-from cog_triton.text.sampling import MAX_TOKENS, SAMPLING, SamplingParams, bounds, resolve_seed
+from cog_triton.text.sampling import (
+    ABILITIES,
+    MAX_TOKENS,
+    SAMPLING,
+    SamplingParams,
+    bounds,
+    resolve_seed,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -373,3 +381,23 @@ def _is_field_path(part: object) -> bool:
     return isinstance(part, int) or (
         isinstance(part, str) and part.isidentifier() and part != "str"
     )
+
+
+def check_abilities(request: OpenAIRequest, abilities: Abilities) -> None:
+    """Raise E1005 naming the field that the engine cannot honour."""
+    field = "top_logprobs" if isinstance(request, ChatRequest) else "logprobs"
+    asked, most = request.top_log_probs, abilities.top_log_probs
+    if asked > most:
+        rule = (
+            f"at most {most} on this engine"
+            if most
+            else "not supported: this engine tells the probability of the chosen token alone; use 0"
+        )
+        raise InvalidArgument(f"{field}={asked}: {rule}")
+    for name in ABILITIES:
+        if getattr(request, name) and name not in abilities.sampling:
+            raise InvalidArgument(f"{name}: this engine does not support it")
+    if request.prompt_log_probs and not abilities.prompt_log_probs:
+        raise InvalidArgument(
+            "echo: not supported with logprobs: this engine does not tell those of the prompt"
+        )

@@ -20,12 +20,12 @@ from cog_triton.errors import InvalidArgument
 from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.inbox import LoopInboxes
-from cog_triton.serving.openai.ability_checks import check_abilities, check_guide
 from cog_triton.serving.openai.chat_choice import ChatChoiceBuilder
 from cog_triton.serving.openai.chat_plan import ChatPlan, ChatPlanner
 from cog_triton.serving.openai.completion_choice import CompletionChoiceBuilder, Echo
 from cog_triton.serving.openai.embeddings import EmbeddingRoutes
 from cog_triton.serving.openai.error_responses import json_response
+from cog_triton.serving.openai.guide_fields import check_guide
 from cog_triton.serving.openai.request_body import (
     check_unicode,
     longest_id_list,
@@ -36,6 +36,7 @@ from cog_triton.serving.openai.requests import (
     ChatRequest,
     CompletionRequest,
     OpenAIRequest,
+    check_abilities,
     parse,
 )
 from cog_triton.serving.openai.response_choice import ResponseChoiceBuilder, ResponseEnvelope

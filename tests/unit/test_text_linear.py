@@ -88,8 +88,8 @@ def test_parsers_of_answers_are_linear(parser: str, answer: str, at_once: bool) 
 # The regular expressions on clients' texts and engines', and how they are used.
 PATTERNS = {
     "errors._CODED": ("search",),
-    "images.image_header._FILL": ("match",),
-    "images.image_limits._DATA_URL": ("match",),
+    "pictures.image_header._FILL": ("match",),
+    "pictures.image_limits._DATA_URL": ("match",),
     "serving.adapter_store._NAME": ("fullmatch",),
     "serving.openai.parsers.json_value._ESCAPE": ("match",),
     "serving.openai.parsers.json_value._LITERAL": ("fullmatch",),

@@ -11,6 +11,7 @@ from functools import partial
 from cog_triton import errors
 from cog_triton.door.event_stream import CodedEnd, code_first, worker_death
 from cog_triton.door.gate import STOPPING, PrivateGate, cog_refusal, status_of
+from cog_triton.door.json_body import member
 from cog_triton.door.message import Answer, Forward, Refused, Request, json_answer
 from cog_triton.door.prediction_bodies import (
     FEW_ITEMS,
@@ -147,11 +148,7 @@ def _revised(status: int, body: bytes) -> Answer | None:
     if status == 503:
         return _refused(errors.TritonUnavailable("Cog does not take predictions now; try again"))
     if status == 200 and b'"failed"' in body:
-        try:
-            reason = str(json.loads(body).get("error"))
-        except (ValueError, AttributeError):
-            return None
-        if error := worker_death(reason):
+        if error := worker_death(str(member(body, "error"))):
             return _refused(error)
         if (changed := code_first(body)) is not None:
             return Answer(200, changed)

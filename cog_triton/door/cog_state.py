@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from cog_triton import errors
+from cog_triton.door.json_body import member
 from cog_triton.door.message import Answer, json_answer
 from cog_triton.door.upstream_connections import ask, read_json
 
@@ -81,7 +82,7 @@ class CogState:
 
     def revise_health(self, status: int, body: bytes) -> Answer | None:
         """The answer in place of Cog's READY while no prediction has passed through Cog."""
-        if self._withheld is None or json.loads(body).get("status") not in _READY:
+        if self._withheld is None or member(body, "status") not in _READY:
             return None
         return json_answer(status, self._withheld)
 

@@ -129,6 +129,14 @@ def parsed(body: bytes, limits: JSONLimits) -> dict[str, Any]:
     return value
 
 
+def member(body: bytes, name: str) -> Any:
+    """The value of `name` in a bounded JSON object; None if it has none, or is no such object."""
+    try:
+        return json.loads(body)[name]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
 def written(value: dict[str, Any]) -> bytes:
     """The JSON of `value`; raises E1005 for numbers that no JSON can hold."""
     try:

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from cog_triton import errors
+from cog_triton.door.json_body import member
 from cog_triton.errors import InvalidArgument, nearest
 from cog_triton.system.printable import printable
 from cog_triton.text.sampling import SAMPLING
@@ -89,10 +90,7 @@ def unknown_inputs(body: bytes, known: frozenset[str]) -> list[str]:
 
     What is no JSON, or has no inputs, is left to coglet.
     """
-    try:
-        inputs = json.loads(body)["input"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return []
+    inputs = member(body, "input")
     if not isinstance(inputs, dict) or inputs.keys() <= known:
         return []
     names: list[str] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 from cog_triton.door.event_stream import ends_between_events, last_event
@@ -20,7 +21,50 @@ _MAX_HEAD = 64 << 10
 _MAX_REVISED = 256 << 10
 _LAST_CHUNK = b"0\r\n\r\n"
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
-_STATUS = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d)(?: |$)")
+_STATUS = re.compile(rb"HTTP/1\.[01] (?P<line>(?P<code>[1-5]\d\d)(?: .*|$))", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """Head of a response; its body has `length` bytes, or else chunks, or lasts until the end."""
+
+    status: int
+    line: bytes
+    headers: Headers
+    length: int | None = None
+    chunked: bool = False
+
+    @classmethod
+    def parsed(cls, head: bytes, *, head_only: bool) -> ResponseHead | None:
+        """The head in these bytes, without the empty line; None if it is not of HTTP/1."""
+        first, *lines = head.split(b"\r\n")
+        if (found := _STATUS.fullmatch(first)) is None:
+            return None
+        status = int(found["code"])
+        fields = (line.partition(b":") for line in lines)
+        headers = [(name.strip().lower(), value.strip()) for name, _, value in fields]
+        framing = dict(headers)
+        if head_only or status in (204, 304):
+            return cls(status, found["line"], headers, 0)
+        if b"transfer-encoding" in framing:
+            return cls(status, found["line"], headers, chunked=True)
+        length = framing.get(b"content-length", b"")
+        return cls(status, found["line"], headers, int(length) if length.isdigit() else None)
+
+    @property
+    def streams_events(self) -> bool:
+        """Whether events follow, in chunks."""
+        kinds = [value for name, value in self.headers if name == b"content-type"]
+        return self.chunked and any(kind.startswith(b"text/event-stream") for kind in kinds)
+
+    def encoded(self, *, keep_alive: bool) -> bytes:
+        """The head anew, with one framing of the body, for a client."""
+        kept = {b"transfer-encoding"} if self.chunked else {b"content-length", b"transfer-encoding"}
+        framing = {name: value for name, value in self.headers if name in kept}
+        written = [b"HTTP/1.1 " + self.line]
+        written += [b"%s: %s" % pair for pair in (*end_to_end(self.headers), *framing.items())]
+        written.append(b"connection: keep-alive" if keep_alive else b"connection: close")
+        return b"\r\n".join(written) + _HEAD_END
 
 
 class Relay(asyncio.Protocol):
@@ -49,12 +93,12 @@ class Relay(asyncio.Protocol):
         self._on_end = on_end
         self._count = coalescing.count
         self._transport: asyncio.Transport | None = None
-        self._head: bytearray | None = bytearray()
+        self._arrived = bytearray()
+        self._head: ResponseHead | None = None
+        self._written = b""
         self._kept: bytearray | None = None
         self._remaining: int | None = None
-        self._tail: bytes | None = None
-        self._written = b""
-        self._status = 0
+        self._tail = b""
         self._streams = False
         self._ended = False
         self._paused = False
@@ -73,47 +117,26 @@ class Relay(asyncio.Protocol):
         if self._streams:  # the way of tokens
             if self._edit is not None:
                 data = self._edit(data)
-            self._tail = data[-5:] if len(data) > 4 else ((self._tail or b"") + data)[-5:]
+            self._tail = data[-5:] if len(data) > 4 else (self._tail + data)[-5:]
             self._client.write(data)
             self._count()
             return
-        if self._head is not None:
-            data = self._after_head(data)
-            if self._head is not None or self._ended:
+        if self._head is None:
+            self._arrived += data
+            if (head := self._read_head()) is None:
                 return
+            self._begin(head)
+            data = bytes(self._arrived)
         if self._redact is not None:
             data = self._redact(data)
-        if self._kept is not None:
-            self._kept += data
-            kept = self._kept
-            if self._remaining is not None:
-                if len(kept) >= self._remaining:
-                    self._write_revised(bytes(kept))
-                return
-            if len(kept) <= _MAX_REVISED:
-                if kept.endswith(_LAST_CHUNK) and (body := unchunked(bytes(kept))) is not None:
-                    self._write_revised(body)
-                return
-            data = bytes(kept)
-            self._kept = None  # too long to be an error
-        if self._tail is not None:
-            if self._edit is not None:
-                data = self._edit(data)
-            self._tail = (self._tail + data)[-5:]
-        elif self._remaining is not None:
-            data = data[: self._remaining]
-            self._remaining -= len(data)
-        if self._written or data:
-            self._write(self._written + data)
-            self._written = b""
-        if self._remaining == 0:
-            self._end(whole=True)
+        if self._kept is None or (data := self._keep(self._kept, data)):
+            self._pass_on(data)
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._tail is not None:
+        if self._head is not None and self._head.chunked:
             self._end(whole=self._tail == _LAST_CHUNK or self._write_last_event())
         else:
             self._end(whole=self.begun and self._remaining is None and error is None)
@@ -133,8 +156,7 @@ class Relay(asyncio.Protocol):
     def abort(self) -> None:
         """Close the connection at once: the client has left."""
         self._ended = True
-        if self._transport is not None:
-            self._transport.abort()
+        self.break_off()
 
     def break_off(self) -> None:
         """End the response now, as if the server behind had broken off."""
@@ -142,75 +164,80 @@ class Relay(asyncio.Protocol):
             self._transport.abort()
 
     def _end(self, *, whole: bool) -> None:
-        if self._ended:
-            return
-        self.abort()
-        self._on_end(whole, whole and self._keep_alive)
+        if not self._ended:
+            self.abort()
+            self._on_end(whole, whole and self._keep_alive)
 
-    def _after_head(self, data: bytes) -> bytes:
-        """Take bytes of the head; once it is whole, write it anew, and return what follows it."""
-        assert self._head is not None
-        self._head += data
-        while (end := self._head.find(_HEAD_END)) >= 0:
-            head = bytes(self._head[:end])
-            rest = bytes(self._head[end + 4 :])
-            status = _STATUS.match(head)
-            if status is None:
-                break
-            if status[1][:1] != b"1":
-                self._head = None
-                self._status = int(status[1])
-                self._take_head(head)
-                return rest
-            self._head = bytearray(rest)
-        if end >= 0 or len(self._head) > _MAX_HEAD:
+    def _read_head(self) -> ResponseHead | None:
+        """The head, once it is whole, taken from what has arrived; those of 1xx are passed over."""
+        while (end := self._arrived.find(_HEAD_END)) >= 0:
+            head = ResponseHead.parsed(bytes(self._arrived[:end]), head_only=self._head_only)
+            del self._arrived[: end + len(_HEAD_END)]
+            if head is None:
+                self._end(whole=False)
+                return None
+            if head.status >= 200:
+                return head
+        if len(self._arrived) > _MAX_HEAD:
             self._end(whole=False)
+        return None
+
+    def _begin(self, head: ResponseHead) -> None:
+        """Say what becomes of the body."""
+        self._head, self._remaining = head, head.length
+        self._keep_alive = self._keep_alive and (head.chunked or head.length is not None)
+        if head.status < 400:
+            self._redact = None
+        if not head.streams_events:
+            self._edit, self._cut = None, b""
+        short = head.length is not None and head.length <= _MAX_REVISED
+        if self._revise and (short or (head.chunked and not head.streams_events)):
+            self._kept = bytearray()
+        self._written = head.encoded(keep_alive=self._keep_alive)
+        self._streams = head.chunked and self._redact is None and self._kept is None
+
+    def _keep(self, kept: bytearray, data: bytes) -> bytes:
+        """Keep a response that may be revised; all of it once it is too long to be an error."""
+        kept += data
+        body = None
+        if self._remaining is not None:
+            del kept[self._remaining :]
+            body = bytes(kept) if len(kept) == self._remaining else None
+        elif len(kept) > _MAX_REVISED:
+            self._kept = None
+            return bytes(kept)
+        elif kept.endswith(_LAST_CHUNK):
+            body = unchunked(bytes(kept))
+        if body is not None:
+            self._write_revised(body, kept)
         return b""
 
-    def _take_head(self, head: bytes) -> None:
-        status, *lines = head.split(b"\r\n")
-        headers: Headers = []
-        for line in lines:
-            name, _, value = line.partition(b":")
-            headers.append((name.strip().lower(), value.strip()))
-        framing = {k: v for k, v in headers if k in (b"content-length", b"transfer-encoding")}
-        if self._head_only or self._status in (204, 304):
-            self._remaining = 0
-        elif b"transfer-encoding" in framing:
-            framing.pop(b"content-length", None)
-            self._tail = b""
-        elif framing.get(b"content-length", b"").isdigit():
-            self._remaining = int(framing[b"content-length"])
-        else:
-            self._keep_alive = False
-        if self._status < 400:
-            self._redact = None
-        if self._tail is None or not _is_event_stream(headers):
-            self._edit, self._cut = None, b""
-        short = self._remaining is not None and self._remaining <= _MAX_REVISED
-        if self._revise and (short or (self._tail is not None and not _is_event_stream(headers))):
-            self._kept = bytearray()
-        written = [b"HTTP/1.1 " + status.partition(b" ")[2]]
-        written += [b"%s: %s" % pair for pair in end_to_end(headers)]
-        written += [b"%s: %s" % pair for pair in framing.items()]
-        written.append(b"connection: keep-alive" if self._keep_alive else b"connection: close")
-        self._written = b"\r\n".join(written) + _HEAD_END
-        self._streams = self._tail is not None and self._redact is None and self._kept is None
-
-    def _write_revised(self, body: bytes) -> None:
-        """Write a response that was kept whole, and has this `body`, or what is in its place."""
-        assert self._kept is not None
+    def _write_revised(self, body: bytes, kept: bytes | bytearray) -> None:
+        """Write a response that was `kept` whole, and has this `body`, or what is in its place."""
         assert self._revise is not None
-        revised: Answer | None = self._revise(self._status, body)
+        assert self._head is not None
+        revised: Answer | None = self._revise(self._head.status, body)
         if revised is None:
-            self._write(self._written + self._kept)
+            self._write(self._written + kept)
         else:
             self._write(revised.encoded(keep_alive=self._keep_alive, head_only=self._head_only))
         self._end(whole=True)
 
+    def _pass_on(self, data: bytes) -> None:
+        if self._remaining is not None:
+            data = data[: self._remaining]
+            self._remaining -= len(data)
+        else:
+            data = data if self._edit is None else self._edit(data)
+            self._tail = (self._tail + data)[-5:]
+        if self._written or data:
+            self._write(self._written + data)
+            self._written = b""
+        if self._remaining == 0:
+            self._end(whole=True)
+
     def _write_last_event(self) -> bool:
         """End an event stream that broke off between two events; whether it did."""
-        assert self._tail is not None
         if self._ended or not self._cut or not ends_between_events(self._tail):
             return False
         self._client.write(last_event(self._cut))
@@ -232,7 +259,3 @@ def unchunked(data: bytes) -> bytes | None:
         chunks.append(data[head.end() : head.end() + size])
         place = head.end() + size + 2
     return None
-
-
-def _is_event_stream(headers: Headers) -> bool:
-    return any(k == b"content-type" and v.startswith(b"text/event-stream") for k, v in headers)

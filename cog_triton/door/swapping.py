@@ -21,6 +21,7 @@ from typing import Any
 from cog_triton import errors
 from cog_triton.door.chain_launcher import ChainLauncher
 from cog_triton.door.gate import STOPPING
+from cog_triton.door.json_body import member
 from cog_triton.door.message import Answer
 from cog_triton.door.upstream import PrivatePorts, Upstream, Upstreams, Variant
 from cog_triton.door.upstream_connections import read_json
@@ -38,10 +39,7 @@ _QUEUE = 64
 
 def model_of(body: bytes) -> str | None:
     """The model that a request to the OpenAI API names; None if it names none."""
-    try:
-        model = json.loads(body)["model"]
-    except (ValueError, LookupError, TypeError):
-        return None
+    model = member(body, "model")
     return model if isinstance(model, str) else None
 
 

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from cog_triton import errors
 from cog_triton.door.gate import PrivateGate, status_of, triton_refusal
-from cog_triton.door.json_body import Numbers, inflated
+from cog_triton.door.json_body import Numbers, inflated, member
 from cog_triton.door.message import Answer, Forward, Request, json_answer
 from cog_triton.door.triton_bodies import (
     ModelTensors,
@@ -192,7 +192,7 @@ def coded_failure(status: int, body: bytes) -> Answer | None:
     failed_late = status == 200 and body.startswith(_ERROR)
     if not failed_late and (status < 400 or _CODE.search(body) or (status < 500 and not body)):
         return None
-    text = _text_of(body) or f"HTTP {status}"
+    text = str(member(body, "error") or f"HTTP {status}")
     if failed_late and (error := errors.from_text(text)):
         return triton_refusal(status_of(error), error)
     if status == 404 or text.startswith("Request for unknown model"):
@@ -209,19 +209,11 @@ def coded_failure(status: int, body: bytes) -> Answer | None:
     return triton_refusal(max(status, 500), errors.TritonUnknownError(text))
 
 
-def _text_of(failure: bytes) -> str:
-    """The text of a failure of Triton's; blank if it has none."""
-    try:
-        return str(json.loads(failure)["error"])
-    except (ValueError, KeyError, TypeError):
-        return ""
-
-
 def probed(status: int, body: bytes) -> Answer | None:
     """The answer in the place of one to a probe that fails: Triton's 400, often without a body."""
     if status < 400 or _CODE.search(body):
         return None
-    text = _text_of(body) or "not ready"
+    text = str(member(body, "error") or "not ready")
     return triton_refusal(status, errors.TritonUnavailable(text))
 
 

@@ -259,6 +259,7 @@ def test_a_short_response_may_be_replaced_whole() -> None:
     answer = run(main(b"bad"))
     assert b" 503 " in answer
     assert answer.endswith(b'"other"')
+    assert run(main(b"ok!more")).endswith(b"\r\n\r\nok!")
     assert b" 503 " in run(main(b"xx"))  # shorter than it says: broken, and nothing was written
 
 

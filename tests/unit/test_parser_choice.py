@@ -8,7 +8,7 @@ import pytest
 from chat_templates import CHATML_TOOLS, LLAMA_3, MISTRAL, QWEN, SMOLLM2
 from small_tokenizers import byte_level
 
-from cog_triton.serving.openai.parsers.parser_choice import call_parser, reasoning_parser
+from cog_triton.serving.openai.parsers.formats import call_parser, reasoning_parser
 from cog_triton.settings import load_settings
 from cog_triton.text.template_process import template_variables
 from cog_triton.text.tokenizer import EngineTokenizer

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser, ReasoningParser
 from cog_triton.serving.openai.parsers.deltas import Answer, Call, join
-from cog_triton.serving.openai.parsers.parser_choice import HermesParser
+from cog_triton.serving.openai.parsers.formats import HermesParser
 
 
 def parse(pieces: Iterable[str], *, opened: bool = False, include: bool = True) -> Answer:

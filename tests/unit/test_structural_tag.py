@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.serving.openai.parsers.parser_choice import HermesParser
+from cog_triton.serving.openai.parsers.formats import HermesParser
 from cog_triton.text.guide import Guide
 from cog_triton.text.structural_tag import calls_tag
 from cog_triton.text.tool_schema import ToolFunction

@@ -21,9 +21,12 @@ import cog_triton.pictures
 import cog_triton.serving
 import cog_triton.text
 from cog_triton import errors
-from cog_triton.serving.openai.parsers.answer_parser import NamedCallParser, RequiredCallsParser
 from cog_triton.serving.openai.parsers.call_parser import CallParser
-from cog_triton.serving.openai.parsers.parser_choice import CALL_PARSERS
+from cog_triton.serving.openai.parsers.formats import (
+    CALL_PARSERS,
+    NamedCallParser,
+    RequiredCallsParser,
+)
 from cog_triton.system import log_notes, public_addresses
 
 PARSERS: dict[str, Callable[[], CallParser]] = {
@@ -91,18 +94,18 @@ PATTERNS = {
     "pictures.image_header._FILL": ("match",),
     "pictures.image_limits._DATA_URL": ("match",),
     "serving.adapter_store._NAME": ("fullmatch",),
-    "serving.openai.parsers.json_value._ESCAPE": ("match",),
-    "serving.openai.parsers.json_value._LITERAL": ("fullmatch",),
-    "serving.openai.parsers.json_value._OPEN_ESCAPE": ("fullmatch",),
-    "serving.openai.parsers.json_value._RUN": ("match",),
-    "serving.openai.parsers.json_value._WORD": ("match",),
-    "serving.openai.parsers.mistral._HEAD": ("fullmatch",),
-    "serving.openai.parsers.python_literals._ESCAPE": ("search", "match"),
-    "serving.openai.parsers.python_literals._KEYWORD": ("match",),
-    "serving.openai.parsers.python_literals._NAME": ("match",),
-    "serving.openai.parsers.python_literals._NUMBER": ("match",),
-    "serving.openai.parsers.python_literals._SPACE": ("match",),
-    "serving.openai.parsers.python_literals._STRING": ("match",),
+    "serving.openai.parsers.call_object._ESCAPE": ("match",),
+    "serving.openai.parsers.call_object._LITERAL": ("fullmatch",),
+    "serving.openai.parsers.call_object._OPEN_ESCAPE": ("fullmatch",),
+    "serving.openai.parsers.call_object._RUN": ("match",),
+    "serving.openai.parsers.call_object._WORD": ("match",),
+    "serving.openai.parsers.formats._HEAD": ("fullmatch",),
+    "serving.openai.parsers.pythonic._ESCAPE": ("search", "match"),
+    "serving.openai.parsers.pythonic._KEYWORD": ("match",),
+    "serving.openai.parsers.pythonic._NAME": ("match",),
+    "serving.openai.parsers.pythonic._NUMBER": ("match",),
+    "serving.openai.parsers.pythonic._SPACE": ("match",),
+    "serving.openai.parsers.pythonic._STRING": ("match",),
     "serving.openai.parsers.pythonic._OPEN_START": ("fullmatch",),
     "serving.openai.parsers.pythonic._START": ("match",),
     "system.public_addresses.HTTP_URL": ("fullmatch",),

@@ -11,29 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from text_cases import call as message_with_call
 
-from cog_triton.serving.openai.parsers.answer_parser import (
-    AnswerParser,
+from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
+from cog_triton.serving.openai.parsers.call_parser import CallParser
+from cog_triton.serving.openai.parsers.deltas import Answer, CallArguments, CallStart, Delta, join
+from cog_triton.serving.openai.parsers.formats import (
+    CALL_PARSERS,
+    HermesParser,
     NamedCallParser,
     RequiredCallsParser,
 )
-from cog_triton.serving.openai.parsers.call_parser import CallParser
-from cog_triton.serving.openai.parsers.deltas import Answer, CallArguments, CallStart, Delta, join
-from cog_triton.serving.openai.parsers.mistral import MistralParser
-from cog_triton.serving.openai.parsers.parser_choice import HermesParser, Llama3JsonParser
-from cog_triton.serving.openai.parsers.pythonic import PythonicParser
 from cog_triton.text import chat
 
 TOOLS = (
     *("add", "sub", "get_weather", "get_age", "search", "final_answer", "get_db_config"),
     *("register_user", "do_something_cool", "multiply", "f", "g"),
 )
-KINDS: dict[str, type[CallParser]] = {
-    "hermes": HermesParser,
-    "llama3_json": Llama3JsonParser,
-    "mistral": MistralParser,
-    "pythonic": PythonicParser,
-    "required": RequiredCallsParser,
-}
+KINDS: dict[str, type[CallParser]] = {**CALL_PARSERS, "required": RequiredCallsParser}
 Expected = list[tuple[str, dict[str, Any]]]
 
 

@@ -21,7 +21,7 @@ from cog_triton.serving.openai import requests
 from cog_triton.serving.openai.embeddings import EmbeddingsRequest
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser, ReasoningParser
 from cog_triton.serving.openai.parsers.deltas import Content, merge
-from cog_triton.serving.openai.parsers.parser_choice import CALL_PARSERS
+from cog_triton.serving.openai.parsers.formats import CALL_PARSERS
 from cog_triton.serving.openai.request_body import parse_body
 from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest
 from cog_triton.serving.openai.responses_request import translate

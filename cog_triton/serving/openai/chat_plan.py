@@ -12,16 +12,13 @@ from cog_triton.errors import InvalidArgument
 from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.serving.openai.guide_fields import GivenGuide, check_guide
 from cog_triton.serving.openai.image_fetch import ChatImages, chat_images
-from cog_triton.serving.openai.parsers.answer_parser import (
-    AnswerParser,
-    NamedCallParser,
-    ReasoningParser,
-    RequiredCallsParser,
-)
+from cog_triton.serving.openai.parsers.answer_parser import AnswerParser, ReasoningParser
 from cog_triton.serving.openai.parsers.call_parser import CallParser
-from cog_triton.serving.openai.parsers.parser_choice import (
+from cog_triton.serving.openai.parsers.formats import (
     CALL_PARSERS,
     REASONING_MARKERS,
+    NamedCallParser,
+    RequiredCallsParser,
     call_parser,
     reasoning_parser,
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import ClassVar
 
-from cog_triton.serving.openai.parsers.call_object import CallObject
+from cog_triton.serving.openai.parsers.call_object import SPACE, CallObject, JsonValue
 from cog_triton.serving.openai.parsers.deltas import (
     CallArguments,
     CallStart,
@@ -14,15 +13,17 @@ from cog_triton.serving.openai.parsers.deltas import (
     Delta,
     merge,
 )
-from cog_triton.serving.openai.parsers.json_value import SPACE, JsonValue
 from cog_triton.text.structural_tag import CallForm
 
 _PIECE = 1024
 """Characters taken at a time: what is left of a buffer is copied at each step."""
 
 
-class CallParser(ABC):
+class CallParser:
     """Parser that splits text into content and calls of `tools`, however the text is cut.
+
+    A format says what opens a call and what may follow it, and has states of its own; a state
+    takes something from the buffer, and returns False if that needs more text.
 
     What is no call of one of the tools in the format is content, markers included. White space
     before the first content, and after a call, is left out unless content follows it.
@@ -30,6 +31,10 @@ class CallParser(ABC):
 
     markers: ClassVar[tuple[str, ...]] = ()
     """What the format marks calls with; tokenizers may have these as special tokens."""
+    openings: ClassVar[tuple[str, ...]] = ()
+    """What content ends at; a brace is part of the call itself."""
+    endings: ClassVar[tuple[str, ...]] = ()
+    """What may follow a call, and is left out."""
     arguments_key: ClassVar[str] = "arguments"
     form: ClassVar[CallForm | None] = None
     """How calls are written, where that tells them from text and their arguments are JSON."""
@@ -46,7 +51,7 @@ class CallParser(ABC):
         self._candidate: list[str] = []
         self._object: CallObject | None = None
         self._arguments: JsonValue | None = None
-        self._broken = False
+        self._state: Callable[[bool], bool] = self._begin
 
     def feed(self, text: str) -> list[Delta]:
         """What this text completes."""
@@ -67,12 +72,40 @@ class CallParser(ABC):
             self._deltas.append(Content("".join(self._held)))
         return merge([*deltas, *self._drain()])
 
-    @abstractmethod
-    def _step(self, *, final: bool) -> bool:
-        """Take something from the buffer; False if that needs more text."""
+    def _begin(self, final: bool) -> bool:
+        """State at the start of the answer."""
+        self._state = self._in_text
+        return True
+
+    def _in_text(self, final: bool) -> bool:
+        """State within content: it goes up to what opens a call."""
+        opening = self._say_up_to(*self.openings, final=final)
+        if opening is None:
+            return False
+        if opening != "{":
+            self._candidate.append(self._take(len(opening)))
+        self._state = self._opened
+        return True
+
+    def _opened(self, final: bool) -> bool:
+        """State after what opens a call."""
+        self._state = self._in_object
+        return True
+
+    def _after_call(self, final: bool) -> bool:
+        """State after a call's object."""
+        self._skip_space()
+        for ending in self.endings:
+            if self._buffer.startswith(ending):
+                self._take(len(ending))
+                break
+            if open_length(self._buffer, ending) == len(self._buffer) and not final:
+                return False
+        self._state = self._in_text
+        return True
 
     def _run(self, *, final: bool) -> list[Delta]:
-        while self._buffer and self._step(final=final):
+        while self._buffer and self._state(final):
             pass
         return merge(self._drain())
 
@@ -120,11 +153,8 @@ class CallParser(ABC):
         self._say(self._take(len(self._buffer) - longest))
         return None
 
-    def _read_object(self) -> bool:
-        """Read a call's object from the buffer; False if it has not ended.
-
-        When it has, `_broken` tells whether it was none; what was held back is content then.
-        """
+    def _in_object(self, final: bool) -> bool:
+        """State within a call's object; what turns out to be none is content."""
         call = self._object = self._object or CallObject(self._tools)
         known, complete = call.name, call.complete
         count, arguments = call.take(self._buffer)
@@ -137,25 +167,29 @@ class CallParser(ABC):
         self.completed += call.complete and not complete
         if not (call.done or call.broken):
             return False
-        self._object, self._broken = None, call.broken
+        self._object = None
         if call.broken:
             self._reject()
+        else:
+            self._state = self._after_call
         return True
 
-    def _read_arguments(self) -> bool:
-        """Read arguments alone, of the call that was started; False if they have not ended."""
+    def _in_arguments(self, final: bool) -> bool:
+        """State within arguments alone, of the call that was started."""
         value = self._arguments = self._arguments or JsonValue()
         self._argue(self._take(value.take(self._buffer)))
         if not (value.done or value.broken):
             return False
         self.completed += value.done
         self._arguments = None
+        self._state = self._in_text
         return True
 
     def _reject(self) -> None:
         """Give what looked like a call as content."""
         rejected, self._candidate = "".join(self._candidate), []
         self._say(rejected)
+        self._state = self._in_text
 
     def _skip_space(self) -> None:
         self._buffer = self._buffer.lstrip(SPACE)

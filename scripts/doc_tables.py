@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 from cog_triton import errors
+from cog_triton.artifact import cuda_support
 from cog_triton.builder import checks, legacy_options, migration
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.openvino.family import OpenVINOFamily
@@ -95,6 +96,7 @@ TABLES = {
     "request fields": ("openai.md", request_fields),
     "resume": ("supervision.md", resumption),
     "settings": ("settings.md", settings_tables),
+    "drivers": ("images.md", cuda_support.markdown),
     "errors": ("errors.md", errors.markdown_table),
     "vllm": ("vllm.md", vllm_versions),
     "combinations": ("build.md", checks.markdown),

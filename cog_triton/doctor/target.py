@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,13 +19,12 @@ from cog_triton.inspection.engine_contents import no_engine
 from cog_triton.oci import image_facts
 from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.settings import Settings
+from cog_triton.sizing import model_files
 from cog_triton.sizing.memory_sum import AS_STORED, Precision
-from cog_triton.sizing.model_files import ModelFiles, config_of, describe
-from cog_triton.sizing.model_shape import read_shape
+from cog_triton.sizing.model_files import ModelFiles, describe
 
 _HEAD = 32 << 20
 _TEXTS = (MANIFEST_NAME, CONFIG_NAME)
-_WEIGHTS = (".engine", ".safetensors", ".bin", ".pt")
 _STORES = ("/var/lib/containerd", "/var/lib/docker", "/var/lib/containers")
 COMPAT = "_CUDA_COMPAT_PATH"
 """Variable of images that carry CUDA's forward compatibility package."""
@@ -153,7 +151,9 @@ def _engine(
     files, precision, unknown = None, AS_STORED, "it is for the CPU"
     if not cpu:
         try:
-            files, precision = _shape(name, texts, held, manifest.max_seq_len)
+            files, precision = model_files.of_engine(
+                name, texts.get(CONFIG_NAME), held, manifest.max_seq_len
+            )
         except (BuildConfigInvalid, ModelUnavailable) as error:
             unknown = error.detail
     return Target(
@@ -169,28 +169,3 @@ def _engine(
         unpacked=0 if here else sum(held.values()),
         place=work,
     )
-
-
-def _shape(
-    name: str, texts: Mapping[str, bytes], sizes: Mapping[str, int], length: int
-) -> tuple[ModelFiles, Precision]:
-    """Weights and KV cache of an engine, by its config.json: TensorRT-LLM's, or a model's own."""
-    if CONFIG_NAME not in texts:
-        raise ModelUnavailable(f"{name}: has no {CONFIG_NAME} at its top")
-    value = config_of(texts[CONFIG_NAME], name)
-    model = value.get("pretrained_config")
-    quantization: object = None
-    if isinstance(model, dict):
-        quantization = (model.get("quantization") or {}).get("kv_cache_quant_algo")
-        value = {"head_dim": model.get("head_size"), **model}
-    shape = dataclasses.replace(read_shape(value, f"{name}: {CONFIG_NAME}"), max_len=length)
-    weights = sum(size for file, size in sizes.items() if file.endswith(_WEIGHTS))
-    if not weights:
-        raise ModelUnavailable(f"{name}: has no weights of its own")
-    precision = dataclasses.replace(
-        AS_STORED,
-        kv=1 if quantization in ("FP8", "INT8") else 2,
-        title=f"weights as they are built, {8 if quantization in ('FP8', 'INT8') else 16}-bit KV"
-        " cache",
-    )
-    return ModelFiles(name, shape, weights), precision

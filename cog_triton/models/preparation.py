@@ -21,6 +21,7 @@ from cog_triton.download.transfer_progress import Echo
 from cog_triton.engines.vllm.model_arguments import MODEL_FILE
 from cog_triton.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.errors import (
+    BuildConfigInvalid,
     CogTritonError,
     EngineIncompatible,
     InvalidArgument,
@@ -34,6 +35,8 @@ from cog_triton.models.model_name import ModelName, package_path, recognize
 from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.packages.package_set import DEMO, OPENVINO, TRITONSERVER, provide
 from cog_triton.settings import Settings
+from cog_triton.sizing.model_files import ModelFiles
+from cog_triton.sizing.model_shape import read_shape
 from cog_triton.system.atomic_write import writing
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.triton.installation import machine_binary, missing_libpython
@@ -95,6 +98,7 @@ class Preparation:
         self._echo = echo
         self._family = family
         self._update = update
+        self._skip = settings.cog_triton_skip_preflight
         self._on_cpu = settings.cog_triton_sm == "cpu"
         self._plain_http = settings.plain_http_registries
 
@@ -179,6 +183,7 @@ class Preparation:
         if choice.family == "vllm":
             assert choice.vllm is not None
             vllm_registry.require_architecture(model.config, choice.vllm.site, name.model_id)
+            self._require_memory(model)
             hub_model.require_room(model, 0, 0, self._store, self._echo)
             view = fetch_model(model.request, self._models, self._echo).path
             pins.set(name.model_id, name.revision, model.commit)
@@ -191,6 +196,18 @@ class Preparation:
         prepared = self._converted(wanted, name.model_id)
         pins.set(name.model_id, name.revision, model.commit)
         return prepared
+
+    def _require_memory(self, model: HubModel) -> None:
+        """Refuse a model for vLLM before it is fetched, if its weights alone are too large."""
+        from cog_triton.serving import memory_check  # it takes its time
+
+        try:
+            shape = read_shape(model.config, model.model_id)
+            files = ModelFiles(model.model_id, shape, model.weights, model.commit)
+            demand = memory_check.of_model(files)
+        except (BuildConfigInvalid, ModelUnavailable):
+            return  # the start says so
+        memory_check.require(demand, skip=self._skip, alone=False)
 
     def _conversion(self, model: HubModel) -> Conversion:
         from cog_triton.build_scripts.openvino import _hf_config

@@ -20,6 +20,7 @@ from cog_triton.engines.vllm.node_link import STARTED, STOPPED, Hello, NodeLink,
 from cog_triton.engines.vllm.nodes import LEADER, Nodes, fingerprint, nodes_of
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_version
 from cog_triton.errors import CogTritonError, InvalidArgument, VLLMUnknownError
+from cog_triton.serving import memory_check
 from cog_triton.serving.engine_preparation import open_configured
 from cog_triton.settings import Settings
 from cog_triton.system import isolated_python, reaper
@@ -74,6 +75,7 @@ class _Node:
             raise InvalidArgument(
                 f"--node-rank={rank} (LWS_WORKER_INDEX): must be below nnodes={nodes.count}"
             )
+        memory_check.require_memory(self.settings, family, alone=True)
         hello = Hello(rank, version, fingerprint(model))
         untested = str(options.get(ALLOW_UNTESTED, "")).lower() == "true"
         self._begin(family.directory, python, untested)

@@ -21,6 +21,7 @@ from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED
 from cog_triton.errors import EngineIncompatible, InvalidArgument
 from cog_triton.keeper.engine_replicas import ONE, EngineReplicas, share_gpus
 from cog_triton.pictures.image_limits import ImageLimits
+from cog_triton.serving import memory_check
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
@@ -52,11 +53,13 @@ class PreparedEngine:
     replicas: EngineReplicas = ONE
 
 
-async def prepare_engine(settings: Settings, weights: str | None = None) -> PreparedEngine:
+async def prepare_engine(
+    settings: Settings, weights: str | None = None, *, alone: bool = False
+) -> PreparedEngine:
     """Fetch the engine, check it against this machine, and render its model repository.
 
-    Cheap checks come first: a bad config is reported before any weights are fetched. Raises the
-    coded error of the first check that fails.
+    Cheap checks come first: a bad config is reported before any weights are fetched. `alone` is as
+    in `memory_check`. Raises the coded error of the first check that fails.
     """
     family, config = await open_configured(settings, weights)
     if isinstance(family, VLLMFamily) and family.nodes > 1:
@@ -67,6 +70,7 @@ async def prepare_engine(settings: Settings, weights: str | None = None) -> Prep
     with work_dir_errors(settings.work_dir):
         run_dir = fresh_run_dir(settings.work_dir)
         _require_compatible(settings, family, config, run_dir)
+        memory_check.require_memory(settings, family, alone=alone)
         word_limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
         adapters = await asyncio.to_thread(_load_adapters, settings, family, config, run_dir)
         repository = render_repository(

@@ -172,7 +172,7 @@ async def _model_repository(
         run_dir = fresh_run_dir(settings.work_dir)
         secrets = os.environ.keys() - SERVER_KEYS
         return repository.resolve(), launch.world_size(settings, None), run_dir, secrets, ONE
-    prepared = await prepare_engine(settings)
+    prepared = await prepare_engine(settings, alone=True)
     return (
         prepared.repository,
         prepared.world_size,

@@ -111,14 +111,23 @@ def _gpu(key: str) -> Gpu:
     return Gpu(name, sm, mib * MIB)
 
 
+def gpus_here() -> list[Gpu]:
+    """GPUs of this machine in CUDA's order, and what is free of each.
+
+    Raises:
+        EngineIncompatible: the driver fails.
+    """
+    read = (gpus.gpu_names, gpus.visible_gpus, gpus.gpu_memory, gpus.free_memory)
+    return [Gpu(*facts) for facts in zip(*(facts() for facts in read), strict=True)]
+
+
 def gpu_here() -> tuple[Gpu, int] | None:
     """The GPU of this machine with the least free memory, and how many there are; None without one.
 
     Raises:
         EngineIncompatible: the driver fails, or the GPUs are of several compute capabilities.
     """
-    read = (gpus.gpu_names, gpus.visible_gpus, gpus.gpu_memory, gpus.free_memory)
-    found = [Gpu(*facts) for facts in zip(*(facts() for facts in read), strict=True)]
+    found = gpus_here()
     if not found:
         return None
     if len({one.sm for one in found}) > 1:

@@ -45,7 +45,10 @@ PRECISIONS = {one.label: one for one in (AS_STORED, FP8, INT8, INT4_AWQ)}
 
 @dataclass(frozen=True, slots=True)
 class MemorySum:
-    """Memory of each of `gpus` GPUs, in bytes; `kv_per_token` is a token's part of the KV cache."""
+    """Memory of each of `gpus` GPUs, in bytes; `kv_per_token` is a token's part of the KV cache.
+
+    `share` is the most of a GPU's memory that the engine takes.
+    """
 
     gpu: Gpu
     gpus: int
@@ -54,12 +57,13 @@ class MemorySum:
     activations: int
     runtime: int
     kv_per_token: int
+    share: float = _USED
 
     @property
     def usable(self) -> int:
         """What an engine takes of the GPU's memory."""
         free = self.gpu.memory if self.gpu.free is None else self.gpu.free
-        return min(int(self.gpu.memory * _USED), free)
+        return min(int(self.gpu.memory * self.share), free)
 
     @property
     def kv_cache(self) -> int:
@@ -87,11 +91,17 @@ class MemorySum:
 
 
 def memory_sum(
-    shape: ModelShape, weight_bytes: int, gpu: Gpu, gpus: int, precision: Precision
+    shape: ModelShape,
+    weight_bytes: int,
+    gpu: Gpu,
+    gpus: int,
+    precision: Precision,
+    share: float = _USED,
 ) -> MemorySum:
     """Sum for a model whose files have `weight_bytes`, split over `gpus` by tensor parallelism.
 
-    Embeddings and the output layer keep their precision when the layers are quantized.
+    Embeddings and the output layer keep their precision when the layers are quantized. The engine
+    takes `share` of each GPU's memory.
     """
     outside = min(weight_bytes, 2 * shape.vocabulary * shape.hidden * shape.dtype_bytes)
     weights = weight_bytes
@@ -108,4 +118,5 @@ def memory_sum(
         activations=step + logits,
         runtime=_RUNTIME + (_COMMUNICATION if gpus > 1 else 0),
         kv_per_token=shape.kv_bytes_per_token(gpus, precision.kv),
+        share=share,
     )

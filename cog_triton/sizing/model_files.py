@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from typing import Any
 from cog_triton.download.model_request import ModelRequest
 from cog_triton.download.model_source import is_hub_id
 from cog_triton.errors import ModelUnavailable
+from cog_triton.sizing.memory_sum import AS_STORED, Precision
 from cog_triton.sizing.model_shape import ModelShape, read_shape
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+_ENGINE_WEIGHTS = (".engine", ".safetensors", ".bin", ".pt")
 _MAX_CONFIG = 16 << 20
 
 
@@ -38,11 +41,11 @@ def describe(model: str, revision: str | None = None) -> ModelFiles:
         from cog_triton.download import hub  # it takes half a second
 
         listing, config = hub.describe(ModelRequest(model, revision))
-        size = sum(
-            file.size
-            for name, file in listing.files.items()
-            if any(Path(name).match(pattern) for pattern in _WEIGHTS)
+        kinds = (
+            sum(file.size for name, file in listing.files.items() if Path(name).match(pattern))
+            for pattern in _WEIGHTS
         )
+        size = next(filter(None, kinds), 0)
         return _files(model, config, size, listing.commit)
     directory = Path(model).expanduser()
     if not directory.is_dir():
@@ -54,6 +57,35 @@ def describe(model: str, revision: str | None = None) -> ModelFiles:
     return _files(
         str(directory.resolve()), path.read_bytes(), next((size for size in sizes if size), 0), None
     )
+
+
+def of_engine(
+    name: str, config: bytes | None, sizes: Mapping[str, int], length: int
+) -> tuple[ModelFiles, Precision]:
+    """Weights and KV cache of an engine with files of `sizes`, and sequences of `length` tokens.
+
+    Its config.json is TensorRT-LLM's, or a model's own.
+
+    Raises:
+        ModelUnavailable: it has no config.json, or no weights.
+        BuildConfigInvalid: its config.json lacks a size.
+    """
+    if config is None:
+        raise ModelUnavailable(f"{name}: has no config.json at its top")
+    value = config_of(config, name)
+    model = value.get("pretrained_config")
+    quantization: object = None
+    if isinstance(model, dict):
+        quantization = (model.get("quantization") or {}).get("kv_cache_quant_algo")
+        value = {"head_dim": model.get("head_size"), **model}
+    shape = dataclasses.replace(read_shape(value, f"{name}: config.json"), max_len=length)
+    weights = sum(size for file, size in sizes.items() if file.endswith(_ENGINE_WEIGHTS))
+    if not weights:
+        raise ModelUnavailable(f"{name}: has no weights of its own")
+    kv = 1 if quantization in ("FP8", "INT8") else 2
+    title = f"weights as they are built, {8 * kv}-bit KV cache"
+    precision = dataclasses.replace(AS_STORED, kv=kv, title=title)
+    return ModelFiles(name, shape, weights), precision
 
 
 def config_of(text: bytes, name: str) -> Mapping[str, Any]:

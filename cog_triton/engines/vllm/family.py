@@ -34,7 +34,7 @@ _SPREADS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_siz
 # vllm/config/lora.py of 0.26 and 0.33.
 DEFAULT_MAX_LORA_RANK = 16
 # vllm/config/cache.py; a share of a GPU's memory, of which contexts take some, too.
-_MEMORY_SHARE, _ROOM = 0.92, 0.94
+MEMORY_SHARE, _ROOM = 0.92, 0.94
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
 from cog_triton.engines.engine_client import engine_opener
@@ -72,22 +72,22 @@ class VLLMFamily(EngineFamily):
             min_output=min_output,
         )
         super().__init__(directory, limits, model.tokenizer_dir)
-        self._model = model
+        self.model = model
         self._version: str | None = None
 
     @property
     def nodes(self) -> int:
         """Machines that the engine is spread over."""
-        return self._model.nodes
+        return self.model.nodes
 
     @property
     def adapters(self) -> Mapping[str, str]:
         """See `EngineFamily.adapters`: those of ``multi_lora.json``."""
-        return self._model.loras
+        return self.model.loras
 
     def lora_limits(self) -> LoRALimits:
         """See `EngineFamily.lora_limits`; what model.json says, with vLLM's defaults."""
-        arguments = self._model.arguments
+        arguments = self.model.arguments
         if not arguments.get("enable_lora"):
             raise EngineIncompatible(
                 f'{self.directory / MODEL_FILE}: has no "enable_lora": true, so vLLM takes no LoRA'
@@ -98,22 +98,22 @@ class VLLMFamily(EngineFamily):
             max_rank=int(arguments.get("max_lora_rank") or DEFAULT_MAX_LORA_RANK),
             max_loras=int(arguments.get("max_loras") or 1),
             modules=frozenset(modules) if modules else None,
-            hidden_size=self._model.hidden_size,
-            layers=self._model.layers,
+            hidden_size=self.model.hidden_size,
+            layers=self.model.layers,
         )
 
     @property
     def gpus(self) -> int:
         """See `EngineFamily.gpus`; by all the ways that model.json spreads the model in."""
-        return math.prod(int(self._model.arguments.get(name) or 1) for name in _SPREADS)
+        return math.prod(int(self.model.arguments.get(name) or 1) for name in _SPREADS)
 
     @property
     def abilities(self) -> Abilities:
         """See `EngineFamily.abilities`; `max_logprobs` bounds what it tells of each token."""
-        if self._model.embeds:
+        if self.model.embeds:
             return Abilities(generation=False, embeddings=True)
-        most = self._model.arguments.get("max_logprobs", _MAX_LOGPROBS)
-        images = images_of(self._model, self._version)
+        most = self.model.arguments.get("max_logprobs", _MAX_LOGPROBS)
+        images = images_of(self.model, self._version)
         return Abilities(
             guides={"json_schema", "regex", "grammar"},
             top_log_probs=most if most >= 0 else _MAX_LOGPROBS,
@@ -155,9 +155,9 @@ class VLLMFamily(EngineFamily):
         config.parameters.clear()
         options["engine_dir"] = str(self.directory.resolve())
         if self.nodes > 1:  # which cannot be parked
-            nodes_of(self._model.arguments, options[LEADER])
+            nodes_of(self.model.arguments, options[LEADER])
         else:
-            options[SPARE_LOADS] = _spare_loads(self._model.arguments)
+            options[SPARE_LOADS] = _spare_loads(self.model.arguments)
         for name, value in options.items():
             config.parameters[name].string_value = value
         return _MODEL_PY
@@ -184,7 +184,7 @@ class VLLMFamily(EngineFamily):
         _check_period(config.name, {k: v.string_value for k, v in config.parameters.items()})
         version = types_of(self._version).version
         config.parameters["vllm_version"].string_value = version
-        config.parameters["embeds"].string_value = str(self._model.embeds).lower()
+        config.parameters["embeds"].string_value = str(self.model.embeds).lower()
         config.parameters["max_model_len"].string_value = str(self.limits.max_seq_len)
         config.parameters["max_input_len"].string_value = str(self.limits.max_input_len)
         config.parameters["tokenizer_dir"].string_value = str(self.tokenizer_dir)
@@ -192,7 +192,7 @@ class VLLMFamily(EngineFamily):
 
 def _spare_loads(arguments: Mapping[str, Any]) -> str:
     """Whether a GPU has room for two engines: vLLM starts where its share of memory is free."""
-    share = arguments.get("gpu_memory_utilization", _MEMORY_SHARE)
+    share = arguments.get("gpu_memory_utilization", MEMORY_SHARE)
     return "beside" if 2 * share <= _ROOM else "first"
 
 

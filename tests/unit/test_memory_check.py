@@ -1,0 +1,219 @@
+"""Memory check of a start: the real command line under a fake driver and GPUs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import local_registry
+import pytest
+import sample_engines
+from cuda_driver import gpu_driver
+from sample_engines import V1
+from test_cuda_support import needs_compiler, serve
+from test_doctor_for import H100, L4, doctor, model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from cog_triton.engines.registry import open_engine
+from cog_triton.errors import EngineIncompatible
+from cog_triton.oci.engine_push import push
+from cog_triton.oci.reference import Reference
+from cog_triton.serving import memory_check
+from cog_triton.settings import load_settings
+from cog_triton.sizing import gpu_table
+from cog_triton.sizing.gpu_table import Gpu
+from cog_triton.system.host_memory import HostMemory
+
+GIB = 1 << 30
+WEIGHTS = 16 * 10**9
+
+
+def vllm_engine(tmp_path: Path, weights: int = WEIGHTS, **arguments: Any) -> Path:
+    """A directory for vLLM of a model of 8 billion weights, whose file is sparse."""
+    config = Path(model(tmp_path)) / "config.json"
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    with (config.parent / "model.safetensors").open("wb") as file:
+        file.truncate(weights)
+    made = tmp_path / "engine"
+    made.mkdir()
+    value = {"model": str(config.parent), "max_model_len": 4096, **arguments}
+    (made / "model.json").write_text(json.dumps(value))
+    return made
+
+
+def told(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    engine: Path,
+    gpus: list[Gpu],
+    *,
+    alone: bool = True,
+) -> str:
+    monkeypatch.setattr(gpu_table, "gpus_here", lambda: gpus)
+    caplog.set_level(logging.INFO)
+    memory_check.require_memory(load_settings(), open_engine(engine), alone=alone)
+    return " ".join(f"{one.levelname} {one.getMessage()}" for one in caplog.records)
+
+
+def gpu(memory: float, free: float | None = None) -> Gpu:
+    return Gpu("G", 90, int(memory * GIB), None if free is None else int(free * GIB))
+
+
+@needs_compiler
+@pytest.mark.parametrize("mode", [("--triton-only",), ("--node-rank", "1", "--leader", "a")])
+def test_a_gpu_that_is_too_small_is_refused_before_anything_is_loaded(
+    mode: tuple[str, ...], tmp_path: Path
+) -> None:
+    nodes = {"nnodes": 2, "pipeline_parallel_size": 2} if "--leader" in mode else {}
+    weights = WEIGHTS * (2 if nodes else 1)
+    engine = vllm_engine(tmp_path, weights, quantization=None, **nodes)
+    small = {**L4, "gpu_mib": 4096, "gpu_count": 2}
+    said = serve(tmp_path, gpu_driver(tmp_path / "driver", **small), str(engine), *mode)
+    assert "E1305 EngineIncompatible" in said
+    assert "GiB of weights on each, and the engine may take 3.7 of its 4.0 GiB" in said
+    assert "tensor_parallel_size in model.json" in said
+    assert "tritonserver" not in said
+
+
+def test_what_fits_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = told(monkeypatch, caplog, vllm_engine(tmp_path), [gpu(80, 79)])
+    assert said.startswith("INFO ")
+    assert said.count("fits by an estimate") == 1
+    assert "the largest max_model_len is 131072" in said
+
+
+@pytest.mark.parametrize(
+    ("memory", "free", "more", "said"),
+    [
+        (15, None, {}, "tensor_parallel_size in model.json to more GPUs"),
+        (80, 10, {}, "end what holds the GPU's memory"),
+        (24, None, {"gpu_memory_utilization": 0.5}, "utilization in model.json to 0.66"),
+        (8, None, {}, "It would fit 1 x"),
+        (8, None, {"tensor_parallel_size": 2}, None),
+        (8, None, {"quantization": "bitsandbytes"}, None),
+        (8, None, {"cpu_offload_gb": 10}, None),
+        (8, None, {"hf_overrides": {"num_hidden_layers": 2}}, None),
+    ],
+)
+def test_only_what_cannot_run_is_refused(
+    memory: float,
+    free: float | None,
+    more: dict[str, Any],
+    said: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine, here = vllm_engine(tmp_path, **more), [gpu(memory, free)] * 2
+    if said is None:
+        assert told(monkeypatch, caplog, engine, here)
+        return
+    with pytest.raises(EngineIncompatible, match=said):
+        told(monkeypatch, caplog, engine, here)
+    monkeypatch.setenv("COG_TRITON_SKIP_PREFLIGHT", "1")
+    assert "so this is served" in told(monkeypatch, caplog, engine, here)
+
+
+def test_memory_that_an_engine_of_ours_may_hold_does_not_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = told(monkeypatch, caplog, vllm_engine(tmp_path), [gpu(80, 10)], alone=False)
+    assert said.startswith("WARNING ")
+
+
+def test_a_longer_sequence_than_fits_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = vllm_engine(tmp_path, max_model_len=131072)
+    said = told(monkeypatch, caplog, engine, [gpu(24)])
+    assert said.startswith("WARNING ")
+    assert "131072 tokens (max_model_len in model.json) does not fit the KV cache" in said
+
+
+def test_copies_of_the_weights_and_32_bits_are_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = vllm_engine(tmp_path, 4 * WEIGHTS)
+    assert "fits" in told(monkeypatch, caplog, engine, [gpu(24)])
+
+
+@pytest.mark.parametrize("change", [None, ("hidden_size", "wide")])
+def test_what_cannot_be_summed_is_not_compared(
+    change: tuple[str, str] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = vllm_engine(tmp_path)
+    config = tmp_path / "model" / "config.json"
+    if change:
+        config.write_text(json.dumps({**json.loads(config.read_text()), change[0]: change[1]}))
+    said = told(monkeypatch, caplog, engine, [gpu(1)] if change else [])
+    assert said.startswith("INFO memory of the GPU: not compared: ")
+    assert said.count("not compared") == 1
+
+
+SHAPE = {
+    **{"vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336},
+}
+
+
+def built_engine(tmp_path: Path) -> Path:
+    """An engine of TensorRT-LLM's that tells its shape, FP8 in the KV cache, for four GPUs."""
+    config = {**V1, "pretrained_config": {**V1["pretrained_config"], **SHAPE}}
+    return sample_engines.with_manifest(sample_engines.directory(tmp_path / "built", config, 4))
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@needs_compiler
+def test_an_engine_of_known_shape_is_summed_by_the_doctor(remote: bool, tmp_path: Path) -> None:
+    engine = built_engine(tmp_path)
+    (store := tmp_path / "registry").mkdir()
+    with local_registry.running(store) as registry:
+        name = str(engine)
+        if remote:
+            name = f"oci://{registry.address}/me/llm:v1"
+            scratch, stop = tmp_path / "scratch", threading.Event()
+            push(Reference.parse(name), engine, scratch, lambda _: None, stop)
+        _, found = doctor(tmp_path, {**H100, "gpu_count": 4}, name)
+        assert found["engine"]["state"] == "ok"
+        assert "weights as they are built, 8-bit KV cache" in found["engine"]["found"]
+        assert "the largest max_model_len is 8192" in found["engine"]["found"]
+        _, found = doctor(tmp_path, {**H100, "gpu_count": 4, "gpu_free_mib": 900}, name)
+        assert "GiB short on each" in found["engine"]["found"]
+
+
+def test_a_built_engine_is_held_against_memory_by_its_rank_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = built_engine(tmp_path)
+    for path in engine.glob("rank*.engine"):
+        with path.open("r+b") as file:
+            file.truncate(10 * GIB)
+    tokenizer = Tokenizer(WordLevel({"a": 0}, "a"))
+    tokenizer.save(str(engine / "tokenizer.json"))
+    (engine / "tokenizer_config.json").write_text("{}")
+    assert "fits by an estimate" in told(monkeypatch, caplog, engine, [gpu(24)] * 4)
+    with pytest.raises(EngineIncompatible, match=r"10\.0 GiB of weights on each"):
+        told(monkeypatch, caplog, engine, [gpu(8)] * 4)
+
+
+def test_an_engine_for_the_cpu_is_told_and_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (tmp_path / "openvino_model.bin").open("wb") as file:
+        file.truncate(GIB)
+    caplog.set_level(logging.INFO)
+    for free, level in ((2 * GIB, "INFO"), (GIB // 2, "WARNING")):
+        caplog.clear()
+        here = HostMemory(free, "MemAvailable of the machine")
+        monkeypatch.setattr(memory_check, "host_memory", lambda here=here: here)
+        memory_check.compare_host(tmp_path)
+        assert [one.levelname for one in caplog.records] == [level]

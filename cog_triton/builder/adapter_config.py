@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from cog_triton.artifact.engine_manifest import AdapterName
 from cog_triton.builder.arguments import ArgumentValue, shown
-from cog_triton.engines.tensorrt_llm.adapter_tensors import HF_MODULES
+from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES
 
 _Text = Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\x00\n]*$")]
 _OFF = (False, "disable")

@@ -20,7 +20,7 @@ from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.example_families import OWN, Families
 from cog_triton.builder.upgrade import translate_leniently
 from cog_triton.engines.llmapi import llm_args
-from cog_triton.engines.tensorrt_llm.adapter_tensors import HF_MODULES
+from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.engines.tensorrt_llm.runtime_settings import carried
 from cog_triton.engines.vllm import argument_types

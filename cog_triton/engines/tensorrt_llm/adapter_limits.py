@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cog_triton.artifact.engine_config import CONFIG_NAME, EngineConfig, LoRABuild
 from cog_triton.artifact.lora_adapter import LoRALimits
-from cog_triton.engines.tensorrt_llm.adapter_tensors import HF_MODULES
+from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES
 from cog_triton.errors import EngineIncompatible
 
 MAX_LORA_RANK = 64

@@ -6,7 +6,6 @@ layer, its lora_A and its scaled lora_B flat, one after the other, padded to the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,31 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cog_triton.artifact.lora_adapter import CONVERTED_FILES, LoRAAdapter, read_adapter
+from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES, MODULE_IDS
 from cog_triton.errors import EngineCorrupt, EngineIncompatible
-
-# tensorrt_llm/lora_manager.py: LoraManager.LORA_MODULE_IDS, and the default names of modules in
-# Hugging Face models, get_default_trtllm_modules_to_hf_modules.
-MODULE_IDS: Mapping[str, int] = {
-    "attn_qkv": 0,
-    "attn_q": 1,
-    "attn_k": 2,
-    "attn_v": 3,
-    "attn_dense": 4,
-    "mlp_h_to_4h": 5,
-    "mlp_4h_to_h": 6,
-    "mlp_gate": 7,
-}
-HF_MODULES: Mapping[str, str] = {
-    "attn_qkv": "qkv_proj",
-    "attn_q": "q_proj",
-    "attn_k": "k_proj",
-    "attn_v": "v_proj",
-    "attn_dense": "o_proj",
-    "mlp_h_to_4h": "gate_proj",
-    "mlp_4h_to_h": "down_proj",
-    "mlp_gate": "up_proj",
-}
-
 
 _IDS = {theirs: MODULE_IDS[ours] for ours, theirs in HF_MODULES.items()}
 _FIRST_TASK = 1 << 32

@@ -21,8 +21,9 @@ def doctor(
         typer.Option(
             "--for",
             metavar="IMAGE|ENGINE|MODEL",
-            help="Tell whether an image (REGISTRY/NAME:TAG), an engine.tar (path, URL, oci://REF)"
-            " or a model (ORG/NAME) fits here, before it is fetched.",
+            help="Tell whether an image of a registry (REGISTRY/NAME:TAG), an engine (engine.tar or"
+            " its directory, a vLLM directory with model.json, URL, oci://REF) or a model"
+            " (ORG/NAME or directory) fits here, before it is fetched.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
@@ -35,6 +36,8 @@ def doctor(
 
     With --for only what it would run on is checked, against NVIDIA's driver, the GPUs,
     their free memory and the disk: a machine that shall pull an image needs no Triton.
+    An image that Nix built (result) or that docker holds is asked for at a registry,
+    once it was pushed.
 
     Examples: cog-triton doctor engine.tar; cog-triton doctor Qwen/Qwen3-8B
 

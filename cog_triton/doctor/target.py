@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,11 +14,13 @@ from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, MAX_TEXT
 from cog_triton.download import url_download
 from cog_triton.download.model_source import is_hub_id
+from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import BuildConfigInvalid, EngineCorrupt, ModelUnavailable
 from cog_triton.inspection import registry_contents
 from cog_triton.inspection.engine_contents import no_engine
 from cog_triton.oci import image_facts
 from cog_triton.oci.reference import Reference, is_oci
+from cog_triton.serving import memory_check
 from cog_triton.settings import Settings
 from cog_triton.sizing import model_files
 from cog_triton.sizing.memory_sum import AS_STORED, Precision
@@ -89,6 +92,8 @@ def of(name: str, settings: Settings, echo: Callable[[str], None]) -> Target:
         }
         texts = {file: (path / file).read_bytes() for file in _TEXTS if file in sizes}
         return _engine(name, sizes, texts, 0, work, here=True)
+    if path.is_dir() and VLLMFamily.matches(path):
+        return _vllm(name, VLLMFamily.open(path), work)
     if path.is_dir() or is_hub_id(name):
         files = describe(name)
         pull = 0 if path.is_dir() else files.weight_bytes
@@ -101,6 +106,18 @@ def of(name: str, settings: Settings, echo: Callable[[str], None]) -> Target:
             " engine.tar (path, URL or oci://REF), an engine directory, or a model (ORG/NAME)"
         ) from None
     return _image(image_facts.read(reference, echo, plain_http=plain))
+
+
+def _vllm(name: str, family: VLLMFamily, work: Path) -> Target:
+    """A directory for vLLM, as a start compares it."""
+    target = Target(name=name, what="engine", gpus=family.gpus or 1, place=work)
+    try:
+        demand = memory_check.of_vllm(family)
+    except (BuildConfigInvalid, ModelUnavailable) as error:
+        return dataclasses.replace(target, unknown=error.detail)
+    return dataclasses.replace(
+        target, gpus=demand.gpus, files=demand.files, precision=demand.precision
+    )
 
 
 def _image(facts: image_facts.ImageFacts) -> Target:

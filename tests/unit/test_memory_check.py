@@ -190,6 +190,18 @@ def test_an_engine_of_known_shape_is_summed_by_the_doctor(remote: bool, tmp_path
         assert "GiB short on each" in found["engine"]["found"]
 
 
+@needs_compiler
+def test_the_doctor_sums_a_directory_for_vllm(tmp_path: Path) -> None:
+    engine = str(vllm_engine(tmp_path))
+    _, found = doctor(tmp_path, H100, engine)
+    assert "with weights as stored, 16-bit KV cache" in found["engine"]["found"]
+    _, found = doctor(tmp_path, {**H100, "gpu_mib": 8192}, engine)
+    assert found["engine"]["state"] == "fail"
+    (tmp_path / "model" / "config.json").write_text('{"hidden_size": 1}')
+    _, found = doctor(tmp_path, H100, engine)
+    assert "not compared: " in found["memory of the GPU"]["found"]
+
+
 def test_a_built_engine_is_held_against_memory_by_its_rank_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

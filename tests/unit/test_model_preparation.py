@@ -33,6 +33,7 @@ from cog_triton.models.family_choice import VLLMInstallation
 from cog_triton.models.model_name import recognize
 from cog_triton.models.preparation import DEMO_MODEL, Preparation, Prepared, default_model
 from cog_triton.settings import Settings
+from cog_triton.sizing import gpu_table
 from cog_triton.system.ports import free_ports
 
 CONFIG = TinyModel.make("LlamaForCausalLM").config
@@ -269,6 +270,15 @@ def test_an_architecture_that_vllm_lacks_is_refused_before_the_download(
 ) -> None:
     with_config(hub, **changes)
     assert told in refusal(home, hub, ID, EngineIncompatible)
+
+
+def test_a_model_too_large_for_the_gpu_is_refused_before_the_download(
+    home: Path, hub: Hub, vllm: VLLMInstallation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_table, "gpus_here", lambda: [gpu_table.Gpu("G", 90, 1000)])
+    assert "weights on each" in refusal(home, hub, ID, EngineIncompatible)
+    monkeypatch.setattr(gpu_table, "gpus_here", lambda: [gpu_table.Gpu("G", 90, 1 << 30, 0)])
+    assert prepare(home, ID)[0].vllm_python == vllm.python  # an engine of ours may hold it
 
 
 def test_what_transformers_knows_is_vllms_to_judge(

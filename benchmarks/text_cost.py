@@ -22,7 +22,7 @@ from cog_triton.engines.mock import word_tokenizer
 from cog_triton.text.detokenize import Detokenizer
 from cog_triton.text.stop_strings import StopMatcher
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import small_tokenizers
 
 LENGTHS = (128, 1024, 4096, 32768)

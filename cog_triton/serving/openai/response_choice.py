@@ -1,74 +1,23 @@
-"""Answer of /v1/responses: the response object, or the events of its stream."""
+"""Choice of /v1/responses, the only one: items of its output, and the events that tell of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import secrets
+from collections.abc import Iterable
 from typing import Any
 
-from cog_triton.errors import CogTritonError
 from cog_triton.serving.generation import GenerationResult, TextPiece
-from cog_triton.serving.openai import error_responses
-from cog_triton.serving.openai.chat_choice import ChatChoiceBuilder
+from cog_triton.serving.openai.choices import ChatChoiceBuilder, call_id
+from cog_triton.serving.openai.envelope import Object, ResponseEnvelope, usage_object
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
-from cog_triton.serving.openai.parsers.deltas import Content
-from cog_triton.serving.openai.response_items import ResponseItems
-from cog_triton.serving.openai.responses import Envelope, Object, sse_event
+from cog_triton.serving.openai.parsers.deltas import (
+    CallArguments,
+    CallStart,
+    Content,
+    Delta,
+    Reasoning,
+)
 from cog_triton.text.detokenize import TokenText
-
-
-@dataclass(slots=True)
-class ResponseEnvelope(Envelope):
-    """Envelope of a `response`; `echoed` are fields of its request that it repeats."""
-
-    echoed: Object = field(default_factory=dict)
-
-    @classmethod
-    def of_response(cls, model: str) -> ResponseEnvelope:
-        """The envelope of a new response."""
-        return cls("responses", "resp", "response", "response", model)
-
-    @property
-    def done(self) -> bytes:
-        """See `Envelope.done`; the last event tells of the end."""
-        return b""
-
-    def whole(self, choices: Sequence[Object], usage: Object) -> Object:
-        """See `Envelope.whole`; of the only choice."""
-        (answer,) = choices
-        return self.response(
-            answer["status"], answer["output"], usage_object(usage["prompt_tokens"], usage)
-        )
-
-    def event(self, chunk: Object) -> bytes:
-        """See `Envelope.event`."""
-        return f"event: {chunk['type']}\n".encode() + sse_event(chunk)
-
-    def failure(self, error: CogTritonError) -> bytes:
-        """See `Envelope.failure`."""
-        body = error_responses.error_body(error)
-        return self.event({**body["error"], **body, "type": "error"})
-
-    def response(self, status: str, output: list[Object], usage: Object | None) -> Object:
-        """The response object."""
-        cut = status == "incomplete"
-        return {
-            "id": self.id,
-            "object": "response",
-            "created_at": self.created,
-            "status": status,
-            "background": False,
-            "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "model": self.model,
-            "output": output,
-            "previous_response_id": None,
-            "service_tier": "default",
-            "store": False,
-            "top_logprobs": 0,
-            "usage": usage,
-            **self.echoed,
-        }
 
 
 class ResponseChoiceBuilder(ChatChoiceBuilder):
@@ -124,7 +73,7 @@ class ResponseChoiceBuilder(ChatChoiceBuilder):
 
     def _finish(self, result: GenerationResult) -> tuple[str, list[Object]]:
         """The status, and the events of the last items; at least one is made."""
-        events = self._items.feed(self._parser.finish() if self._parser else [])
+        events = self._items.feed(self._held())
         if not self._items.output:
             events += self._items.feed([Content("")])
         status = "incomplete" if result.finish_reason == "length" else "completed"
@@ -136,13 +85,99 @@ class ResponseChoiceBuilder(ChatChoiceBuilder):
         return [{**event, "sequence_number": first + place} for place, event in enumerate(events)]
 
 
-def usage_object(prompt: int, counts: dict[str, Any]) -> Object:
-    """The `usage` of a response, of `completion_tokens` beside `prompt`."""
-    output = counts["completion_tokens"]
-    return {
-        "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens": output,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": prompt + output,
-    }
+class ResponseItems:
+    """Builds `output`; an item is open until one of another kind, or the end, closes it."""
+
+    def __init__(self) -> None:
+        self.output: list[Object] = []
+        self._open: Object | None = None
+        self._texts: list[str] = []
+
+    def feed(self, deltas: Iterable[Delta]) -> list[Object]:
+        """The events of these deltas."""
+        events: list[Object] = []
+        for delta in deltas:
+            match delta:
+                case Content(text):
+                    events += self._require("message")
+                    events.append(self._text_delta("response.output_text.delta", text))
+                    events[-1]["logprobs"] = []
+                case Reasoning(text):
+                    events += self._require("reasoning")
+                    events.append(self._text_delta("response.reasoning_text.delta", text))
+                case CallStart(_, name):
+                    events += [*self.close("completed"), *self._start("function_call", name)]
+                case CallArguments(_, text):
+                    events.append(self._delta("response.function_call_arguments.delta", text))
+        return events
+
+    def close(self, status: str) -> list[Object]:
+        """The events of the end of the open item, if there is one; `status` becomes its own."""
+        item, self._open = self._open, None
+        if item is None:
+            return []
+        text, self._texts = "".join(self._texts), []
+        item["status"] = status
+        if item["type"] == "function_call":
+            item["arguments"] = text
+            done = self._event(
+                "response.function_call_arguments.done", item, arguments=text, name=item["name"]
+            )
+            return [done, self._item_event("response.output_item.done", item)]
+        part = _part(item["type"], text)
+        item["content"] = [part]
+        kind = "output_text" if item["type"] == "message" else "reasoning_text"
+        values = {"text": text, **({"logprobs": []} if kind == "output_text" else {})}
+        return [
+            self._event(f"response.{kind}.done", item, content_index=0, **values),
+            self._event("response.content_part.done", item, content_index=0, part=part),
+            self._item_event("response.output_item.done", item),
+        ]
+
+    def _require(self, kind: str) -> list[Object]:
+        if self._open is not None and self._open["type"] == kind:
+            return []
+        return [*self.close("completed"), *self._start(kind)]
+
+    def _start(self, kind: str, name: str = "") -> list[Object]:
+        item: Object = {"type": kind, "status": "in_progress"}
+        if kind == "function_call":
+            item |= {"id": _id("fc"), "call_id": call_id(), "name": name, "arguments": ""}
+        elif kind == "message":
+            item |= {"id": _id("msg"), "role": "assistant", "content": []}
+        else:
+            item |= {"id": _id("rs"), "summary": [], "content": []}
+        self.output.append(item)
+        self._open = item
+        events = [self._item_event("response.output_item.added", {**item})]
+        if kind != "function_call":
+            part = _part(kind, "")
+            events.append(
+                self._event("response.content_part.added", item, content_index=0, part=part)
+            )
+        return events
+
+    def _text_delta(self, kind: str, text: str) -> Object:
+        return {**self._delta(kind, text), "content_index": 0}
+
+    def _delta(self, kind: str, text: str) -> Object:
+        assert self._open is not None
+        self._texts.append(text)
+        return self._event(kind, self._open, delta=text)
+
+    def _event(self, kind: str, item: Object, **values: Any) -> Object:
+        place = len(self.output) - 1
+        return {"type": kind, "item_id": item["id"], "output_index": place, **values}
+
+    def _item_event(self, kind: str, item: Object) -> Object:
+        return {"type": kind, "output_index": len(self.output) - 1, "item": item}
+
+
+def _part(kind: str, text: str) -> Object:
+    if kind == "message":
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "reasoning_text", "text": text}
+
+
+def _id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(16)}"

@@ -20,10 +20,15 @@ from cog_triton.errors import InvalidArgument
 from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.inbox import LoopInboxes
-from cog_triton.serving.openai.chat_choice import ChatChoiceBuilder
 from cog_triton.serving.openai.chat_plan import ChatPlan, ChatPlanner
-from cog_triton.serving.openai.completion_choice import CompletionChoiceBuilder, Echo
+from cog_triton.serving.openai.choices import (
+    ChatChoiceBuilder,
+    ChoiceBuilder,
+    CompletionChoiceBuilder,
+    Echo,
+)
 from cog_triton.serving.openai.embeddings import EmbeddingRoutes
+from cog_triton.serving.openai.envelope import Envelope, Object, ResponseEnvelope
 from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.serving.openai.guide_fields import check_guide
 from cog_triton.serving.openai.request_body import (
@@ -39,8 +44,7 @@ from cog_triton.serving.openai.requests import (
     check_abilities,
     parse,
 )
-from cog_triton.serving.openai.response_choice import ResponseChoiceBuilder, ResponseEnvelope
-from cog_triton.serving.openai.responses import ChoiceBuilder, Envelope, Object
+from cog_triton.serving.openai.response_choice import ResponseChoiceBuilder
 from cog_triton.serving.openai.responses_request import translate
 from cog_triton.serving.openai.sequences import (
     SequencePlan,

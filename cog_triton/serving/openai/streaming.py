@@ -11,7 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from cog_triton.serving.generation import TextPiece
 from cog_triton.serving.openai import error_responses
-from cog_triton.serving.openai.responses import ChoiceBuilder, Envelope, sse_event, usage
+from cog_triton.serving.openai.choices import ChoiceBuilder
+from cog_triton.serving.openai.envelope import Envelope, sse_event, usage
 from cog_triton.serving.openai.sequences import Sequences
 
 # An error before this, such as E2107, sets the HTTP status; after it, the headers are sent, and

@@ -1,0 +1,166 @@
+"""Envelopes: what all objects of one answer have around their choices, and their events.
+
+Shapes follow OpenAI's reference, "The chat completion (chunk) object", "The completion object" and
+"The response object".
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cog_triton.errors import CogTritonError
+from cog_triton.serving.openai import error_responses
+
+Object = dict[str, Any]
+DONE = b"data: [DONE]\n\n"
+_json_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+@dataclass(slots=True)
+class Envelope:
+    """What all objects of one response have around their choices; the same id and time.
+
+    `model` is the base model, or the adapter that the request turns out to name.
+    """
+
+    endpoint: str
+    prefix: str
+    full_object: str
+    chunk_object: str
+    model: str
+    id: str = field(init=False)
+    created: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+
+    @classmethod
+    def of_chat(cls, model: str) -> Envelope:
+        """The envelope of a `chat.completion`, or its chunks."""
+        return cls("chat", "chatcmpl", "chat.completion", "chat.completion.chunk", model)
+
+    @classmethod
+    def of_completion(cls, model: str) -> Envelope:
+        """The envelope of a `text_completion`, whose chunks are of the same type."""
+        return cls("completions", "cmpl", "text_completion", "text_completion", model)
+
+    def chunk(self, choices: Sequence[Object]) -> Object:
+        """A chunk of a stream."""
+        return self._object(self.chunk_object, choices)
+
+    def whole(self, choices: Sequence[Object], usage: Object) -> Object:
+        """The complete response."""
+        return {**self._object(self.full_object, choices), "usage": usage}
+
+    @property
+    def done(self) -> bytes:
+        """What ends a stream."""
+        return DONE
+
+    def event(self, chunk: Object) -> bytes:
+        """The server-sent event of a chunk."""
+        return sse_event(chunk)
+
+    def failure(self, error: CogTritonError) -> bytes:
+        """The event that ends a stream with an error."""
+        return sse_event(error_responses.error_body(error))
+
+    def _object(self, kind: str, choices: Sequence[Object]) -> Object:
+        return {
+            "id": self.id,
+            "created": self.created,
+            "model": self.model,
+            "object": kind,
+            "choices": list(choices),
+        }
+
+
+@dataclass(slots=True)
+class ResponseEnvelope(Envelope):
+    """Envelope of a `response`; `echoed` are fields of its request that it repeats."""
+
+    echoed: Object = field(default_factory=dict)
+
+    @classmethod
+    def of_response(cls, model: str) -> ResponseEnvelope:
+        """The envelope of a new response."""
+        return cls("responses", "resp", "response", "response", model)
+
+    @property
+    def done(self) -> bytes:
+        """See `Envelope.done`; the last event tells of the end."""
+        return b""
+
+    def whole(self, choices: Sequence[Object], usage: Object) -> Object:
+        """See `Envelope.whole`; of the only choice."""
+        (answer,) = choices
+        return self.response(
+            answer["status"], answer["output"], usage_object(usage["prompt_tokens"], usage)
+        )
+
+    def event(self, chunk: Object) -> bytes:
+        """See `Envelope.event`."""
+        return f"event: {chunk['type']}\n".encode() + sse_event(chunk)
+
+    def failure(self, error: CogTritonError) -> bytes:
+        """See `Envelope.failure`."""
+        body = error_responses.error_body(error)
+        return self.event({**body["error"], **body, "type": "error"})
+
+    def response(self, status: str, output: list[Object], usage: Object | None) -> Object:
+        """The response object."""
+        cut = status == "incomplete"
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "model": self.model,
+            "output": output,
+            "previous_response_id": None,
+            "service_tier": "default",
+            "store": False,
+            "top_logprobs": 0,
+            "usage": usage,
+            **self.echoed,
+        }
+
+
+def usage(prompt: int, output: int) -> Object:
+    """OpenAI's usage object for `prompt` and `output` tokens."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+    }
+
+
+def usage_object(prompt: int, counts: dict[str, Any]) -> Object:
+    """The `usage` of a response, of `completion_tokens` beside `prompt`."""
+    output = counts["completion_tokens"]
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": output,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt + output,
+    }
+
+
+def sse_event(data: Object) -> bytes:
+    """Encode one server-sent event."""
+    return b"data: " + encode(data) + b"\n\n"
+
+
+def encode(value: Object | str) -> bytes:
+    """JSON of a value, on one line."""
+    return _json_encoder(value).encode()

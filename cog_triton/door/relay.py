@@ -126,7 +126,7 @@ class Relay(asyncio.Protocol):
             if (head := self._read_head()) is None:
                 return
             self._begin(head)
-            data = bytes(self._arrived)
+            data, self._arrived = bytes(self._arrived), bytearray()
         if self._redact is not None:
             data = self._redact(data)
         if self._kept is None or (data := self._keep(self._kept, data)):

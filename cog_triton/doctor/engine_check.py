@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from cog_triton.artifact import compatibility, engine_config, engine_manifest, tar_members
@@ -14,6 +15,9 @@ from cog_triton.errors import CogTritonError, EngineCorrupt, EngineIncompatible,
 from cog_triton.inspection.engine_contents import no_engine
 from cog_triton.system.machine import Machine
 from cog_triton.system.printable import printable
+
+SMALL = (MANIFEST_NAME, CONFIG_NAME)
+"""Files that describe an engine."""
 
 
 def needs_of(path: Path) -> Needs:
@@ -53,13 +57,20 @@ def check(path: Path, here: Machine | None) -> tuple[Needs | None, Check]:
     return needs, ok("engine", f"{found}; it fits, and its files' sizes are right")
 
 
-def _of_tar(path: Path) -> Needs:
+def small_texts(tar: Path, *, cut: bool = False) -> tuple[dict[str, int], dict[str, bytes]]:
+    """Sizes of a tar's files, and its config.json and manifest; of its beginning if it is `cut`."""
     sizes, texts = {}, {}
-    for member in tar_members.read(path):
-        if member.content is not None:
-            sizes[member.name] = member.size
-            if member.name in (CONFIG_NAME, MANIFEST_NAME) and member.size <= MAX_TEXT:
-                texts[member.name] = member.content.readall() or b""
+    with contextlib.suppress(EngineCorrupt) if cut else contextlib.nullcontext():
+        for member in tar_members.read(tar):
+            if member.content is not None:
+                sizes[member.name] = member.size
+                if member.name in SMALL and member.size <= MAX_TEXT:
+                    texts[member.name] = member.content.readall() or b""
+    return sizes, texts
+
+
+def _of_tar(path: Path) -> Needs:
+    sizes, texts = small_texts(path)
     if MANIFEST_NAME in texts:
         manifest = engine_manifest.parse(texts[MANIFEST_NAME], f"{path}: {MANIFEST_NAME}")
         for name, entry in manifest.files.items():

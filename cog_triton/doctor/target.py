@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cog_triton.artifact import engine_manifest, tar_members
+from cog_triton.artifact import engine_manifest
 from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES
-from cog_triton.artifact.engine_manifest import MANIFEST_NAME, MAX_TEXT
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME
+from cog_triton.doctor import engine_check
 from cog_triton.download import url_download
 from cog_triton.download.model_source import is_hub_id
 from cog_triton.engines.vllm.family import VLLMFamily
@@ -27,7 +27,6 @@ from cog_triton.sizing.memory_sum import AS_STORED, Precision
 from cog_triton.sizing.model_files import ModelFiles, describe
 
 _HEAD = 32 << 20
-_TEXTS = (MANIFEST_NAME, CONFIG_NAME)
 _STORES = ("/var/lib/containerd", "/var/lib/docker", "/var/lib/containers")
 COMPAT = "_CUDA_COMPAT_PATH"
 """Variable of images that carry CUDA's forward compatibility package."""
@@ -80,17 +79,17 @@ def of(name: str, settings: Settings, echo: Callable[[str], None]) -> Target:
         with tempfile.TemporaryDirectory(prefix="cog-triton-") as scratch:
             path = Path(scratch, "head.tar")
             path.write_bytes(head)
-            sizes, texts = _members(path, cut=True)
+            sizes, texts = engine_check.small_texts(path, cut=True)
         return _engine(url_download.redacted_name(name), sizes, texts, size, work)
     path = local if "://" in name and local else Path(name).expanduser()
     if path.is_file():
-        sizes, texts = _members(path, cut=False)
+        sizes, texts = engine_check.small_texts(path)
         return _engine(name, sizes, texts, 0, work)
     if path.is_dir() and (path / MANIFEST_NAME).exists():
         sizes = {
             file: found.stat().st_size for file, found in engine_manifest.files_of(path).items()
         }
-        texts = {file: (path / file).read_bytes() for file in _TEXTS if file in sizes}
+        texts = {file: (path / file).read_bytes() for file in engine_check.SMALL if file in sizes}
         return _engine(name, sizes, texts, 0, work, here=True)
     if path.is_dir() and VLLMFamily.matches(path):
         return _vllm(name, VLLMFamily.open(path), work)
@@ -134,18 +133,6 @@ def _image(facts: image_facts.ImageFacts) -> Target:
         unpacked=facts.unpacked,
         place=place,
     )
-
-
-def _members(path: Path, *, cut: bool) -> tuple[dict[str, int], dict[str, bytes]]:
-    """Sizes of a tar's files, and its small texts; of its beginning alone if it is `cut`."""
-    sizes, texts = {}, {}
-    with contextlib.suppress(EngineCorrupt) if cut else contextlib.nullcontext():
-        for member in tar_members.read(path):
-            if member.content is not None:
-                sizes[member.name] = member.size
-                if member.name in _TEXTS and member.size <= MAX_TEXT:
-                    texts[member.name] = member.content.readall() or b""
-    return sizes, texts
 
 
 def _engine(

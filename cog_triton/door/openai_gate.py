@@ -10,7 +10,7 @@ from cog_triton.door.gate import PrivateGate, openai_refusal
 from cog_triton.door.json_body import Numbers
 from cog_triton.door.message import Answer, Forward, Request, json_answer
 from cog_triton.door.swapping import model_of
-from cog_triton.serving.openai.page import static_page
+from cog_triton.serving.openai import static_page
 
 _HEALTH = "/health"
 _MODELS = "/v1/models"

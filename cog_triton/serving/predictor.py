@@ -19,7 +19,7 @@ from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai.listeners import HTTPListeners
 from cog_triton.serving.prediction_inputs import PredictionInputs, takes
 from cog_triton.serving.runtime import Runtime
-from cog_triton.serving.telemetry.composite_observer import CompositeObserver
+from cog_triton.serving.telemetry.observers import CompositeObserver
 from cog_triton.settings import Settings, load_settings
 from cog_triton.system import log_format, process_tuning
 from cog_triton.system.parent_death import exit_with_parent, stop_parent

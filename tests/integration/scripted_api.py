@@ -15,10 +15,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from cog_triton.errors import CogTritonError
-from cog_triton.serving.openai import error_responses
+from cog_triton.serving.openai import error_responses, static_page
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.listeners import BACKLOG, HTTPServer
-from cog_triton.serving.openai.page import static_page
 from cog_triton.system.ports import bind, free_ports
 
 BREAK = object()

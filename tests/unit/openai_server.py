@@ -30,11 +30,10 @@ from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
-from cog_triton.serving.openai.adapter_routes import AdapterRoutes
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.listeners import HTTPServer
 from cog_triton.serving.openai.routes import OpenAIRoutes
-from cog_triton.serving.openai.served_models import ServedModels
+from cog_triton.serving.openai.served_models import AdapterRoutes, ServedModels
 from cog_triton.serving.telemetry.metrics import Metrics
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import bind

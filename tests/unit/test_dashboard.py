@@ -20,7 +20,7 @@ from cog_triton.errors import Overloaded
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai import listeners
 from cog_triton.serving.openai.listeners import HTTPListeners
-from cog_triton.serving.telemetry.composite_observer import CompositeObserver
+from cog_triton.serving.telemetry.observers import CompositeObserver
 from cog_triton.settings import Settings
 from cog_triton.text.sampling import SamplingParams
 

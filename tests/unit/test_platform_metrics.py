@@ -13,10 +13,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from cog_triton.engines.kv_cache_stats import BLOCKS, KVCacheStats
 from cog_triton.errors import TritonUnavailable
-from cog_triton.serving.telemetry import triton_metrics
+from cog_triton.serving.telemetry import platform_metrics
 from cog_triton.serving.telemetry.metrics import Metrics
-from cog_triton.serving.telemetry.platform_metrics import PlatformMetrics
-from cog_triton.serving.telemetry.triton_metrics import TritonMetrics
+from cog_triton.serving.telemetry.platform_metrics import PlatformMetrics, TritonMetrics
 from cog_triton.system.ports import free_ports
 
 LABELS = 'engine="0",model_name="a model"'
@@ -103,7 +102,7 @@ def test_triton_is_asked_once_for_scrapes_at_one_time() -> None:
 
 
 def test_a_connection_that_triton_closed_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_metrics, "_MAX_AGE_S", -1)
+    monkeypatch.setattr(platform_metrics, "_MAX_AGE_S", -1)
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         reply(request, 200, HALF.encode())
@@ -125,8 +124,8 @@ def test_without_triton_there_is_no_kv_cache() -> None:
 
 
 def test_a_triton_that_hangs_is_not_asked_by_every_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_metrics, "_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(triton_metrics, "_ERROR_AGE_S", 1000)
+    monkeypatch.setattr(platform_metrics, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(platform_metrics, "_ERROR_AGE_S", 1000)
     asked, goes_on = [], threading.Event()
 
     def hang(request: BaseHTTPRequestHandler) -> None:

@@ -16,7 +16,7 @@ from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import CogTritonError, InvalidArgument, Overloaded
 from cog_triton.serving.coglet.log_streams import inherited_stderr
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
-from cog_triton.serving.telemetry.composite_observer import RequestLog
+from cog_triton.serving.telemetry.observers import RequestLog
 from cog_triton.system import log_format
 from cog_triton.text.sampling import SamplingParams
 

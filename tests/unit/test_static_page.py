@@ -17,7 +17,7 @@ from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Refused, Request
 from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
 from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
-from cog_triton.serving.openai.page import static_page
+from cog_triton.serving.openai import static_page
 
 OPEN = Access(None, loopback=False)
 LOCAL = Access(None, loopback=True)

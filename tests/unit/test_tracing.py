@@ -12,14 +12,14 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument, Overloaded
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
-from cog_triton.serving.telemetry import tracing
-from cog_triton.serving.telemetry.composite_observer import CompositeObserver
+from cog_triton.serving.telemetry import observers
+from cog_triton.serving.telemetry.observers import CompositeObserver
 from cog_triton.settings import load_settings
 from cog_triton.text.sampling import SamplingParams
 
 
 def test_tracing_is_disabled_by_default() -> None:
-    assert not tracing.enabled()
+    assert not observers.tracing_enabled()
     CompositeObserver(load_settings())
 
 
@@ -42,7 +42,7 @@ def test_spans_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(answer) as url:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         monkeypatch.setenv("OTEL_SERVICE_NAME", "here")
-        tracer = tracing.TracingObserver()
+        tracer = observers.TracingObserver()
         request = GenerationRequest(
             engine=EngineRequest(input_ids=[1, 2], sampling=SamplingParams(max_tokens=9)),
             id="id-1",

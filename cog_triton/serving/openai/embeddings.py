@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.request import EngineRequest
-from cog_triton.errors import CogTritonError, InvalidArgument, PromptRequired
+from cog_triton.errors import (
+    CogTritonError,
+    InvalidArgument,
+    PromptRequired,
+    TritonMalformedEvent,
+    TritonUnavailable,
+)
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import GenerationRequest
 from cog_triton.serving.inbox import LoopInboxes
-from cog_triton.serving.openai.embedding_response import EmbeddingResponse
-from cog_triton.serving.openai.request_body import check_unicode, parse_body, read_body
+from cog_triton.serving.openai import error_responses
+from cog_triton.serving.openai.request_body import check_ids, check_unicode, parse_body, read_body
 from cog_triton.serving.openai.requests import validate
+from cog_triton.serving.openai.sequences import SequencePlan, Sequences
 from cog_triton.serving.openai.served_models import ServedModels
 from cog_triton.serving.openai.tool_requests import HashableFailFast
 from cog_triton.settings import Settings
@@ -154,12 +165,7 @@ class EmbeddingRoutes:
         if isinstance(given, str):
             return self._generator.encode(check_unicode(where, given))
         self._generator.check_length(len(given))
-        size = self._generator.tokenizer.vocab_size
-        for token in given:
-            if not 0 <= token < size:
-                raise InvalidArgument(
-                    f"{where}: holds {token}; must be from 0 to {size - 1}, the model's vocabulary"
-                )
+        check_ids(where, given, self._generator.tokenizer.vocab_size)
         return given
 
 
@@ -177,3 +183,92 @@ def _known_fields(body: Any) -> Iterable[tuple[str, Any]]:
                 raise InvalidArgument(f"{name}={shortened(value)}: not supported")
         elif hint := unknown.hint(name):
             raise InvalidArgument(f"{name[:80]!r}: unknown field{hint}")
+
+
+class EmbeddingResponse(Response):
+    """Embeds the inputs when it is sent, some at once, each with its own place in admission.
+
+    Cancelled when the client disconnects.
+    """
+
+    def __init__(
+        self,
+        generator: TextGenerator,
+        requests: Sequence[GenerationRequest],
+        inboxes: LoopInboxes,
+        *,
+        model: str,
+        at_once: int,
+        as_base64: bool,
+    ) -> None:
+        """`at_once` is how many inputs may run together, where there are places for them."""
+        super().__init__()
+        self._generator = generator
+        self._requests = requests
+        self._inboxes = inboxes
+        self._model = model
+        self._at_once = at_once
+        self._as_base64 = as_base64
+        self._running: Sequences | None = None
+        self._gone = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Embed and send, as an ASGI application."""
+        disconnect = asyncio.ensure_future(self._cancel_on_disconnect(receive))
+        try:
+            await (await self._complete())(scope, receive, send)
+        finally:
+            disconnect.cancel()
+
+    async def _cancel_on_disconnect(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        if self._running is not None:
+            self._running.cancel()
+
+    async def _complete(self) -> Response:
+        try:
+            embeddings = await self._embed()
+        except Exception as error:  # noqa: BLE001 - answered with its code
+            return error_responses.error_response(error_responses.to_coded_error(error))
+        # Of many numbers, it would hold up the event loop.
+        content = await asyncio.to_thread(self._content, embeddings)
+        return Response(content, media_type="application/json")
+
+    async def _embed(self) -> list[Sequence[float]]:
+        found: list[Sequence[float]] = []
+        while len(found) < len(self._requests):
+            if self._gone:
+                raise TritonUnavailable("cancelled")
+            plan = SequencePlan(self._requests[len(found) :][: self._places()])
+            self._running = Sequences(self._generator, plan, self._inboxes.new())
+            with self._running as sequences:
+                while not sequences.ended:
+                    await sequences.advance()
+            found += [generation.result.embedding for generation in sequences.generations]
+        if not all(found):
+            raise TritonMalformedEvent("the engine ended a request without an embedding")
+        return found
+
+    def _places(self) -> int:
+        """How many inputs to run next: no more than would run at once, nor than have room."""
+        admission = self._generator.admission
+        room = admission.slots + admission.max_queue - admission.running - admission.waiting
+        return int(max(1, min(self._at_once, admission.slots, room)))
+
+    def _content(self, embeddings: list[Sequence[float]]) -> bytes:
+        """The body; each embedding is written alone, so that no call holds the GIL for long."""
+        items = [
+            b'{"object":"embedding","index":%d,"embedding":%s}' % (place, self._written(numbers))
+            for place, numbers in enumerate(embeddings)
+        ]
+        count = sum(len(request.engine.input_ids) for request in self._requests)
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        tail = json.dumps({"model": self._model, "usage": usage}, separators=(",", ":")).encode()
+        return b'{"object":"list","data":[%s],%s' % (b",".join(items), tail[1:])
+
+    def _written(self, numbers: Sequence[float]) -> bytes:
+        if self._as_base64:  # of little-endian float32
+            return b'"%s"' % base64.b64encode(array("f", numbers).tobytes())
+        return json.dumps(numbers, separators=(",", ":")).encode()

@@ -16,16 +16,18 @@ from cog_triton import __version__
 from cog_triton.artifact import engine_manifest
 from cog_triton.errors import TritonUnavailable
 from cog_triton.serving.openai import error_responses
-from cog_triton.serving.openai.adapter_routes import AdapterRoutes
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.serving.openai.routes import OpenAIRoutes
 from cog_triton.serving.openai.schema import openapi
-from cog_triton.serving.openai.served_models import ServedModels
+from cog_triton.serving.openai.served_models import AdapterRoutes, ServedModels
 from cog_triton.serving.runtime import Runtime
-from cog_triton.serving.telemetry.composite_observer import CompositeObserver
-from cog_triton.serving.telemetry.platform_metrics import PlatformMetrics
-from cog_triton.serving.telemetry.triton_metrics import EngineMemory, TritonMetrics
+from cog_triton.serving.telemetry.observers import CompositeObserver
+from cog_triton.serving.telemetry.platform_metrics import (
+    EngineMemory,
+    PlatformMetrics,
+    TritonMetrics,
+)
 from cog_triton.settings import Settings
 from cog_triton.system.ports import bind
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from cog_triton.errors import InvalidArgument, RequestTooLarge
+from cog_triton.system.printable import shortened
 
 
 async def read_body(request: Request, limit: int) -> bytearray:
@@ -49,6 +51,16 @@ def check_unicode(field: str, text: str) -> str:
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"{field}: not Unicode text: {error.reason}") from None
     return text
+
+
+def check_ids(field: str, tokens: Iterable[int], vocab_size: int) -> None:
+    """Raise E1005 for a token id that is not in the vocabulary."""
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise InvalidArgument(
+                f"{field}: holds {shortened(token)}; must be from 0 to {vocab_size - 1}, the"
+                " model's vocabulary"
+            )
 
 
 def longest_id_list(body: Any) -> int:

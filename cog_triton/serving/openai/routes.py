@@ -32,6 +32,7 @@ from cog_triton.serving.openai.envelope import Envelope, Object, ResponseEnvelop
 from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.serving.openai.guide_fields import check_guide
 from cog_triton.serving.openai.request_body import (
+    check_ids,
     check_unicode,
     longest_id_list,
     parse_body,
@@ -58,7 +59,6 @@ from cog_triton.serving.openai.streaming import GenerationResponse
 from cog_triton.serving.openai.token_routes import TokenRoutes
 from cog_triton.settings import Settings
 from cog_triton.system.log_format import request_id
-from cog_triton.system.printable import shortened
 from cog_triton.text.detokenize import TokenText
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import ABILITIES, MAX_TOKENS, SAMPLING
@@ -306,13 +306,7 @@ class OpenAIRoutes:
         return prompt
 
     def _check_ids(self, name: str, tokens: Iterable[int]) -> None:
-        size = self._tokenizer.vocab_size
-        for token in tokens:
-            if not 0 <= token < size:
-                raise InvalidArgument(
-                    f"{name}: holds {shortened(token)}; must be from 0 to {size - 1}, the model's"
-                    " vocabulary"
-                )
+        check_ids(name, tokens, self._tokenizer.vocab_size)
 
     def _description(self) -> Object:
         return {

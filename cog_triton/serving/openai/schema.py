@@ -6,14 +6,14 @@ from functools import lru_cache
 from typing import Any
 
 from cog_triton import __version__
-from cog_triton.serving.openai.adapter_routes import (
+from cog_triton.serving.openai.embeddings import EmbeddingsRequest
+from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest
+from cog_triton.serving.openai.served_models import (
     LOAD,
     UNLOAD,
     LoadAdapterRequest,
     UnloadAdapterRequest,
 )
-from cog_triton.serving.openai.embeddings import EmbeddingsRequest
-from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest
 from cog_triton.serving.openai.token_routes import DetokenizeRequest, TokenizeRequest
 from cog_triton.text import chat
 

@@ -1,13 +1,26 @@
-"""Served models: the base model and its LoRA adapters, as `model` of a request names them."""
+"""Served models: the base model and its LoRA adapters, and routes that load and unload those.
+
+The routes are as vLLM's server has them.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, TypeVar
 
-from cog_triton.errors import InvalidArgument, NotFound, nearest
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from cog_triton.errors import CogTritonError, InvalidArgument, NotFound, Unauthorized, nearest
 from cog_triton.serving.adapter_store import AdapterStore
+from cog_triton.serving.generate import TextGenerator
+from cog_triton.serving.openai.request_body import parse_body, read_body
+from cog_triton.settings import Settings
 
 _SHOWN = 20
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 class ServedModels:
@@ -41,3 +54,97 @@ class ServedModels:
         """The model objects of the base model and of each adapter."""
         names = self._adapters.adapters() if self._adapters else {}
         return [base, *(self.object(base, name) for name in names)]
+
+
+class AdapterRequest(BaseModel):
+    """Fields of both endpoints."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    lora_name: str = Field(min_length=1)
+
+
+class LoadAdapterRequest(AdapterRequest):
+    """Body of `LOAD`, vLLM's; `lora_path` is relative to LORA_DIR, or absolute and below it."""
+
+    lora_path: str = Field(min_length=1)
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+
+
+class UnloadAdapterRequest(AdapterRequest):
+    """Body of `UNLOAD`, vLLM's; `lora_int_id` is not read."""
+
+    lora_int_id: int | None = None
+
+
+B = TypeVar("B", bound=AdapterRequest)
+
+
+class AdapterRoutes:
+    """Endpoints that change which adapters are served; only with a key, and below LORA_DIR."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        generator: TextGenerator,
+        base: str,
+        adapters: AdapterStore | None,
+    ) -> None:
+        """`base` is the name of the base model, which no adapter may have."""
+        self._settings = settings
+        self._generator = generator
+        self._base = base
+        self._adapters = adapters
+
+    def routes(self) -> list[Route]:
+        """The routes for the application."""
+        return [
+            Route(LOAD, self._load, methods=["POST"]),
+            Route(UNLOAD, self._unload, methods=["POST"]),
+        ]
+
+    async def _load(self, request: Request) -> Response:
+        adapters = self._changeable()
+        body = await self._parse(request, LoadAdapterRequest)
+        if body.is_3d_lora_weight:
+            raise InvalidArgument("is_3d_lora_weight=true: is not supported")
+        if body.lora_name == self._base:
+            raise InvalidArgument(f"lora_name={self._base!r}: is the name of the base model")
+        await asyncio.to_thread(self._load_and_try, adapters, body)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    def _load_and_try(self, adapters: AdapterStore, body: LoadAdapterRequest) -> None:
+        """Load an adapter and make a token with it; one that the engine refuses is not served."""
+        before = adapters.get(body.lora_name)
+        adapters.load_requested(body.lora_name, body.lora_path, replace=body.load_inplace)
+        try:
+            self._generator.probe(body.lora_name)
+        except CogTritonError:
+            adapters.restore(before, body.lora_name)
+            raise
+
+    async def _unload(self, request: Request) -> Response:
+        adapters = self._changeable()
+        body = await self._parse(request, UnloadAdapterRequest)
+        await asyncio.to_thread(adapters.unload, body.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    def _changeable(self) -> AdapterStore:
+        """The adapters, if requests may change them; raises E1007 or E1009."""
+        if self._adapters is None or self._settings.lora_dir is None:
+            raise NotFound("adapters are loaded at run time where LORA_DIR is set, and it is not")
+        if not (self._settings.api_key or self._settings.cog_triton_key_at_door):
+            raise Unauthorized(
+                "adapters are loaded at run time where COG_TRITON_API_KEY is set, and it is not"
+            )
+        return self._adapters
+
+    async def _parse(self, request: Request, kind: type[B]) -> B:
+        body = parse_body(await read_body(request, self._settings.max_request_bytes))
+        try:
+            return kind.model_validate(body)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the body"
+            raise InvalidArgument(f"{where}: {first['msg']}") from None

@@ -15,7 +15,7 @@ from cog_triton.errors import InvalidArgument
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.openai.chat_plan import ChatPlanner
 from cog_triton.serving.openai.error_responses import json_response
-from cog_triton.serving.openai.request_body import check_unicode, parse_body, read_body
+from cog_triton.serving.openai.request_body import check_ids, check_unicode, parse_body, read_body
 from cog_triton.serving.openai.requests import ChatRequest, parse, validate
 from cog_triton.serving.openai.served_models import ServedModels
 from cog_triton.serving.openai.tool_requests import HashableFailFast
@@ -116,12 +116,7 @@ class TokenRoutes:
     def _text(self, body: Any) -> dict[str, Any]:
         request = validate(DetokenizeRequest, body)
         self._require(request.model)
-        size = self._tokenizer.vocab_size
-        for token in request.tokens:
-            if not 0 <= token < size:
-                raise InvalidArgument(
-                    f"tokens: holds {token}; must be from 0 to {size - 1}, the model's vocabulary"
-                )
+        check_ids("tokens", request.tokens, self._tokenizer.vocab_size)
         text = self._tokenizer.tokenizer.decode(request.tokens, skip_special_tokens=False)
         return {"prompt": text}
 

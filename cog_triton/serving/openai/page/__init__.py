@@ -1,1 +1,0 @@
-"""The page at ``/`` of the OpenAI port, with which to try the model."""

@@ -43,7 +43,14 @@ rec {
   optional = condition: value: if condition then [ value ] else [ ];
   optionals = condition: list: if condition then list else [ ];
   optionalAttrs = condition: set: if condition then set else { };
+  versionAtLeast = version: least: builtins.compareVersions version least >= 0;
   optionalString = condition: text: if condition then text else "";
+  removePrefix =
+    prefix: text:
+    if builtins.substring 0 (builtins.stringLength prefix) text == prefix then
+      builtins.substring (builtins.stringLength prefix) (builtins.stringLength text) text
+    else
+      text;
   removeSuffix =
     suffix: text:
     if hasSuffix suffix text then

@@ -141,34 +141,31 @@ def test_health_reports_readiness() -> None:
     assert answer.json()["error"]["code"] == "E2105"
 
 
-@pytest.mark.parametrize(
-    ("headers", "allowed"),
-    [
-        ({}, False),
-        ({"Authorization": "Bearer wrong"}, False),
-        ({"Authorization": "secret"}, False),
-        ({"Authorization": "Basic secret"}, False),
-        ({"Authorization": "Bearer secretsecret"}, False),
-        ({"Authorization": b"Bearer \xff\xfe"}, False),
-        ({"Authorization": "Bearer secret"}, True),
-        ({"Authorization": "bearer secret"}, True),
-        ({"Authorization": "BEARER  secret"}, True),
-    ],
-)
-def test_api_key_is_required(headers: dict[str, Any], allowed: bool) -> None:
+KEYS = [
+    (None, False),
+    (b"Bearer wrong", False),
+    (b"secret", False),
+    (b"Basic secret", False),
+    (b"Bearer secretsecret", False),
+    (b"Bearer \xff\xfe", False),
+    (b"Bearer secret", True),
+    (b"bearer secret", True),
+    (b"BEARER  secret", True),
+]
+
+
+def test_api_key_is_required() -> None:
     with api(THREE, openai_api_key="secret") as served:
-        raw = [
-            (name.encode(), v if isinstance(v, bytes) else v.encode())
-            for name, v in headers.items()
-        ]
-        for path in ("/v1/models", "/v1/none"):
-            answer = httpx.get(f"{served.url}{path}", headers=raw)
-            assert (answer.status_code == 401) is not allowed
-            if not allowed:
-                assert answer.json()["error"]["code"] == "E1007"
-                assert answer.headers["www-authenticate"] == "Bearer"
-                assert "secret" not in answer.text
-        assert httpx.get(f"{served.url}/health").status_code == 200
+        for sent, allowed in KEYS:
+            headers = [] if sent is None else [(b"authorization", sent)]
+            for path in ("/v1/models", "/v1/none"):
+                answer = httpx.get(f"{served.url}{path}", headers=headers)
+                assert (answer.status_code == 401) is not allowed, sent
+                if not allowed:
+                    assert answer.json()["error"]["code"] == "E1007"
+                    assert answer.headers["www-authenticate"] == "Bearer"
+                    assert "secret" not in answer.text
+            assert httpx.get(f"{served.url}/health").status_code == 200
 
 
 def test_openai_client_raises_authentication_error() -> None:
@@ -195,87 +192,82 @@ def test_too_large_body_is_413_with_or_without_content_length() -> None:
         assert served.post("/v1/completions", {**long, "prompt": "x"}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "code", "words"),
-    [
-        ("completions", {"prompt": "x" * 7_000_000}, "E1002", "length (900)"),
-        ("completions", {"prompt": "日" * 2_000_000}, "E1002", "more than"),
-        ("completions", {"prompt": [1] * 1_000_000}, "E1002", "length (1000000)"),
-        ("completions", {"prompt": [[1] * 901]}, "E1002", "length (901)"),
-        ("completions", {"prompt": "x", "stop": [1] * 1_000_000}, "E1005", "stop=[1, 1"),
-        ("completions", {"prompt": "x", "stop": ["x"] * 65}, "E1005", "MAX_STOP_SEQUENCES"),
-        ("completions", {"prompt": "x", "stop": ["x" * 1025]}, "E1005", "MAX_STOP_LENGTH"),
-        ("chat/completions", {"messages": [USER] * 5}, "E1005", "MAX_MESSAGES"),
-        (
-            "chat/completions",
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 5}]},
-            "E1005",
-            "messages[0].content: has 5 items; 4 at most",
-        ),
-    ],
-)
-def test_what_is_too_large_is_refused_early(
-    path: str, body: dict[str, Any], code: str, words: str
-) -> None:
+TOO_LARGE = [
+    ("completions", {"prompt": "x" * 7_000_000}, "E1002", "length (900)"),
+    ("completions", {"prompt": "日" * 2_000_000}, "E1002", "more than"),
+    ("completions", {"prompt": [1] * 1_000_000}, "E1002", "length (1000000)"),
+    ("completions", {"prompt": [[1] * 901]}, "E1002", "length (901)"),
+    ("completions", {"prompt": "x", "stop": [1] * 1_000_000}, "E1005", "stop=[1, 1"),
+    ("completions", {"prompt": "x", "stop": ["x"] * 65}, "E1005", "MAX_STOP_SEQUENCES"),
+    ("completions", {"prompt": "x", "stop": ["x" * 1025]}, "E1005", "MAX_STOP_LENGTH"),
+    ("chat/completions", {"messages": [USER] * 5}, "E1005", "MAX_MESSAGES"),
+    (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 5}]},
+        "E1005",
+        "messages[0].content: has 5 items; 4 at most",
+    ),
+]
+
+
+def test_what_is_too_large_is_refused_early() -> None:
     with api(THREE, max_messages=4) as served:
-        answer = served.post(f"/v1/{path}", {"model": "small", **body})
-        assert answer.status_code == 400
-        assert answer.json()["error"]["code"] == code
-        assert words in answer.json()["error"]["message"]
-        assert len(answer.text) < 1000
+        for path, body, code, words in TOO_LARGE:
+            answer = served.post(f"/v1/{path}", {"model": "small", **body})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, code), words
+            assert words in error["message"]
+            assert len(answer.text) < 1000
 
 
 JSON_TYPE = {"Content-Type": "application/json"}
 
 
-@pytest.mark.parametrize(
-    ("content", "headers", "status"),
-    [
-        (b"", JSON_TYPE, 400),
-        (b"{", JSON_TYPE, 400),
-        (b"\xff\xfe", JSON_TYPE, 400),
-        (b'{"model": NaN}', JSON_TYPE, 400),
-        (b'{"model": 1e999}', JSON_TYPE, 400),
-        (b'{"seed": ' + b"9" * 9000 + b"}", JSON_TYPE, 400),
-        (b"[" * 100_000, JSON_TYPE, 400),
-        (b'{"model": "\\ud83e", "prompt": "x"}', JSON_TYPE, 404),
-        (b'{"model": "small", "prompt": "\\ud83e"}', JSON_TYPE, 400),
-        (b'{"model": "small", "prompt": "x", "temperatur\\ud83e": 1}', JSON_TYPE, 400),
-        (b'{"model": "small", "prompt": [99999]}', JSON_TYPE, 400),
-        (b'{"model": "small", "prompt": [-1]}', JSON_TYPE, 400),
-        (b'{"model": "small", "prompt": ""}', JSON_TYPE, 400),
-        (b'{"model": "small", "prompt": [[]]}', JSON_TYPE, 400),
-        (b"{}", {"Content-Type": "text/plain"}, 415),
-        (b"{}", {}, 415),
-    ],
-)
-def test_malformed_bodies_are_refused_with_a_code(
-    content: bytes, headers: dict[str, str], status: int
-) -> None:
+MALFORMED = [
+    (b"", JSON_TYPE, 400),
+    (b"{", JSON_TYPE, 400),
+    (b"\xff\xfe", JSON_TYPE, 400),
+    (b'{"model": NaN}', JSON_TYPE, 400),
+    (b'{"model": 1e999}', JSON_TYPE, 400),
+    (b'{"seed": ' + b"9" * 9000 + b"}", JSON_TYPE, 400),
+    (b"[" * 100_000, JSON_TYPE, 400),
+    (b'{"model": "\\ud83e", "prompt": "x"}', JSON_TYPE, 404),
+    (b'{"model": "small", "prompt": "\\ud83e"}', JSON_TYPE, 400),
+    (b'{"model": "small", "prompt": "x", "temperatur\\ud83e": 1}', JSON_TYPE, 400),
+    (b'{"model": "small", "prompt": [99999]}', JSON_TYPE, 400),
+    (b'{"model": "small", "prompt": [-1]}', JSON_TYPE, 400),
+    (b'{"model": "small", "prompt": ""}', JSON_TYPE, 400),
+    (b'{"model": "small", "prompt": [[]]}', JSON_TYPE, 400),
+    (b"{}", {"Content-Type": "text/plain"}, 415),
+    (b"{}", {}, 415),
+]
+
+
+def test_malformed_bodies_are_refused_with_a_code() -> None:
     with api(THREE) as served:
-        answer = served.post("/v1/completions", content=content, headers=headers)
-        assert answer.status_code == status, answer.text
-        assert answer.json()["error"]["code"].startswith("E1")
+        for content, headers, status in MALFORMED:
+            answer = served.post("/v1/completions", content=content, headers=headers)
+            assert answer.status_code == status, answer.text
+            assert answer.json()["error"]["code"].startswith("E1")
         assert served.triton.requests == []
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/", 404),
-        ("GET", "/v1", 404),
-        ("GET", "/v1/rerank", 404),
-        ("GET", "/v1/chat/completions", 405),
-        ("DELETE", "/v1/models", 405),
-        ("OPTIONS", "/v1/completions", 405),
-        ("GET", "/v1/models/%00%ff", 404),
-    ],
-)
-def test_unknown_paths_and_methods_are_refused(method: str, path: str, status: int) -> None:
+NOT_THERE = [
+    ("GET", "/", 404),
+    ("GET", "/v1", 404),
+    ("GET", "/v1/rerank", 404),
+    ("GET", "/v1/chat/completions", 405),
+    ("DELETE", "/v1/models", 405),
+    ("OPTIONS", "/v1/completions", 405),
+    ("GET", "/v1/models/%00%ff", 404),
+]
+
+
+def test_unknown_paths_and_methods_are_refused() -> None:
     with api(THREE) as served:
-        answer = httpx.request(method, f"{served.url}{path}")
-    assert answer.status_code == status
-    assert answer.json()["error"]["code"] == "E1009"
+        for method, path, status in NOT_THERE:
+            answer = httpx.request(method, f"{served.url}{path}")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (status, "E1009"), path
 
 
 @pytest.mark.parametrize(

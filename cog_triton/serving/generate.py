@@ -220,8 +220,6 @@ class Generation:
     def __enter__(self) -> Self:
         """Ask for admission; raises E2107 when the queue is full, or why there is no service."""
         self._decoder.started = time.perf_counter()
-        if observer := self._generator.observer:
-            observer.started(self.request)
         self._generator.adapter_use.enter(self.request, self.result)
         try:
             self._generator.quarantine.check(self.request)

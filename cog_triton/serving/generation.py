@@ -96,10 +96,6 @@ class GenerationResult:
 class Observer(Protocol):
     """Callbacks for every generation, called where it is driven."""
 
-    def started(self, request: GenerationRequest) -> None:
-        """A generation was requested; it is queued or runs from now on."""
-        ...
-
     def ended(
         self, request: GenerationRequest, result: GenerationResult, error: BaseException | None
     ) -> None:

@@ -49,7 +49,6 @@ def test_spans_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
             endpoint="chat",
         )
         result = GenerationResult(output_token_count=3, finish_reason="stop", duration=0.5)
-        tracer.started(request)
         tracer.ended(request, result, None)
         tracer.ended(request, result, Overloaded("full"))
         tracer.close()

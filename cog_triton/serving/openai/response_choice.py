@@ -31,15 +31,14 @@ class ResponseChoiceBuilder(ChatChoiceBuilder):
         parser: AnswerParser | None = None,
     ) -> None:
         super().__init__(envelope, 0, token_text, parser=parser)
-        self._response = envelope.response
-        self._own_envelope = envelope
+        self._response = envelope
         self._prompt_tokens = prompt_tokens
         self._items = ResponseItems()
         self._events = 0
 
     def first_chunks(self) -> list[Object]:
         """See `ChoiceBuilder.first_chunks`."""
-        begun = self._response("in_progress", [], None)
+        begun = self._response.response("in_progress", [], None)
         return self._numbered(
             [
                 {"type": "response.created", "response": begun},
@@ -49,7 +48,7 @@ class ResponseChoiceBuilder(ChatChoiceBuilder):
 
     def events(self, piece: TextPiece) -> bytes:
         """See `ChoiceBuilder.events`."""
-        return b"".join(map(self._own_envelope.event, self.chunks(piece)))
+        return b"".join(map(self._response.event, self.chunks(piece)))
 
     def chunks(self, piece: TextPiece) -> list[Object]:
         """See `ChoiceBuilder.chunks`."""
@@ -60,7 +59,7 @@ class ResponseChoiceBuilder(ChatChoiceBuilder):
         status, events = self._finish(result)
         counts = {"completion_tokens": result.output_token_count}
         usage = usage_object(result.prompt_length or self._prompt_tokens, counts)
-        response = self._response(status, self._items.output, usage)
+        response = self._response.response(status, self._items.output, usage)
         return self._numbered([*events, {"type": f"response.{status}", "response": response}])
 
     def choice(self, result: GenerationResult) -> Object:

@@ -141,9 +141,6 @@ class Metrics:
         """See `Observer.refused`."""
         self._errors.labels(error.code).inc()
 
-    def started(self, request: GenerationRequest) -> None:
-        """See `Observer.started`."""
-
     def ended(
         self, request: GenerationRequest, result: GenerationResult, error: BaseException | None
     ) -> None:

@@ -27,9 +27,6 @@ _log = logging.getLogger(__name__)
 class RequestLog:
     """Observer that logs an event for each request; see `cog_triton.system.log_format`."""
 
-    def started(self, request: GenerationRequest) -> None:
-        """Writes nothing."""
-
     def ended(
         self, request: GenerationRequest, result: GenerationResult, error: BaseException | None
     ) -> None:
@@ -100,9 +97,6 @@ class TracingObserver:
         """Export pending spans."""
         self._provider.shutdown()
 
-    def started(self, request: GenerationRequest) -> None:
-        """Does nothing."""
-
     def ended(
         self, request: GenerationRequest, result: GenerationResult, error: BaseException | None
     ) -> None:
@@ -145,11 +139,6 @@ class CompositeObserver:
         if tracing_enabled():
             observers.append(TracingObserver())
         self._observers: Sequence[Observer] = observers
-
-    def started(self, request: GenerationRequest) -> None:
-        """See `Observer.started`."""
-        for observer in self._observers:
-            observer.started(request)
 
     def ended(
         self, request: GenerationRequest, result: GenerationResult, error: BaseException | None

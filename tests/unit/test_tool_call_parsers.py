@@ -318,6 +318,7 @@ REQUIRED: list[tuple[str, Expected, str]] = [
     ('[{"name": "f", "parameters": null}]', [], '[{"name": "f", "parameters": null}]'),
     ("[", [], "["),
     ("[]", [], "[]"),
+    (" ] no call", [], " ] no call"),
 ]
 
 CASES = [

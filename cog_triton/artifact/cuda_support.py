@@ -2,8 +2,8 @@
 
 Sources:
     docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html: within a major
-    version of CUDA all minor ones run on that version's first drivers; CUDA Toolkit Release Notes,
-    table 2, has these by their full numbers.
+    version of CUDA all minor ones run on that version's first drivers, here by their full numbers
+    as others quote the CUDA Toolkit Release Notes.
     docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html: the package cuda-compat is
     for data centre GPUs, and some RTX cards in servers.
     docs.nvidia.com/deeplearning/triton-inference-server/release-notes/rel-25-08.html, "Driver

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -71,3 +72,14 @@ def test_settings_of_ci_are_refused_to_others(tools: Path) -> None:
     assert done.returncode == 1
     assert "no binary cache, no sandbox, no build users" in done.stderr
     assert "docs/images.md" in done.stderr
+
+
+def test_the_stand_in_of_nixpkgs_has_all_functions_that_are_called() -> None:
+    called = {
+        name
+        for path in (ROOT / "nix").glob("*.nix")
+        for name in re.findall(r"\blib\.(\w+)", path.read_text())
+    }
+    has = (ROOT / "tests" / "nix" / "standin" / "nixpkgs" / "lib.nix").read_text()
+    assert {"concatStringsSep", "removePrefix"} <= called
+    assert sorted(name for name in called if not re.search(rf"\b{name}\b", has)) == []

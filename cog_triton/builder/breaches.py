@@ -7,6 +7,7 @@ whatever the config and the script have.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -414,8 +415,9 @@ def no_model(facts: Facts) -> Iterator[Broken]:
     name = facts.config.model_id
     path = Path(name).expanduser()
     elsewhere = facts.config.model_tar_url is not None or name.startswith("pypi:")
-    if not (elsewhere or is_hub_id(name) or path.exists()):
-        there = next(parent for parent in path.absolute().parents if parent.is_dir())
+    if not (elsewhere or is_hub_id(name) or os.access(path, os.F_OK)):
+        parents = (parent for parent in path.absolute().parents if os.access(parent, os.F_OK))
+        there = next(parent for parent in parents if parent.is_dir())
         near = None if there == Path(there.anchor) else there
         yield Broken("model_id", name, "does not exist, and is no id of the hub", near)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 import threading
@@ -13,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cog_triton.errors import BuildCancelled, CogTritonError
-from cog_triton.system.printable import printable
+from cog_triton.errors import BuildCancelled, CogTritonError, InvalidArgument
+from cog_triton.system.printable import printable, shortened
 
 __all__ = ["cancellable", "coded_errors", "err", "escape", "out", "tagged"]
 
@@ -30,9 +31,17 @@ def tagged(line: str) -> str:
 
 @contextmanager
 def coded_errors() -> Iterator[None]:
-    """Context that turns a coded error into one line and exit code 1, without a traceback."""
+    """Context that turns a coded error into one line and exit code 1, without a traceback.
+
+    So it does a path that no file system takes: wherever one is asked for, it is what was given.
+    """
     try:
-        yield
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise InvalidArgument(f"{shortened(error.filename)}: {error.strerror}") from None
     except CogTritonError as error:
         text = printable(str(error), keep="\n\t")
         err.print(f"[bold red]error:[/] {escape(text)}")

@@ -271,6 +271,13 @@ def test_parking_is_gone_and_the_refusal_says_what_to_use(arguments: tuple[str, 
     assert "cog-triton roll" in said
 
 
+@pytest.mark.parametrize("command", ["inspect", "init", "doctor", "doctor --for"])
+def test_a_name_too_long_for_a_path_is_refused(command: str) -> None:
+    said = refusal(*command.split(), "x" * 300)
+    assert said.startswith(f"error: E1005 InvalidArgument: '{'x' * 70}")
+    assert said.strip().endswith("File name too long")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

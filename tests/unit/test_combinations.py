@@ -112,6 +112,11 @@ def test_every_rule_of_today_has_a_wrong_config() -> None:
     assert len(WRONG) >= 25
 
 
+@pytest.mark.parametrize("name", ["x" * 300, f"./{'x' * 300}/model"])
+def test_model_whose_name_no_file_can_have_is_no_model(name: str) -> None:
+    assert broken({**RIGHT, "model_id": name}, "llama") == ["model"]
+
+
 def test_all_breaches_are_told_at_once(tmp_path: Path) -> None:
     put = {"build": {"max_batch_size": -8, "max_input_len": 9, "max_seq_len": 3}, "sm": 999}
     with pytest.raises(BuildConfigInvalid) as refusal:

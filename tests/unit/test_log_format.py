@@ -33,7 +33,7 @@ WRITES_OUTPUT = {
     "builder/job.py": "a build's progress, on the stdout that its parent reads",
     "builder/predictor.py": "a build's progress, in the prediction's log",
     "engines/vllm/node_process.py": "why it ends, on the stderr of the command line",
-    "examples/openvino/_script.py": "a build step, which runs in another Python",
+    "build_scripts/openvino/_script.py": "a build step, which runs in another Python",
     "serving/coglet/openapi_schema.py": "the schema, on stdout",
     "serving/mock_predictor.py": "the prediction's log",
     "serving/predictor.py": "the prediction's log",

@@ -16,7 +16,7 @@ from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.errors import EngineCorrupt
 from cog_triton.oci.image_manifest import TAR, Image
-from cog_triton.oci.reference import Reference
+from cog_triton.oci.reference import DIGEST, Reference
 from cog_triton.oci.registry_client import Registry
 
 _MAX_CONFIG = 16 << 20
@@ -98,6 +98,8 @@ def _for_platform(body: bytes, reference: Reference) -> str | None:
             return None
         for entry in entries:
             if _PLATFORM.items() <= (entry.get("platform") or {}).items():
+                if DIGEST.fullmatch(entry["digest"]) is None:
+                    raise ValueError
                 return str(entry["digest"])
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
         raise EngineCorrupt(f"{reference}: its manifest is no image's") from None

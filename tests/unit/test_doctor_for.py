@@ -176,6 +176,12 @@ def test_an_index_is_followed_to_linux_amd64(registry: RegistryDouble, tmp_path:
     registry.manifests["v1"] = json.dumps({"manifests": entries[:1]}).encode()
     _, found = doctor(tmp_path, H100, name)
     assert "has no image for linux/amd64" in found["engine"]["found"]
+    astray = {**entries[1], "digest": "../blobs/" + digest}
+    registry.manifests["v1"] = json.dumps({"manifests": [astray]}).encode()
+    asked = len(registry.seen)
+    _, found = doctor(tmp_path, H100, name)
+    assert "its manifest is no image's" in found["engine"]["found"]
+    assert len(registry.seen) <= asked + 2  # a token, and the index: not where that points
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ async def until_back(
                 sent = time.monotonic()
                 asked = ask(share, endpoint, request, len(prompt.ids), 4)
                 await asyncio.wait_for(asked, max(0.1, until - time.monotonic()))
-                found["first_token_s"] = round(sent + share.ttft[0] - began, 2)
+                found["first_token_s"] = round(sent + max(share.ttft, default=0.0) - began, 2)
                 return
             except (TimeoutError, OSError, RuntimeError):
                 await asyncio.sleep(0.2)

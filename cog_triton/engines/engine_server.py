@@ -138,6 +138,8 @@ class EngineServer:
             except TimeoutError:
                 return
             except (EOFError, OSError) as error:
+                # Its end can be read again and again, while an order is carried out.
+                self._loop.remove_reader(self._control.fileno())
                 self._on_order(error)
                 return
             self._on_order(order)

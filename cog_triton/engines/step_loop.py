@@ -39,8 +39,8 @@ class _Poller:
         self._writers: dict[int, Callable[[], None]] = {}
         self.add_reader = self._readers.__setitem__
         self.add_writer = self._writers.__setitem__
-        self.remove_reader = self._readers.pop
-        self.remove_writer = self._writers.pop
+        self.remove_reader = lambda descriptor: self._readers.pop(descriptor, None)
+        self.remove_writer = lambda descriptor: self._writers.pop(descriptor, None)
 
     def wait(self, seconds: float | None) -> bool:
         """Wait, then call back for all that is ready; returns whether anything could be read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import os
@@ -22,6 +23,7 @@ from cog_triton.engines import engine_messages, engine_peers
 from cog_triton.engines.engine_client import EngineClient
 from cog_triton.engines.engine_connectors import GuestConnector
 from cog_triton.engines.engine_messages import Cancel, Hello, Submit, Welcome
+from cog_triton.engines.engine_server import EngineServer
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import StepItem
@@ -124,6 +126,23 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_the_end_of_the_keeper_is_told_once_whatever_takes_its_time() -> None:
+    listener = local_socket.listen(f"cog-triton-test-{secrets.token_hex(8)}")
+    control, theirs = map(Connection, socket.socketpair())
+    orders: list[object] = []
+
+    async def end() -> None:
+        loop = asyncio.get_running_loop()
+        server = EngineServer(Engine(), loop, theirs, listener, orders.append)
+        control.close()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        server.close()
+
+    asyncio.run(end())
+    assert [type(order) for order in orders] == [EOFError]
 
 
 def test_each_peer_gets_its_own_handles(world: World) -> None:

@@ -70,7 +70,8 @@ async def prepare_engine(
     with work_dir_errors(settings.work_dir):
         run_dir = fresh_run_dir(settings.work_dir)
         _require_compatible(settings, family, config, run_dir)
-        memory_check.require_memory(settings, family, alone=alone)
+        devices = config.arguments_of(ENGINE_MODEL).get("gpu_device_ids")
+        memory_check.require_memory(settings, family, alone=alone, gpu_device_ids=devices)
         word_limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
         adapters = await asyncio.to_thread(_load_adapters, settings, family, config, run_dir)
         repository = render_repository(
@@ -108,6 +109,8 @@ async def open_configured(
     require_usable(settings.work_dir)
     config = find_serve_config(settings.cog_triton_config)
     family = open_engine(await _engine_directory(settings, weights or settings.cog_weights))
+    if (family.world_size or family.gpus) and settings.cog_triton_sm != "cpu":
+        compatibility.require_driver()
     more: dict[str, Any] = {}
     if isinstance(family, MockFamily):
         more = settings.mock_options

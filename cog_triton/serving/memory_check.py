@@ -28,7 +28,11 @@ from cog_triton.system.host_memory import host_memory
 _log = logging.getLogger(__name__)
 
 _CERTAIN = 0.95  # of the weights; a model's files may have parts that are not loaded
-_UNKNOWN_SIZES = ("cpu_offload_gb", "enable_expert_parallel", "hf_overrides", "kv_transfer_config")
+_UNKNOWN_SIZES = (
+    *("cpu_offload_gb", "enable_expert_parallel", "hf_overrides", "kv_transfer_config"),
+    *("offload_backend", "offload_group_size", "offload_params", "language_model_only"),
+    *("hf_config_path", "quantization_config"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +53,13 @@ class Demand:
     longest: str
 
 
-def require_memory(settings: Settings, family: EngineFamily, *, alone: bool) -> None:
+def require_memory(
+    settings: Settings, family: EngineFamily, *, alone: bool, gpu_device_ids: object = None
+) -> None:
     """Check the engine's memory and log what fits.
 
     Args:
+        gpu_device_ids: the serve config's choice of other GPUs than the first, which is not read.
         alone: whether no other engine of this server can hold memory of the GPU, as one does that
             is rolled, parked or swapped; else only the GPU's whole memory can refuse.
 
@@ -64,6 +71,9 @@ def require_memory(settings: Settings, family: EngineFamily, *, alone: bool) -> 
         return
     if not isinstance(family, VLLMFamily | TensorRTLLMFamily):
         return
+    if gpu_device_ids:
+        _log.info("memory of the GPU: not compared: gpu_device_ids is given")
+        return
     try:
         wanted = of_vllm(family) if isinstance(family, VLLMFamily) else _of_tensorrt_llm(family)
     except (BuildConfigInvalid, ModelUnavailable) as error:
@@ -74,12 +84,13 @@ def require_memory(settings: Settings, family: EngineFamily, *, alone: bool) -> 
 
 def require(wanted: Demand, *, skip: bool, alone: bool) -> None:
     """Compare `wanted` with the GPUs here; `skip` and raises as `require_memory`."""
-    here = gpu_table.gpus_here()[: wanted.gpus]
-    if not here or len({(one.name, one.memory) for one in here}) > 1:
-        _log.info("memory of the GPU: not compared: %s", "no GPU" if not here else "several kinds")
-        return
-    gpu = min(here, key=lambda one: one.memory if one.free is None else one.free)
     try:
+        here = gpu_table.gpus_here()[: wanted.gpus]
+        if not here or len({(one.name, one.memory) for one in here}) > 1:
+            why = "several kinds" if here else "no GPU"
+            _log.info("memory of the GPU: not compared: %s", why)
+            return
+        gpu = min(here, key=lambda one: one.memory if one.free is None else one.free)
         fits, line = _compare(wanted, gpu, alone=alone)
     except EngineIncompatible as error:
         if not skip:
@@ -110,7 +121,10 @@ def of_vllm(family: VLLMFamily) -> Demand:
 
 
 def _vllm_demand(files: ModelFiles, arguments: Any, length: int) -> Demand:
-    if given := [name for name in _UNKNOWN_SIZES if arguments.get(name)]:
+    given = [name for name in _UNKNOWN_SIZES if arguments.get(name)]
+    if 0 in (arguments.get("limit_mm_per_prompt") or {}).values():  # an encoder is not loaded
+        given.append("limit_mm_per_prompt")
+    if given:
         raise ModelUnavailable(f"{files.name}: {given[0]} is given")
     method = arguments.get("quantization")
     if method not in (None, "fp8", files.shape.quantized):

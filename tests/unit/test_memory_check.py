@@ -13,7 +13,7 @@ import pytest
 import sample_engines
 from cuda_driver import gpu_driver
 from sample_engines import V1
-from test_cuda_support import needs_compiler, serve
+from test_cuda_support import OLD, needs_compiler, serve
 from test_doctor_for import H100, L4, doctor, model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -52,10 +52,13 @@ def told(
     gpus: list[Gpu],
     *,
     alone: bool = True,
+    gpu_device_ids: str | None = None,
 ) -> str:
     monkeypatch.setattr(gpu_table, "gpus_here", lambda: gpus)
     caplog.set_level(logging.INFO)
-    memory_check.require_memory(load_settings(), open_engine(engine), alone=alone)
+    memory_check.require_memory(
+        load_settings(), open_engine(engine), alone=alone, gpu_device_ids=gpu_device_ids
+    )
     return " ".join(f"{one.levelname} {one.getMessage()}" for one in caplog.records)
 
 
@@ -79,6 +82,13 @@ def test_a_gpu_that_is_too_small_is_refused_before_anything_is_loaded(
     assert "tritonserver" not in said
 
 
+@needs_compiler
+def test_the_driver_of_another_image_counts_for_engines_of_gpus(tmp_path: Path) -> None:
+    driver, engine = gpu_driver(tmp_path / "driver", **OLD), vllm_engine(tmp_path)
+    said = serve(tmp_path, driver, str(engine), "--triton-only", CUDA_VERSION="13.1.0")
+    assert "this image has CUDA 13.1.0, which needs driver 580.65.06" in said
+
+
 def test_what_fits_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -99,6 +109,10 @@ def test_what_fits_is_one_line(
         (8, None, {"quantization": "bitsandbytes"}, None),
         (8, None, {"cpu_offload_gb": 10}, None),
         (8, None, {"hf_overrides": {"num_hidden_layers": 2}}, None),
+        (8, None, {"offload_group_size": 8}, None),
+        (8, None, {"language_model_only": True}, None),
+        (8, None, {"limit_mm_per_prompt": {"image": 0}}, None),
+        (8, None, {"limit_mm_per_prompt": {"image": 2}}, "It would fit 1 x"),
     ],
 )
 def test_only_what_cannot_run_is_refused(
@@ -118,6 +132,28 @@ def test_only_what_cannot_run_is_refused(
         told(monkeypatch, caplog, engine, here)
     monkeypatch.setenv("COG_TRITON_SKIP_PREFLIGHT", "1")
     assert "so this is served" in told(monkeypatch, caplog, engine, here)
+
+
+def test_gpus_of_a_serve_config_are_not_the_first_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = told(monkeypatch, caplog, vllm_engine(tmp_path), [gpu(8)], gpu_device_ids="1")
+    assert said.endswith("not compared: gpu_device_ids is given")
+
+
+def test_a_driver_that_fails_does_not_refuse_what_is_to_skip_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> list[Gpu]:
+        raise EngineIncompatible("the driver fails")
+
+    family = open_engine(vllm_engine(tmp_path))
+    monkeypatch.setattr(gpu_table, "gpus_here", fails)
+    with pytest.raises(EngineIncompatible, match="the driver fails"):
+        memory_check.require_memory(load_settings(), family, alone=True)
+    monkeypatch.setenv("COG_TRITON_SKIP_PREFLIGHT", "1")
+    memory_check.require_memory(load_settings(), family, alone=True)
+    assert "so this is served: E1305" in caplog.text
 
 
 def test_memory_that_an_engine_of_ours_may_hold_does_not_refuse(

@@ -27,12 +27,21 @@ _LIBRARIES = {"tensorrt_llm": "TensorRT-LLM", "tensorrt": "TensorRT"}
 def require_image(image_sm: str | None) -> None:
     """Raise E1305 unless the image that this runs in can use the driver and the GPUs here.
 
-    Nothing is asked of a driver in an image for the CPU, or if CUDA_VISIBLE_DEVICES hides all.
+    An image that is for no GPU may serve on the CPU, see `require_driver`.
+    """
+    if image_sm not in (None, "", "cpu"):
+        require_driver()
+    require_gpu(image_sm)
+
+
+def require_driver() -> None:
+    """Raise E1305 if the driver of a GPU here is too old for the CUDA of the image.
+
+    Nothing is asked if CUDA_VISIBLE_DEVICES hides all.
     """
     cuda = cuda_support.cuda_of_image()
-    if cuda and image_sm != "cpu" and not hidden() and nvidia_driver.devices():
+    if cuda and not hidden() and nvidia_driver.devices():
         cuda_support.require_driver(cuda, nvidia_driver.installed(), "this image")
-    require_gpu(image_sm)
 
 
 def require_gpu(image_sm: str | None, read: Callable[[], Sequence[int]] | None = None) -> None:

@@ -73,16 +73,16 @@ def choose(
         )
     if forced not in (None, *FAMILIES):
         raise InvalidArgument(f"--family {forced!r}: must be one of {', '.join(FAMILIES)}")
-    gpus = [] if on_cpu or forced == "openvino" else visible_gpus()
-    if forced == "vllm" and not gpus:
-        raise EngineIncompatible("--family vllm: this machine has no NVIDIA GPU that CUDA can see")
-    if name.kind in ("gguf", "package"):
+    if name.kind in ("gguf", "package"):  # which needs no GPU, be its driver as it may
         if forced == "vllm":
             raise InvalidArgument(
                 f"--family vllm: {name.text} is a GGUF file, which only openvino takes here; name"
                 " the Hugging Face model that it was made of"
             )
         return FamilyChoice("openvino", "it takes GGUF files", "for vllm: name safetensors")
+    gpus = [] if on_cpu or forced == "openvino" else visible_gpus()
+    if forced == "vllm" and not gpus:
+        raise EngineIncompatible("--family vllm: this machine has no NVIDIA GPU that CUDA can see")
     vllm = find_vllm(work_dir)
     if forced == "openvino":
         return FamilyChoice("openvino", "--family says so", "without that: by machine")

@@ -141,7 +141,7 @@ class Preparation:
                 f"--family {self._family}: {name.text} is an engine,{its}: leave --family out"
             )
         family = name.family or _family_of_tar(name)
-        if family == "openvino" or (family is None and (self._on_cpu or not visible_gpus())):
+        if family == "openvino" or (family is None and (self._on_cpu or not _has_usable_gpu())):
             provide(OPENVINO, self._packages, self._echo)
         found = family_choice.find_vllm(self._work_dir) if family == "vllm" else None
         weights = str(name.path or self._pinned(name.text))
@@ -254,6 +254,14 @@ def _write(path: Path, value: Mapping[str, object]) -> None:
     text = json.dumps(value).encode()
     with writing(path, len(text), at_most=False) as file:
         file.write(text)
+
+
+def _has_usable_gpu() -> bool:
+    """Whether an engine that is still to be fetched may be for a GPU; it tells itself what for."""
+    try:
+        return bool(visible_gpus())
+    except EngineIncompatible:
+        return False
 
 
 def _family_of_tar(name: ModelName) -> str | None:

@@ -172,6 +172,19 @@ def test_a_start_under_an_old_driver_is_refused_first(
 
 
 @needs_compiler
+@pytest.mark.parametrize("driver", [{"cuinit": 803, **OLD}, {"cuinit": 100}])
+@pytest.mark.parametrize("name", ["model.gguf", "https://127.0.0.1:9/engine.tar", "some/model"])
+def test_what_needs_no_gpu_is_served_beside_one_that_cuda_cannot_use(
+    name: str, driver: dict[str, object], tmp_path: Path
+) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    family = ["--family", "openvino"] if name == "some/model" else []
+    beside = gpu_driver(tmp_path / "driver", **driver)
+    told = serve(tmp_path, beside, name, *family, CUDA_VERSION="13.1.0")
+    assert "E1305" not in told
+
+
+@needs_compiler
 def test_the_front_door_of_an_image_says_so_too(tmp_path: Path) -> None:
     names = ("PORT", "TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT")
     ports = dict(zip(names, map(str, free_ports(len(names))), strict=True))

@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-quick release bump vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-images image-vllm lint fmt surface bench bench-tar bench-pull bench-build attack faults lock wheels clean
+.PHONY: help setup serve test test-quick test-tools test-nightly release bump vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-images image-vllm lint fmt surface bench bench-tar bench-pull bench-build attack faults lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.

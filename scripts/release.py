@@ -288,6 +288,17 @@ class Release:
             public = self.given.public_key.resolve()
             self.run(self.link(name), "verify", "--key", public, *plain, reference)
 
+    def leave_no_other_images(self) -> None:
+        """Remove what an earlier run left of other images: sums are of all files."""
+        stamp = self.log.with_name("images")
+        wanted = "\n".join((str(self.given.stand_ins), *self.images()))
+        if not stamp.exists() or stamp.read_text() != wanted:
+            for pattern in ("*.spdx.json", "*.provenance.json", ".steps/*.done"):
+                for path in self.dist.glob(pattern):
+                    path.unlink()
+            shutil.rmtree(self.dist / "nix-cache", ignore_errors=True)
+            stamp.write_text(wanted)
+
     def make(self) -> None:
         """Check, then do the steps that were not done for this commit."""
         self.check()
@@ -296,6 +307,7 @@ class Release:
         print(f"release: {self.version} of {self.commit[:12]}, to be {what}, into {self.dist}")
         if self.given.without_nix:
             print("release: --without-nix: no images, SBOMs, provenance or binary cache")
+        self.leave_no_other_images()
         steps = self.steps()
         for number, step in enumerate(steps, 1):
             stamp = self.log.with_name(re.sub(r"\W+", "-", step.name) + ".done")

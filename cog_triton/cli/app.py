@@ -88,7 +88,9 @@ _add(client)
 _add(doctor)
 try:
     from cog_triton_prune.__main__ import prune
-except ModuleNotFoundError:
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "cog_triton_prune":
+        raise
     app.command("prune", context_settings={"ignore_unknown_options": True})(_prune_is_absent)
 else:
     _add(prune)

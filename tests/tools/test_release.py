@@ -196,6 +196,14 @@ def test_a_release_is_tagged_pushed_and_verified_once(
     assert len((tmp_path / "pushed").read_text().splitlines()) == 2
 
 
+def test_images_of_an_earlier_run_are_not_summed_up(release: Any, repository: Path) -> None:
+    assert release("--rehearse")[0] == 0
+    assert release("--rehearse", "--without-nix")[0] == 0
+    dist = repository / "dist" / "0.3.0"
+    assert not [*dist.glob("cpu.*"), *dist.glob("nix-cache")]
+    assert "cpu." not in (dist / "SHA256SUMS").read_text()
+
+
 def test_without_a_registry_nothing_is_pushed(release: Any, tmp_path: Path) -> None:
     code, told = release()
     assert code == 0

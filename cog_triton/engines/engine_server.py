@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from cog_triton.engines.base import ServedEngine
-from cog_triton.engines.engine_messages import ROLES, Hello, Submit, Welcome
+from cog_triton.engines.engine_messages import ROLES, Cancel, Hello, Submit, Welcome
 from cog_triton.engines.engine_peers import Peer, Running
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import CogTritonError, TritonMalformedEvent
@@ -171,10 +171,12 @@ class EngineServer:
         self._send(peer, Welcome(self._engine.max_batch_size))
 
     def _take(self, peer: Peer, message: Any) -> None:
-        if not isinstance(message, Submit):
+        if isinstance(message, Cancel):
             if (number := peer.numbers.get(message.handle)) is not None:
                 self._engine.cancel(number)
             return
+        if not isinstance(message, Submit) or message.handle in peer.numbers:
+            raise FrameError(f"it sends {type(message).__name__}: neither a new request nor Cancel")
         number = next(self._numbers)
         running = self._running[number] = Running(peer, message.handle, 0)
         peer.numbers[message.handle] = number

@@ -145,6 +145,19 @@ def test_the_end_of_the_keeper_is_told_once_whatever_takes_its_time() -> None:
     assert [type(order) for order in orders] == [EOFError]
 
 
+@pytest.mark.parametrize("twice", [True, False])
+def test_a_peer_that_breaks_the_protocol_is_hung_up_on_alone(world: World, twice: bool) -> None:
+    odd = world.greeted("tokens")
+    submit(odd, 1, 100, FOREVER)
+    if twice:
+        submit(odd, 1, 200, FOREVER)
+    else:
+        odd.send(Hello("tokens"))
+    until(lambda: not world.engine.live)
+    submit(world.owner, 1, 300, 1)
+    assert world.owner.items()[0].ids == [301]
+
+
 def test_each_peer_gets_its_own_handles(world: World) -> None:
     clients = {world.owner: 100, world.greeted("steps"): 200, world.greeted("tokens"): 300}
     for client, first in clients.items():

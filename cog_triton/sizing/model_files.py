@@ -41,11 +41,7 @@ def describe(model: str, revision: str | None = None) -> ModelFiles:
         from cog_triton.download import hub  # it takes half a second
 
         listing, config = hub.describe(ModelRequest(model, revision))
-        kinds = (
-            sum(file.size for name, file in listing.files.items() if Path(name).match(pattern))
-            for pattern in _WEIGHTS
-        )
-        size = next(filter(None, kinds), 0)
+        size = _weight_bytes({name: file.size for name, file in listing.files.items()})
         return _files(model, config, size, listing.commit)
     directory = Path(model).expanduser()
     if not directory.is_dir():
@@ -53,10 +49,18 @@ def describe(model: str, revision: str | None = None) -> ModelFiles:
     path = directory / "config.json"
     if not path.is_file() or path.stat().st_size > _MAX_CONFIG:
         raise ModelUnavailable(f"{path}: missing: {model} is no directory of Hugging Face weights")
-    sizes = (sum(p.stat().st_size for p in directory.glob(pattern)) for pattern in _WEIGHTS)
-    return _files(
-        str(directory.resolve()), path.read_bytes(), next((size for size in sizes if size), 0), None
-    )
+    size = _weight_bytes({one.name: one.stat().st_size for one in directory.glob("*.*")})
+    return _files(str(directory.resolve()), path.read_bytes(), size, None)
+
+
+def _weight_bytes(sizes: Mapping[str, int]) -> int:
+    """Bytes of the files of one kind, without Mistral's own copy beside that of Hugging Face."""
+    for pattern in _WEIGHTS:
+        found = {name: size for name, size in sizes.items() if Path(name).match(pattern)}
+        others = [size for name, size in found.items() if not name.startswith("consolidated")]
+        if total := sum(others or found.values()):
+            return total
+    return 0
 
 
 def of_engine(

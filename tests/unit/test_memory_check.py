@@ -134,6 +134,20 @@ def test_only_what_cannot_run_is_refused(
     assert "so this is served" in told(monkeypatch, caplog, engine, here)
 
 
+def test_a_copy_of_quantized_weights_in_another_format_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = vllm_engine(tmp_path)
+    config = tmp_path / "model" / "config.json"
+    quantized = {"quant_method": "fp8"}
+    config.write_text(
+        json.dumps({**json.loads(config.read_text()), "quantization_config": quantized})
+    )
+    with (config.parent / "consolidated.safetensors").open("wb") as file:
+        file.truncate(WEIGHTS)
+    assert "fits" in told(monkeypatch, caplog, engine, [gpu(24)])
+
+
 def test_gpus_of_a_serve_config_are_not_the_first_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

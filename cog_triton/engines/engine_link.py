@@ -61,6 +61,8 @@ class EngineLink:
         self._emitters: dict[int, Emit] = {}
         self._started: set[int] = set()  # handles that an event was emitted for
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._closed = False
+        self._lock = threading.Lock()  # a start and a close may come at once
         self._reader = threading.Thread(target=self._read, name="engine-events", daemon=True)
         self._writer = threading.Thread(target=self._write, name="engine-requests", daemon=True)
 
@@ -70,9 +72,11 @@ class EngineLink:
         return len(self._emitters)
 
     def start(self) -> None:
-        """Start to read and write."""
-        self._reader.start()
-        self._writer.start()
+        """Start to read and write, unless it is closed."""
+        with self._lock:
+            if not self._closed:
+                self._reader.start()
+                self._writer.start()
 
     def submit(self, handle: int, request: Any, emit: Emit | None = None) -> None:
         """Queue a request under a new handle; `emit` is never called by the calling thread."""
@@ -86,10 +90,15 @@ class EngineLink:
 
     def close(self) -> None:
         """Hang up; what has not ended ends with E2105."""
+        with self._lock:
+            self._closed = True
         self._outbox.put(None)
         self._frames.hang_up()
-        self._writer.join()
-        self._reader.join()
+        if self._writer.ident is None:
+            self._fail_all()
+        else:
+            self._writer.join()
+            self._reader.join()
         self._frames.close()
 
     def _write(self) -> None:

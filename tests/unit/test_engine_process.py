@@ -154,6 +154,22 @@ def test_events_that_queue_up_are_coalesced(tmp_path: Path) -> None:
         ]
 
 
+def test_a_link_that_is_closed_before_it_starts_ends_what_it_was_given() -> None:
+    name, ends = f"cog-triton-test-{secrets.token_hex(8)}", queue.Queue[Any]()
+    with local_socket.listen(name) as listener:
+        listener.setblocking(True)
+        accepted: list[FrameSocket] = []
+        engine = threading.Thread(target=lambda: accepted.append(_welcoming(listener)))
+        engine.start()
+        link = EngineLink(name, "tokens", on_end=lambda: None, on_kv_cache=lambda stats: None)
+        engine.join()
+    link.submit(1, request(1), ends.put)
+    link.close()
+    link.start()
+    assert isinstance(ends.get(timeout=PATIENCE_S).error, TritonUnavailable)
+    accepted[0].close()
+
+
 def test_first_tokens_are_emitted_before_later_ones() -> None:
     name, order = f"cog-triton-test-{secrets.token_hex(8)}", queue.Queue[str]()
     with local_socket.listen(name) as listener:

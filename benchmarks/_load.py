@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from _streams import PREDICTIONS, Api, Stream
 
-from cog_triton.bench.generator_usage import GeneratorUsage, UsageMonitor
 from cog_triton.bench.http_client import (
     Client,
     Connection,
@@ -28,6 +27,7 @@ from cog_triton.bench.http_client import (
     encode_request,
     now,
 )
+from cog_triton.bench.measurement import GeneratorUsage, UsageMonitor
 
 _TIMEOUT_S = 300.0
 _REFUSED_S = 0.1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from cog_triton.bench import export, measurement, plot, progress_line, report, server_metrics
+from cog_triton.bench import export, measurement, plot, report, server_metrics
 from cog_triton.bench.http_client import Client, TransportError, split_url
+from cog_triton.bench.load_generator import Progress
 from cog_triton.bench.measurement import RunResult
 from cog_triton.bench.options import Options, TargetName
 from cog_triton.bench.prompt_source import PromptSource
@@ -23,6 +25,53 @@ from cog_triton.bench.run_metrics import RunMetrics, compute_metrics
 from cog_triton.bench.targets import KINDS
 from cog_triton.errors import InvalidArgument, NothingSucceeded, TargetUnavailable
 from cog_triton.system.redaction import redact_address
+
+_PLAIN_S = 5.0
+_CLEAR = "\r\x1b[2K"
+
+
+@contextmanager
+def display(console: Console, options: Options) -> Iterator[Callable[[Progress, float], None]]:
+    """The callback for `measurement.measure`; a terminal's line is removed at the end.
+
+    It runs on the load generator's event loop, so that it writes bare text: 10 us, where rich's
+    live display takes milliseconds.
+    """
+    if console.is_terminal and not console.is_dumb_terminal:
+
+        def changing(progress: Progress, seconds: float) -> None:
+            console.file.write(_CLEAR + line(options, progress, seconds)[: console.width - 1])
+            console.file.flush()
+
+        try:
+            yield changing
+        finally:
+            console.file.write(_CLEAR)
+            console.file.flush()
+        return
+    due = _PLAIN_S
+
+    def plain(progress: Progress, seconds: float) -> None:
+        nonlocal due
+        if seconds >= due:
+            due += _PLAIN_S
+            console.print(line(options, progress, seconds), markup=False)
+
+    yield plain
+
+
+def line(options: Options, progress: Progress, seconds: float) -> str:
+    """Text of the line: seconds, requests and tokens so far."""
+    of = f" of {options.duration:g}" if options.duration else ""
+    wanted = f" of {options.requests}" if options.requests else ""
+    failed = f", {progress.failed} failed" if progress.failed else ""
+    rate = progress.tokens / seconds if seconds > 0 else 0.0
+    level = f"{options.rate:g} {options.unit.value}: "
+    return (
+        f"{level}{seconds:.0f}{of} s: {progress.done}{wanted} done, {progress.running} running"
+        f"{failed}, {rate:.0f} output tokens/s"
+    )
+
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as of every program of a shell."""
@@ -130,7 +179,7 @@ async def _measure(
     runs: list[plot.Level] = []
     for options in levels:
         before = await _scrape(options, metrics_url)
-        with progress_line.display(err, options) as show:
+        with display(err, options) as show:
             done = await measurement.measure(options, show)
         after = await _scrape(options, metrics_url) if before is not None else None
         told = server_metrics.means(before or {}, after) if after is not None else {}

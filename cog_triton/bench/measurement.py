@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+import time
+from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from cog_triton.bench import targets
-from cog_triton.bench.generator_usage import GeneratorUsage, UsageMonitor
 from cog_triton.bench.http_client import Client, now
 from cog_triton.bench.load_generator import LoadGenerator, Progress
 from cog_triton.bench.options import Options
@@ -18,6 +19,46 @@ from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.bench.request_record import FAILED, OK, Record
 from cog_triton.bench.targets.base import Target
 from cog_triton.errors import NothingSucceeded
+
+_PERIOD_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorUsage:
+    """Usage of one process: CPU seconds, wall seconds, and event-loop lags in seconds."""
+
+    cpu: float
+    wall: float
+    lags: array[float]
+
+
+class UsageMonitor:
+    """Measures usage from `start` to `stop`; lag is that of a timer of 20 ms."""
+
+    def __init__(self) -> None:
+        self._lags = array("d")
+        self._cpu = self._wall = self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Start measuring, within a running event loop."""
+        self._cpu, self._wall = time.process_time(), now()
+        self._arm()
+
+    def stop(self) -> GeneratorUsage:
+        """Stop measuring; returns the usage since `start`."""
+        if self._timer is not None:
+            self._timer.cancel()
+        return GeneratorUsage(time.process_time() - self._cpu, now() - self._wall, self._lags)
+
+    def _arm(self) -> None:
+        self._due = now() + _PERIOD_S
+        self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self._fire)
+
+    def _fire(self) -> None:
+        self._lags.append(max(0.0, now() - self._due))
+        self._arm()
+
 
 _LEAD_S = 0.05
 _PROGRESS_S = 0.25

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cog_triton.bench.generator_usage import GeneratorUsage
 from cog_triton.bench.load_generator import lateness
-from cog_triton.bench.measurement import RunResult
+from cog_triton.bench.measurement import GeneratorUsage, RunResult
 from cog_triton.bench.options import Options
 from cog_triton.bench.percentiles import Concurrency, Summary, concurrency, summarize
 from cog_triton.bench.request_record import CUT, FAILED, OK, Record

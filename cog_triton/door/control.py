@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cog_triton import errors
 from cog_triton.ipc.framing import CONTROL_LIMIT, FrameError
-from cog_triton.ipc.lines import receive_line
-from cog_triton.ipc.streams import LineStream, Server
+from cog_triton.ipc.streams import LineStream, Server, receive_line
 from cog_triton.system import local_socket
 
 _LOG = logging.getLogger(__name__)

@@ -7,14 +7,17 @@ model's and tritonserver's packages depend on is for Python APIs that nothing he
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +25,40 @@ from pathlib import Path
 from cog_triton.download import disk_space
 from cog_triton.download.transfer_progress import Echo, size_text
 from cog_triton.errors import MissingExtra
-from cog_triton.packages import package_lock
 from cog_triton.packages.package_installer import install_command, run_installer
 from cog_triton.system.isolated_python import OWN_PACKAGES
 from cog_triton.system.paths import data_file
+
+_ENTRY = re.compile(r"^([a-z0-9.-]+)==(\S+)(?: \\\n +--hash=sha256:[0-9a-f]{64})+", re.MULTILINE)
+
+
+def locked(path: Path, names: Sequence[str] = ()) -> str:
+    """The entries of the lock at `path`, of the distributions `names` or else of all, as text.
+
+    Raises:
+        ValueError: it lacks one of `names`.
+    """
+    entries = {found[1]: found[0] for found in _ENTRY.finditer(path.read_text("utf-8"))}
+    missing = [name for name in names if name not in entries]
+    if missing:
+        raise ValueError(f"{path}: does not lock {', '.join(missing)}")
+    return "".join(f"{entries[name]}\n" for name in names or sorted(entries))
+
+
+def versions(lock: str) -> dict[str, str]:
+    """Version of each distribution of a lock's text."""
+    return {found[1]: found[2] for found in _ENTRY.finditer(lock)}
+
+
+def key(lock: str, python: str = "") -> str:
+    """Key of what a lock installs, for a Python such as ``3.12``, by default ours."""
+    python = python or f"{sys.version_info.major}.{sys.version_info.minor}"
+    return hashlib.sha256(f"{python}\n{lock}".encode()).hexdigest()[:12]
+
+
+def vllm_lock() -> Path:
+    """The lock of vLLM with all that it needs, for Python 3.12."""
+    return data_file("requirements/vllm-py312.lock")
 
 
 @dataclass(frozen=True)
@@ -69,8 +102,8 @@ def provide(wanted: PackageSet, store: Path, echo: Echo) -> None:
     """
     if not _lacking(wanted):
         return
-    lock = package_lock.locked(data_file(wanted.lock), wanted.distributions)
-    target = store.absolute() / f"{wanted.name}-{package_lock.key(lock)}"
+    lock = locked(data_file(wanted.lock), wanted.distributions)
+    target = store.absolute() / f"{wanted.name}-{key(lock)}"
     if not target.is_dir():
         _fetch(wanted, lock, target, echo)
     _activate(target)
@@ -99,7 +132,7 @@ def _fetch(wanted: PackageSet, lock: str, target: Path, echo: Echo) -> None:
             for killed in target.parent.glob(f".{target.name}.*"):
                 shutil.rmtree(killed, ignore_errors=True)
             disk_space.require(target.parent, wanted.download + wanted.unpacked, wanted.what)
-            names = [f"{n}=={v}" for n, v in package_lock.versions(lock).items()]
+            names = [f"{n}=={v}" for n, v in versions(lock).items()]
             echo(
                 f"[setup] {wanted.what}: fetching {', '.join(names)}"
                 f" ({size_text(wanted.download)}, once, into {target.parent})"

@@ -12,7 +12,7 @@ from pathlib import Path
 from cog_triton.download import disk_space
 from cog_triton.download.transfer_progress import Echo, size_text
 from cog_triton.errors import ModelUnavailable
-from cog_triton.packages import package_lock
+from cog_triton.packages import package_set
 from cog_triton.packages.package_installer import find_uv, run_installer
 from cog_triton.packages.package_set import UV, provide
 
@@ -39,9 +39,9 @@ class VLLMEnvironment:
     @classmethod
     def of(cls, work_dir: Path, lock: Path | None = None) -> VLLMEnvironment:
         """That of `lock`, by default the one that the package carries."""
-        lock = (lock or package_lock.vllm_lock()).absolute()
-        text = package_lock.locked(lock)
-        return cls(work_dir.absolute() / "vllm" / package_lock.key(text, PYTHON), lock, text)
+        lock = (lock or package_set.vllm_lock()).absolute()
+        text = package_set.locked(lock)
+        return cls(work_dir.absolute() / "vllm" / package_set.key(text, PYTHON), lock, text)
 
     @property
     def python(self) -> Path:
@@ -64,7 +64,7 @@ class VLLMEnvironment:
 
     def plan(self, python: str = PYTHON) -> list[str]:
         """What `make` would do, as lines to read and to copy from."""
-        count = len(package_lock.versions(self.text))
+        count = len(package_set.versions(self.text))
         return [
             f"lock      {self.lock} ({count} packages)",
             f"makes     {self.directory}{' (ready)' if self.ready else ''}",
@@ -79,7 +79,7 @@ class VLLMEnvironment:
             ModelUnavailable: Python 3.12 or a package cannot be had; says which.
             DiskFull: there is no room.
         """
-        versions = package_lock.versions(self.text)
+        versions = package_set.versions(self.text)
         with disk_space.coded_errors(self.directory, "vLLM's environment"):
             self.directory.parent.mkdir(parents=True, exist_ok=True)
             with disk_space.locked(self.directory, echo, threading.Event()):

@@ -35,9 +35,8 @@ class AdapterStreams(RequestStreams):
         timeout: float,
         to_error: ToError,
         encode_request: Callable[[EngineRequest], dict[str, Any]],
-        model: str = "tensorrt_llm",
     ) -> None:
-        super().__init__(url, timeout, to_error, encode_request, model)
+        super().__init__(url, timeout, to_error, encode_request)
         self._loader = f"{url}/v2/models/{ADAPTER_LOADER}/generate"
         self._load_timeout = timeout
         self._error_of = to_error

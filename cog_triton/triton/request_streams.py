@@ -23,7 +23,7 @@ _numbers = itertools.count(1)
 
 
 class RequestStreams:
-    """Sends each request to `generate_stream` of a model; see `TokenTransport`."""
+    """Sends each request to `generate_stream` of `tensorrt_llm`; see `TokenTransport`."""
 
     def __init__(
         self,
@@ -31,11 +31,10 @@ class RequestStreams:
         timeout: float,
         to_error: ToError,
         encode_request: Callable[[EngineRequest], dict[str, Any]],
-        model: str = "tensorrt_llm",
     ) -> None:
-        """`timeout` is in seconds between tokens of a request, `model` the one that is asked."""
+        """`timeout` is in seconds between tokens of a request."""
         self._timeout = timeout
-        self._path = f"/v2/models/{model}/generate_stream"
+        self._path = "/v2/models/tensorrt_llm/generate_stream"
         self._to_error = to_error
         self._encode_request = encode_request
         self._running: set[_Stream] = set()

@@ -6,8 +6,7 @@ from array import array
 from typing import Any
 
 from cog_triton.bench import length_distribution
-from cog_triton.bench.generator_usage import GeneratorUsage
-from cog_triton.bench.measurement import RunResult
+from cog_triton.bench.measurement import GeneratorUsage, RunResult
 from cog_triton.bench.options import Options
 from cog_triton.bench.request_record import OK, Record
 

@@ -20,9 +20,9 @@ from scripted_server import HANG, ScriptedServer, serving, whole
 from test_bench_targets import STREAM, USUAL, by_path, of_cog
 from typer.testing import CliRunner
 
-from cog_triton.bench import progress_line
+from cog_triton.bench import command
+from cog_triton.bench.command import line
 from cog_triton.bench.load_generator import Progress
-from cog_triton.bench.progress_line import line
 from cog_triton.cli.app import app
 from cog_triton.system.ports import free_ports
 
@@ -173,14 +173,14 @@ def test_progress_is_one_line_on_a_terminal_and_plain_lines_in_a_log(
     shown = "8 rps: 7 of 30 s: 9 of 4 done, 3 running, 1 failed, 100 output tokens/s"
     assert line(own, now, 7.0) == shown
     plain, terminal = io.StringIO(), io.StringIO()
-    with progress_line.display(Console(file=plain, width=200), own) as show:
+    with command.display(Console(file=plain, width=200), own) as show:
         for seconds in (4.9, 5.1, 7.0, 10.2):
             show(now, seconds)
     assert [text.split(" of ")[0] for text in plain.getvalue().splitlines()] == [
         "8 rps: 5",
         "8 rps: 10",
     ]
-    with progress_line.display(Console(file=terminal, width=200, force_terminal=True), own) as show:
+    with command.display(Console(file=terminal, width=200, force_terminal=True), own) as show:
         show(now, 7.0)
     assert shown in terminal.getvalue()
 

@@ -14,7 +14,7 @@ import pytest
 
 from cog_triton.download import disk_space
 from cog_triton.errors import DiskFull, MissingExtra, ModelUnavailable
-from cog_triton.packages import package_installer, package_lock, package_set
+from cog_triton.packages import package_installer, package_set
 from cog_triton.packages.package_set import DEMO, OPENVINO, TRITONSERVER, PackageSet, provide
 from cog_triton.system import isolated_python
 from cog_triton.system.isolated_python import OWN_PACKAGES
@@ -144,6 +144,6 @@ def test_no_room_and_no_installer_are_told(tmp_path: Path, monkeypatch: pytest.M
 def test_the_lock_has_every_set_as_the_environments_locks_have_it() -> None:
     text = (ROOT / "requirements" / "serve.lock").read_text("utf-8")
     sets = {name for wanted in (TRITONSERVER, OPENVINO, DEMO) for name in wanted.distributions}
-    assert set(package_lock.versions(text)) == sets
+    assert set(package_set.versions(text)) == sets
     for path in (ROOT / "requirements").glob("py3*.lock"):
-        assert package_lock.locked(path, sorted(sets)) == text
+        assert package_set.locked(path, sorted(sets)) == text

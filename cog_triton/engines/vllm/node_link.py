@@ -27,7 +27,7 @@ from cog_triton.errors import (
     TritonUnavailable,
     from_text,
 )
-from cog_triton.ipc.lines import receive_line, send_line
+from cog_triton.ipc.streams import receive_line, send_line
 
 _log = logging.getLogger(__name__)
 _LINE = 4096

@@ -16,7 +16,7 @@ from cog_triton.builder.adapter_config import AdapterSource, target_modules
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.workspace import Echo, json_object
 from cog_triton.download.adapter_source import fetch_adapter
-from cog_triton.engines.tensorrt_llm import adapter_tensors
+from cog_triton.engines.tensorrt_llm import adapter_tensors, engine_directory
 from cog_triton.errors import CogTritonError, EngineIncompatible
 from cog_triton.settings import load_group
 from cog_triton.settings.engine import EngineSettings
@@ -113,7 +113,7 @@ def check_built(packed: Sequence[PackedAdapter], built: EngineConfig, engine_dir
     """
     for each in packed:
         with naming(each.name):
-            limits = adapter_tensors.of_engine(built, engine_dir)
+            limits = engine_directory.lora_limits(built, engine_dir)
             lora_adapter.check_adapter(each.adapter, limits)
 
 
@@ -133,9 +133,9 @@ def limits_of(config: BuildConfig, model: Path | None) -> LoRALimits:
     rank = args.get("max_lora_rank")
     shape = {} if model is None else json_object(model / "config.json")
     return LoRALimits(
-        max_rank=rank if isinstance(rank, int) else adapter_tensors.MAX_LORA_RANK,
+        max_rank=rank if isinstance(rank, int) else engine_directory.MAX_LORA_RANK,
         max_loras=1,
-        modules=adapter_tensors.modules_of(target_modules(args)),
+        modules=engine_directory.lora_modules(target_modules(args)),
         hidden_size=_size(shape, "hidden_size", "n_embd"),
         layers=_size(shape, "num_hidden_layers", "n_layer"),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +20,39 @@ from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo, size_text
 from cog_triton.errors import DiskFull, ModelUnavailable
 from cog_triton.models.preparation import read_object
+from cog_triton.system.atomic_write import writing
+
+
+@dataclass(frozen=True)
+class RevisionPins:
+    """Commits by model and branch or tag, each in a file of its own below `directory`."""
+
+    directory: Path
+
+    def find(self, model_id: str, revision: str | None) -> str | None:
+        """The commit to take, or None if the hub is to be asked; a commit needs no pin."""
+        if hub_cache.is_commit(revision):
+            return revision
+        try:
+            pin = json.loads(self._path(model_id, revision).read_text("utf-8"))
+            commit = pin["commit"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return commit if isinstance(commit, str) and hub_cache.is_commit(commit) else None
+
+    def set(self, model_id: str, revision: str | None, commit: str) -> None:
+        """Pin the branch or tag to `commit`, in place of an earlier one."""
+        if hub_cache.is_commit(revision):
+            return
+        pin = {"hub": constants.ENDPOINT, "model_id": model_id, "revision": revision or "main"}
+        text = json.dumps({**pin, "commit": commit}).encode()
+        with writing(self._path(model_id, revision), len(text), at_most=False) as file:
+            file.write(text)
+
+    def _path(self, model_id: str, revision: str | None) -> Path:
+        of = "\0".join([constants.ENDPOINT, model_id, revision or "main"])
+        return self.directory / f"{hashlib.sha256(of.encode()).hexdigest()[:16]}.json"
+
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _SMALL = ("config.json", "generation_config.json")

@@ -41,6 +41,10 @@ def closed_at_the_end() -> Iterator[None]:
     BODIES.close()
 
 
+CLOSED = 1
+"""Port that nothing listens on."""
+
+
 def decided(
     gate: Any, method: str, path: str, body: bytes = b"", *headers: tuple[bytes, bytes]
 ) -> Forward | Answer:
@@ -71,7 +75,7 @@ def triton(access: Access = OPEN) -> TritonGate:
 
 
 def cog(access: Access = OPEN, health: dict[str, Any] | None = None) -> CogGate:
-    route = route_to(5000, **(health or {"status": "READY"}))
+    route = route_to(CLOSED, **(health or {"status": "READY"}))
     return CogGate(route, access, LIMITS, BODIES, WebhookRelay(WebhookRules()))
 
 

@@ -38,8 +38,11 @@ MEMORY_S = 0.010
 """What pages and caches may cost beside."""
 LEAST_S = 0.002
 """Shorter runs are noise, and harmless."""
-LOOP_S = 0.020
-"""CPU time of the event loop that one request may hold at once."""
+TRIES = 15
+"""Measurements before a body is called slow: another process may have the caches."""
+LOOP_PARSES = 12
+"""CPU time of the event loop that one request may hold at once, in parses of 64 KB of JSON."""
+JSON_BODY = b"[" + b"1," * (32 << 10) + b"1]"
 RECEIVED = 256 << 10
 """Bytes that a transport reads at once."""
 
@@ -139,7 +142,7 @@ def require_linear(
     """At most 2.5 times the time of half of it; what is too fast to measure passes."""
     half = body[: len(body) // 2] if half is None else half
     best = best_half = float("inf")
-    for _ in range(RUNS):
+    for _ in range(TRIES):
         best = min(best, cpu_s(lambda: function(body), runs=1))
         if best < LEAST_S:
             return
@@ -148,6 +151,17 @@ def require_linear(
             return
     ratio = best / best_half
     pytest.fail(f"{name}: {best:.3f} s for {body[:40]!r}...: {ratio:.1f} times that of half of it")
+
+
+def require_brief(what: bytes, held: Callable[[], float]) -> None:
+    """At most the CPU time of LOOP_PARSES parses of 64 KB of JSON, measured beside it."""
+    for _ in range(TRIES):
+        if (took := held()) < LEAST_S:
+            return
+        allowed = LOOP_PARSES * cpu_s(lambda: json.loads(JSON_BODY), runs=1)
+        if took < allowed:
+            return
+    pytest.fail(f"{took:.3f} s of {allowed:.3f} s for {what[:60]!r}..., {len(what)} bytes")
 
 
 def inputs(size: int) -> Iterator[bytes]:
@@ -193,7 +207,7 @@ def test_the_patterns_are_found_wherever_they_are() -> None:
 def test_a_pattern_that_backtracks_is_seen() -> None:
     was = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
     with pytest.raises(pytest.fail.Exception, match="times that of half of it"):
-        require_linear("was", applied("was", was), b'"' + rb"\"" * (2 << 10))
+        require_linear("was", applied("was", was), b'"' + rb"\"" * (3 << 10))
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -247,8 +261,7 @@ def test_no_body_holds_the_event_loop(port: str) -> None:
     path, gate = gates()[port]
     for body in [*bodies(LARGE - 1), *crafted(LARGE - 1)]:
         request = Request("POST", path, [], body)
-        slowest = held_s(gate, request)
-        assert slowest < LOOP_S, f"{slowest:.3f} s for {body[:60]!r}..., {len(body)} bytes"
+        require_brief(body, lambda request=request: held_s(gate, request))
 
 
 @pytest.mark.parametrize("port", ["cog", "openai", "triton"])
@@ -259,10 +272,10 @@ def test_no_head_holds_the_event_loop(port: str) -> None:
         for unit in UNITS:
             headers: Headers = [(name, unit * (size // len(unit)))]
             for one in (Request("POST", path, headers, b"{}"), Request("GET", path, headers, b"")):
-                assert held_s(gate, one, runs=1) < LOOP_S or held_s(gate, one) < LOOP_S
+                require_brief(unit, lambda one=one: held_s(gate, one))
     for unit in UNITS:
         one = Request("POST", b"/" + unit * (size // len(unit)), [], b"{}")
-        assert held_s(gate, one, runs=1) < LOOP_S or held_s(gate, one) < LOOP_S
+        require_brief(unit, lambda one=one: held_s(gate, one))
 
 
 def fed() -> Iterator[bytes]:
@@ -296,8 +309,7 @@ def test_no_bytes_that_arrive_hold_the_event_loop() -> None:
             with _refusals():
                 RequestParser(Limits(), "", lambda count: True).feed(data)
 
-        slowest = cpu_s(feed)
-        assert slowest < LOOP_S, f"{slowest:.3f} s for {data[:60]!r}..."
+        require_brief(data, lambda feed=feed: cpu_s(feed, runs=1))
         require_linear("feed", lambda data: feed(data), data)
 
 
@@ -332,7 +344,7 @@ def gates() -> dict[str, tuple[bytes, Any]]:
     }
 
 
-def held_s(gate: Any, request: Request, runs: int = RUNS) -> float:
+def held_s(gate: Any, request: Request) -> float:
     """CPU time of the loop's thread for a decision, and for what is written on."""
 
     async def decide() -> None:
@@ -345,7 +357,7 @@ def held_s(gate: Any, request: Request, runs: int = RUNS) -> float:
 
     loop = asyncio.new_event_loop()
     try:
-        return cpu_s(lambda: loop.run_until_complete(decide()), runs)
+        return cpu_s(lambda: loop.run_until_complete(decide()), runs=1)
     finally:
         loop.close()
 

@@ -76,10 +76,13 @@ def test_the_owner_is_told_the_batch_size(host: Running) -> None:
 
 
 def test_tokens_stream_as_they_are_generated(host: Running) -> None:
-    events = ask(host.engine, tokens(ABC))
-    assert token_ids(events) == list(b"abcab")
-    assert len(events) > 2
-    assert events[-1].finish == "length"
+    counts = []
+    for _ in range(10):  # a reader that is late has its tokens merged
+        events = ask(host.engine, tokens(ABC))
+        assert token_ids(events) == list(b"abcab")
+        assert events[-1].finish == "length"
+        counts.append(len(events))
+    assert max(counts) > 2
 
 
 def test_without_streaming_tokens_arrive_in_one_event(host: Running) -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cog_triton.artifact import engine_config, engine_manifest
-from cog_triton.artifact.engine_config import CONFIG_NAME, TENSORRT_LLM, EngineConfig
+from cog_triton.artifact.engine_config import CONFIG_NAME, TENSORRT_LLM, EngineConfig, LoRABuild
+from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.tensorrt_llm import runtime_settings
+from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES
 from cog_triton.engines.tensorrt_llm.releases import ReleaseContract
-from cog_triton.errors import EngineCorrupt, TritonTokenizerError
+from cog_triton.errors import EngineCorrupt, EngineIncompatible, TritonTokenizerError
 from cog_triton.text.tokenizer import EngineTokenizer
+
+MAX_LORA_RANK = 64
+"""trtllm-build's default of max_lora_rank."""
 
 _RANK = re.compile(r"rank\d+\.engine")
 _SPECULATIVE = {4: "medusa", 8: "lookahead", 16: "redrafter", 32: "eagle"}
@@ -90,6 +95,39 @@ def read_engine(directory: Path) -> Engine:
     contract = ReleaseContract.of(config.version)
     adapters = tuple(manifest.lora_adapters) if manifest else ()
     return Engine(directory, config, contract, end_ids, pad_id, runtime, adapters)
+
+
+def lora_limits(config: EngineConfig, directory: Path) -> LoRALimits:
+    """What adapters the engine in `directory` takes, whose `config` it is.
+
+    Raises:
+        EngineIncompatible: it takes none; says why.
+    """
+    build, model = config.build_config, config.pretrained_config
+    where = directory / CONFIG_NAME
+    if not build.plugin_config.lora_plugin:
+        raise EngineIncompatible(
+            f"{where}: the engine takes no LoRA adapters: build it with lora_plugin"
+        )
+    if model.dtype != "float16":
+        raise EngineIncompatible(
+            f"{where}: dtype={model.dtype}: TensorRT-LLM takes adapters of the model's own type"
+            " alone, and its Triton model has lora_weights in FP16: build with dtype float16"
+        )
+    lora = build.lora_config or LoRABuild()
+    return LoRALimits(
+        max_rank=lora.max_lora_rank or MAX_LORA_RANK,
+        max_loras=build.max_batch_size,
+        modules=lora_modules(lora.lora_target_modules),
+        hidden_size=model.hidden_size,
+        layers=model.num_hidden_layers,
+    )
+
+
+def lora_modules(targets: Sequence[str]) -> frozenset[str]:
+    """Adapters' names of the modules that `targets` are in TensorRT-LLM; all, if it names none."""
+    found = [HF_MODULES[name] for name in targets if name in HF_MODULES]
+    return frozenset(found or HF_MODULES.values())
 
 
 def _rank_files(directory: Path) -> set[str]:

@@ -16,7 +16,6 @@ from cog_triton.engines.abilities import Abilities, ResumeRules
 from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.tensorrt_llm import (
-    adapter_tensors,
     backend_errors,
     engine_directory,
     render_config,
@@ -98,7 +97,7 @@ class TensorRTLLMFamily(EngineFamily):
 
     def lora_limits(self) -> LoRALimits:
         """See `EngineFamily.lora_limits`; what the engine was built for."""
-        return adapter_tensors.of_engine(self.engine.config, self.directory)
+        return engine_directory.lora_limits(self.engine.config, self.directory)
 
     @property
     def adapters(self) -> Mapping[str, str]:

@@ -20,7 +20,7 @@ import triton_python_backend_utils as pb_utils
 
 from cog_triton.backend.bls_inputs import Tensors
 from cog_triton.backend.bls_responses import EngineResponse
-from cog_triton.backend.generate_stream import GenerateEndpoint
+from cog_triton.engines.generate_stream import GenerateEndpoint
 from cog_triton.engines.tensor_contract import FINISH_REASON
 from cog_triton.engines.tensorrt_llm import backend_errors
 from cog_triton.errors import (

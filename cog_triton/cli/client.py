@@ -83,14 +83,13 @@ def client(
     Example: cog-triton client --request-output-len 200 --tokenizer-dir engine --stop-after-ms 200
     """
     from cog_triton.triton import token_client
-    from cog_triton.triton.token_request import TokenRequest, parse_ids, read_ids
 
     with coded_errors():
         ids = None
         if input_tokens_csv is not None:
-            ids = read_ids(input_tokens_csv)
+            ids = token_client.read_ids(input_tokens_csv)
         elif input_ids is not None:
-            ids = parse_ids("--input-ids", input_ids.split(","))
+            ids = token_client.parse_ids("--input-ids", input_ids.split(","))
         prompt = token_client.load_prompt(ids, text, tokenizer_dir)
         sampling = {
             "temperature": temperature,
@@ -101,7 +100,7 @@ def client(
             "frequency_penalty": frequency_penalty,
             "seed": seed,
         }
-        request = TokenRequest(
+        request = token_client.TokenRequest(
             input_ids=prompt.ids,
             output_len=request_output_len,
             sampling={name: value for name, value in sampling.items() if value is not None},

@@ -25,11 +25,10 @@ from cog_triton.settings import Settings
 from cog_triton.text import template_process
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.adapter_streams import AdapterStreams
-from cog_triton.triton.client import TritonClient
 from cog_triton.triton.model_repository import max_batch_size
 from cog_triton.triton.replica_streams import ReplicaStatistics, ReplicaStreams
 from cog_triton.triton.request_streams import RequestStreams
-from cog_triton.triton.server import TritonServer
+from cog_triton.triton.server import TritonClient, TritonServer
 from cog_triton.triton.step_session import StepStatistics
 from cog_triton.triton.step_stream import StepStream
 from cog_triton.triton.token_transport import TokenTransport
@@ -67,7 +66,7 @@ class Runtime:
         self.tokenizer = tokenizer
         self.admission = admission
         self.adapters = adapters
-        client = TritonClient(settings.triton_url, settings.triton_timeout, family.classify_error)
+        client = TritonClient(settings.triton_url)
         self.step_statistics: StepStatistics | ReplicaStatistics | None = None
         transport: TokenTransport
         engines: ReplicaStreams | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cog_triton.artifact.compatibility import require_image
-from cog_triton.errors import InvalidArgument, TritonUnavailable, TritonUnknownError
+from cog_triton.errors import InvalidArgument, TritonUnavailable
 from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_client import KeeperClient
 from cog_triton.serving.engine_preparation import prepare_engine
@@ -23,8 +23,7 @@ from cog_triton.system.redaction import SERVER_KEYS
 from cog_triton.system.run_dir import fresh_run_dir
 from cog_triton.system.work_dir import require_usable
 from cog_triton.triton import launch, liveness
-from cog_triton.triton.client import TritonClient
-from cog_triton.triton.server import TritonServer
+from cog_triton.triton.server import TritonClient, TritonServer
 
 _CLOSE_S = 5.0
 
@@ -194,9 +193,7 @@ async def _start(settings: Settings, server: TritonServer, *, leads: bool) -> No
     if not leads:
         await server.start(always_ready, no_probe)
         return
-    async with TritonClient(
-        settings.triton_url, settings.triton_timeout, TritonUnknownError
-    ) as client:
+    async with TritonClient(settings.triton_url) as client:
         await server.start(client.is_ready, no_probe)
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import httpx
 
+from cog_triton.engines.generate_stream import ToError, http_error, timed_out
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import ERROR, StepItem
 from cog_triton.errors import CogTritonError, TritonUnavailable
 from cog_triton.triton.private_models import ADAPTER_LOADER
 from cog_triton.triton.request_streams import RequestStreams
-from cog_triton.triton.response_events import ToError, http_error
-from cog_triton.triton.token_transport import Put, Submission, failure, timed_out
+from cog_triton.triton.token_transport import Put, Submission, failure
 
 _NOT_LOADED = re.compile(r"lora_task_id=\d+: not loaded")
 

@@ -1,7 +1,7 @@
 """HTTP exchange with Triton, sans IO: the bytes of a request, and a parser of its response.
 
 httpx costs about 100 us of CPU a network read; httptools (llhttp) a few. Whoever reads the socket
-feeds what arrived: `http_stream` blocks, `triton_connections` reads all sockets on one thread.
+feeds what arrived: `triton_connections` reads all sockets on one thread.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cog_triton.engines.generate_stream import ToError
 from cog_triton.engines.replica_choice import TOKENS_A_REQUEST, ReplicaChoice
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import TritonUnavailable
-from cog_triton.triton.response_events import ToError
 from cog_triton.triton.step_session import StepStatistics, StepSubmission
 from cog_triton.triton.step_stream import StepStream
 from cog_triton.triton.token_transport import Put

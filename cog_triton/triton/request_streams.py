@@ -10,11 +10,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cog_triton.engines.generate_stream import (
+    ToError,
+    excerpt,
+    http_error,
+    parse_response,
+    timed_out,
+)
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import GOES_ON, STOP, StepItem
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
-from cog_triton.triton.response_events import ToError, excerpt, http_error, parse_response
-from cog_triton.triton.token_transport import Put, Submission, as_list, failure, timed_out
+from cog_triton.triton.token_transport import Put, Submission, as_list, failure
 from cog_triton.triton.triton_connections import Exchange, TritonConnections
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import httpx
 
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonStartFailed, TritonUnavailable
 from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
@@ -83,6 +85,31 @@ _TAIL_LINES = 25
 _ATTEMPTS = 3
 _CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 _PORT_IN_USE = re.compile(r"Socket '\S*:(\d+)' already in use")
+
+
+class TritonClient:
+    """Readiness probe of the Triton at `url`; its connections belong to one event loop."""
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.AsyncClient(base_url=url, timeout=None, trust_env=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._http.aclose()
+
+    async def is_ready(self) -> bool:
+        """Whether Triton reports all models as loaded; dead stubs go unnoticed. Has no timeout."""
+        try:
+            response = await self._http.get("/v2/health/ready")
+        except httpx.TransportError:
+            return False
+        return response.status_code == 200
 
 
 class TritonServer:

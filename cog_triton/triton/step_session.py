@@ -18,11 +18,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cog_triton.engines import step_numbering as wire
+from cog_triton.engines.generate_stream import (
+    ToError,
+    excerpt,
+    http_error,
+    parse_response,
+    timed_out,
+)
 from cog_triton.engines.step_items import decode
 from cog_triton.engines.step_numbering import StepAccount
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
-from cog_triton.triton.response_events import ToError, excerpt, http_error, parse_response
-from cog_triton.triton.token_transport import Put, as_list, failure, timed_out
+from cog_triton.triton.token_transport import Put, as_list, failure
 from cog_triton.triton.triton_connections import Exchange, Receiver
 
 _log = logging.getLogger(__name__)

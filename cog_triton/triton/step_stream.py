@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from cog_triton.engines.generate_stream import ToError
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import TritonUnavailable
 from cog_triton.triton.private_models import STEP_MODEL
-from cog_triton.triton.response_events import ToError
 from cog_triton.triton.step_session import (
     StepLoad,
     StepSession,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import ERROR, StepItem
-from cog_triton.errors import CogTritonError, TritonTimeout
+from cog_triton.errors import CogTritonError
 
 Put = Callable[[StepItem], None]
 """Takes an item of a request, on the transport's thread; must not block."""
@@ -62,15 +62,6 @@ class TokenTransport(Protocol):
 def failure(handle: int, error: CogTritonError | str) -> StepItem:
     """The item that ends a request with an error."""
     return StepItem(handle, 0, 0, [], [], ERROR, str(error))
-
-
-def timed_out(seconds: float) -> TritonTimeout:
-    """E2101 for a request that got nothing for `seconds`."""
-    return TritonTimeout(
-        f"Triton timed out: nothing arrived for {seconds:g} s (TRITON_TIMEOUT). This can happen for"
-        " extremely long prompts or large batches; try a shorter prompt, or send requests more"
-        " slowly."
-    )
 
 
 def as_list(value: Any) -> list[Any]:

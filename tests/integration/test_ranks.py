@@ -14,6 +14,7 @@ from mpi import needs_mpirun, simulates_machines
 from stack import wait_until
 
 from cog_triton.engines import tensor_contract
+from cog_triton.engines.generate_stream import GenerateEndpoint
 from cog_triton.engines.registry import open_engine
 from cog_triton.errors import TritonStartFailed, TritonUnknownError
 from cog_triton.keeper.keeper_messages import KEEPER_VARIABLE
@@ -22,11 +23,10 @@ from cog_triton.serving.supervisor import Supervisor, SupervisorState
 from cog_triton.settings import load_settings
 from cog_triton.system import reaper
 from cog_triton.system.ports import free_ports
-from cog_triton.triton.client import TritonClient
 from cog_triton.triton.model_repository import render_repository
 from cog_triton.triton.request_streams import RequestStreams
 from cog_triton.triton.serve_config import ServeConfig
-from cog_triton.triton.server import TritonServer
+from cog_triton.triton.server import TritonClient, TritonServer
 from cog_triton.triton.token_transport import as_list
 
 pytestmark = [pytest.mark.integration, needs_mpirun]
@@ -61,7 +61,7 @@ class Ranks:
         )
         shutil.copytree(MODEL, repository / "tensorrt_llm" / "1", dirs_exist_ok=True)
         self.server = TritonServer(self.settings, repository, directory, 2)
-        self.client = TritonClient(self.settings.triton_url, 60, TritonUnknownError)
+        self.client = TritonClient(self.settings.triton_url)
         self.processes: set[int] = set()
         self._before = {*Path("/dev/shm").iterdir()}
 
@@ -80,10 +80,12 @@ class Ranks:
             "end_id": -1,
             "streaming": True,
         }
-        request = self.client.request(values)
-        reads = await asyncio.to_thread(lambda: [*self.client.events(request)])
-        assert sum(len(as_list(event["output_ids"])) for read in reads for event in read) == 5
-        url = f"{self.settings.triton_url}/v2/models/tensorrt_llm_bls/generate"
+        url = self.settings.triton_url
+        endpoint = GenerateEndpoint.at(url, "tensorrt_llm", TritonUnknownError, 60)
+        request = endpoint.request(values, "probe")
+        events = await asyncio.to_thread(lambda: [*request.events()])
+        assert sum(len(as_list(event["output_ids"])) for event in events) == 5
+        url = f"{url}/v2/models/tensorrt_llm_bls/generate"
         body = {"text_input": "Hi", "max_tokens": 2}
         text = await asyncio.to_thread(httpx.post, url, json=body, timeout=60)
         assert text.status_code == 200, text.text

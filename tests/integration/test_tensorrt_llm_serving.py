@@ -38,9 +38,8 @@ from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton import launch, model_repository
 from cog_triton.triton.adapter_streams import AdapterStreams
-from cog_triton.triton.client import TritonClient
 from cog_triton.triton.serve_config import load_serve_config
-from cog_triton.triton.server import TritonServer
+from cog_triton.triton.server import TritonClient, TritonServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import tensorrt_llm_engines
@@ -58,7 +57,7 @@ class Served:
         self.url = settings.triton_url
         self.grpc = f"127.0.0.1:{settings.triton_grpc_port}"
         self.family = family
-        self.client = TritonClient(self.url, 20, family.classify_error)
+        self.client = TritonClient(self.url)
         self.transport = AdapterStreams(self.url, 20, family.classify_error, family.encode_request)
         self.generator = TextGenerator(
             settings,

@@ -1,22 +1,25 @@
-"""HTTP client of Triton's stubs against a real HTTP server: good, malformed, missing responses."""
+"""Client of generate_stream against a real HTTP server: good, malformed and missing responses."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
+from threading import Event
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scripted_server import (
     HANG,
     PATIENCE_S,
     RESET,
     Part,
+    ScriptedServer,
     event,
     serving,
     stream,
@@ -25,71 +28,105 @@ from scripted_server import (
 )
 
 from cog_triton import errors
-from cog_triton.backend.generate_stream import GenerateEndpoint
+from cog_triton.engines.generate_stream import GenerateEndpoint
 from cog_triton.errors import (
     CogTritonError,
     InvalidArgument,
     TritonMalformedEvent,
     TritonMalformedJSON,
+    TritonTimeout,
     TritonUnavailable,
     TritonUnknownError,
 )
 from cog_triton.system.ports import free_ports
+
+VALUES = {"input_ids": [1, 2], "input_lengths": 2, "request_output_len": 9, "streaming": True}
+Events = list[dict[str, Any]]
 
 
 def to_error(text: str) -> CogTritonError:
     return errors.from_text(text) or TritonUnknownError(text)
 
 
-def endpoint(url: str) -> GenerateEndpoint:
-    parts = urlsplit(url)
-    assert parts.hostname
-    assert parts.port
-    return GenerateEndpoint(parts.hostname, parts.port, "tensorrt_llm", to_error)
-
-
-def read(answer: Sequence[Part]) -> tuple[list[dict[str, Any]], CogTritonError | None]:
-    """All events that arrive, and the error that ends the stream."""
-    events = []
+@contextmanager
+def connected(
+    answer: Sequence[Part], timeout: float = 2 * PATIENCE_S
+) -> Iterator[tuple[GenerateEndpoint, ScriptedServer]]:
     with serving(answer) as server:
+        yield GenerateEndpoint.at(server.url, "tensorrt_llm", to_error, timeout), server
+
+
+def read(
+    answer: Sequence[Part], timeout: float = 2 * PATIENCE_S
+) -> tuple[Events, CogTritonError | None]:
+    """All events that arrive, and the error that ends the stream."""
+    events: Events = []
+    with connected(answer, timeout) as (endpoint, _):
         try:
-            for found in endpoint(server.url).request({"seed": 1}, "id").events():
+            for found in endpoint.request(VALUES, "id").events():
                 events.append(found)
         except CogTritonError as error:
             return events, error
     return events, None
 
 
-def test_request_has_path_inputs_and_id() -> None:
-    with serving(stream(event(output_ids=7), event(output_ids=[8, 9]))) as server:
-        values = {"input_ids": [1, 2], "temperature": 0.5}
-        found = list(endpoint(server.url).request(values, "a-1").events())
-    assert found == [{"output_ids": 7}, {"output_ids": [8, 9]}]
+def ids(*tokens: Any) -> Events:
+    return [{"output_ids": token} for token in tokens]
+
+
+def test_request_has_path_inputs_and_id_and_is_sent_on_first_read() -> None:
+    with connected(stream(event(output_ids=7), event(output_ids=[8, 9]))) as (endpoint, server):
+        endpoint.request(VALUES, "never").events()
+        assert list(endpoint.request(VALUES, "12-1").events()) == ids(7, [8, 9])
     (request,) = server.requests
     assert request.path == "/v2/models/tensorrt_llm/generate_stream"
-    assert request.json == {**values, "id": "a-1"}
+    assert request.json == {**VALUES, "id": "12-1"}
 
 
-def test_stop_is_a_request_with_the_same_id() -> None:
-    with serving(stream()) as server:
-        endpoint(server.url).stop("a-1")
-    assert server.requests[0].json["id"] == "a-1"
-    assert server.requests[0].json["stop"] is True
+def test_empty_stream_has_no_events() -> None:
+    assert read(stream()) == ([], None)
+
+
+@given(st.lists(st.one_of(st.integers(0, 10**6), st.lists(st.integers(0, 10**6)))), st.data())
+def test_events_survive_any_chunking(outputs: list[Any], data: st.DataObject) -> None:
+    rest: dict[str, Any] = {"model_name": "ü", "sequence_length": 1}
+    body = b"".join(event(output_ids=found, **rest) for found in outputs)
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(body) - 1)), max_size=6)))
+    pieces = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)]
+    expected = [{**each, **rest} for each in ids(*outputs)]
+    assert read(stream(*filter(None, pieces))) == (expected, None)
+
+
+def test_events_may_end_their_lines_with_crlf() -> None:
+    pieces = [b'data: {"output_ids": 1}\r\n\r', b'\ndata: {"output_ids": 2}\r\n\r\n']
+    assert read(stream(*pieces)) == (ids(1, 2), None)
+
+
+ENSEMBLE = "in ensemble 'ensemble', E1005 InvalidArgument: top_k=-1: must not be negative"
 
 
 @pytest.mark.parametrize(
     ("answer", "kind", "said"),
     [
-        (stream(event(error="E1005 InvalidArgument: x=1"), status="400 Bad Request"),
-         InvalidArgument, "x=1"),
+        (stream(event(error=ENSEMBLE), status="400 Bad Request"),
+         InvalidArgument, "InvalidArgument: top_k=-1: must not be negative$"),
         (stream(event(error="the engine fell over")), TritonUnknownError, "fell over"),
         (stream(status="500 Internal Server Error"), TritonUnknownError, "HTTP 500"),
+        ([whole(b'{"error": "E1005 InvalidArgument: x"}', "400 Bad")], InvalidArgument, "x"),
         ([whole(b'{"error": "unknown model"}', "404 Not Found")], TritonUnknownError, "unknown mo"),
         ([whole(b"<html>oops</html>", "500 Oops")], TritonUnknownError, "500.*oops"),
+        ([whole(b"", "503 Service Unavailable")], TritonUnknownError, "503"),
+        ([whole(b"[1]", "400 Bad Request")], TritonUnknownError, "400"),
+        ([whole(b'{"detail": 1}', "400 Bad Request")], TritonUnknownError, "400"),
+        ([whole(b"\xff\xfe", "400 Bad Request")], TritonUnknownError, "400"),
         (stream(b"data: {not json\n\n"), TritonMalformedJSON, "not json"),
+        (stream(b"data: {'a': 1}\n\n"), TritonMalformedJSON, "'a'"),
+        (stream(b"data: \xff\xfe\n\n"), TritonMalformedJSON, "not JSON"),
+        (stream(b"data: {" + b"x" * 10**5 + b"\n\n"), TritonMalformedJSON, "^.{100,500}$"),
         (stream(b"data: [1]\n\n"), TritonMalformedEvent, r"\[1\]"),
+        (stream(b"data: null\n\n"), TritonMalformedEvent, "null"),
         (stream(b'data: {"a"'), TritonMalformedEvent, "inside an event"),
-        ([RESET], TritonUnavailable, "TRITON_HTTP_PORT"),
+        ([RESET], TritonUnavailable, "try again"),
         ([*stream(end=False), RESET], TritonUnavailable, "try again"),
         ([b"SSH-2.0-OpenSSH_9.2\r\n\r\n", RESET], TritonUnavailable, "try again"),
     ],
@@ -101,17 +138,42 @@ def test_failures_are_coded(answer: Sequence[Part], kind: type[Exception], said:
     assert re.search(said, str(error))
 
 
-def test_events_before_an_error_are_kept() -> None:
-    events, error = read(stream(event(output_ids=1) + event(error="E1005 InvalidArgument: x")))
-    assert events == [{"output_ids": 1}]
-    assert isinstance(error, InvalidArgument)
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (stream(event(output_ids=1) + event(error="E1005 InvalidArgument: x")), InvalidArgument),
+        (stream(event(output_ids=1), event(error="it fell over")), TritonUnknownError),
+        (stream(event(output_ids=1), b"data: {\n\n"), TritonMalformedJSON),
+        (stream(event(output_ids=1), b'data: "x"\n\n'), TritonMalformedEvent),
+        (stream(event(output_ids=1), b'data: {"output_ids": 2'), TritonMalformedEvent),
+        ([*stream(event(output_ids=1), end=False), RESET], TritonUnavailable),
+    ],
+)
+def test_events_before_an_error_are_kept(answer: Sequence[Part], kind: type[Exception]) -> None:
+    events, error = read(answer)
+    assert events == ids(1)
+    assert type(error) is kind
 
 
-def test_no_listener_is_e2105_that_names_the_address() -> None:
+@pytest.mark.parametrize("before", [[], [1]], ids=["at once", "after a token"])
+def test_no_bytes_within_the_timeout_is_e2101(before: list[int]) -> None:
+    events = [event(output_ids=token) for token in before]
+    found, error = read([*stream(*events, end=False), HANG] if before else [HANG], timeout=0.2)
+    assert found == ids(*before)
+    assert isinstance(error, TritonTimeout)
+    assert re.search(r"\b0\.2 ?s", str(error)), "how long it waited"
+
+
+def test_no_listener_is_e2105_that_names_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     (port,) = free_ports(1)
-    stub = GenerateEndpoint("127.0.0.1", port, "m", to_error)
-    with pytest.raises(TritonUnavailable, match=f"127.0.0.1:{port} .TRITON_HOST"):
-        list(stub.request({}, "id").events())
+    monkeypatch.delenv("TRITON_HOST", raising=False)
+    monkeypatch.setenv("TRITON_HTTP_PORT", str(port))
+    for endpoint, says in (
+        (GenerateEndpoint.of_this_server("m", to_error), f"127.0.0.1:{port} .TRITON_HOST"),
+        (GenerateEndpoint.at(f"http://127.0.0.1:{port}", "m", to_error, 1), f"{port}.: .Errno"),
+    ):
+        with pytest.raises(TritonUnavailable, match=says):
+            list(endpoint.request({}, "id").events())
 
 
 def test_address_is_that_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,12 +187,27 @@ def test_address_is_that_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.host, found.port) == ("::1", 8123)
 
 
-@pytest.mark.parametrize("before", [[], [{"output_ids": 1}]])
-def test_abort_ends_a_waiting_reader(before: list[dict[str, Any]]) -> None:
-    answer = [*stream(*(event(**each) for each in before), end=False), HANG] if before else [HANG]
-    seen = []
-    with ThreadPoolExecutor() as pool, serving(answer) as server:
-        request = endpoint(server.url).request({}, "id")
+def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert read(stream(event(output_ids=3))) == (ids(3), None)
+
+
+def test_closing_the_iterator_closes_the_connection() -> None:
+    with connected([*stream(event(output_ids=1), end=False), HANG]) as (endpoint, server):
+        with closing(endpoint.request({}, "id").events()) as events:
+            assert next(events) == {"output_ids": 1}
+            assert not server.request().left.is_set()
+        assert server.request().left.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("before", [[], [1], [1, 2]], ids=["head", "first token", "more tokens"])
+def test_abort_ends_a_waiting_reader(before: list[int]) -> None:
+    events = [event(output_ids=token) for token in before]
+    answer = [*stream(*events, end=False), HANG] if before else [HANG]
+    seen: Events = []
+    with ThreadPoolExecutor() as pool, connected(answer) as (endpoint, server):
+        request = endpoint.request({}, "id")
 
         def read_on() -> None:
             for found in request.events():
@@ -138,33 +215,71 @@ def test_abort_ends_a_waiting_reader(before: list[dict[str, Any]]) -> None:
 
         reader = pool.submit(read_on)
         arrived = server.request()
-        wait_until(lambda: seen == before)
+        wait_until(lambda: seen == ids(*before))
         request.abort()
         assert arrived.left.wait(PATIENCE_S)
         with pytest.raises(TritonUnavailable):
             reader.result(PATIENCE_S)
-    assert seen == before
+    assert seen == ids(*before)
+
+
+def test_abort_between_two_reads_ends_the_stream() -> None:
+    with connected([*stream(event(output_ids=1), end=False), HANG]) as (endpoint, server):
+        request = endpoint.request({}, "id")
+        with closing(request.events()) as events:
+            assert next(events) == {"output_ids": 1}
+            request.abort()
+            assert server.request().left.wait(PATIENCE_S)
+            with pytest.raises(TritonUnavailable):
+                next(events)
 
 
 def test_aborted_request_is_not_sent() -> None:
-    with serving(stream(event(output_ids=1))) as server:
-        request = endpoint(server.url).request({}, "aborted")
+    with connected(stream(event(output_ids=1))) as (endpoint, server):
+        request = endpoint.request({}, "aborted")
         request.abort()
         with pytest.raises(TritonUnavailable, match="hung up"):
             list(request.events())
-        list(endpoint(server.url).request({}, "other").events())
+        # Connections are accepted in order, so what came before this one has been read.
+        assert list(endpoint.request({}, "other").events()) == ids(1)
+        request.abort()
     assert [request.json["id"] for request in server.requests] == ["other"]
 
 
-def test_closing_the_iterator_closes_the_connection() -> None:
-    with serving([*stream(event(output_ids=1), end=False), HANG]) as server:
-        with closing(endpoint(server.url).request({}, "id").events()) as events:
-            assert next(events) == {"output_ids": 1}
-        assert server.request().left.wait(PATIENCE_S)
+def test_abort_leaves_other_requests_alone() -> None:
+    seen = Event()
+    with connected(stream(event(output_ids=1), seen, event(output_ids=2))) as (endpoint, _):
+        requests = [endpoint.request({}, str(number)) for number in range(3)]
+        readers = [request.events() for request in requests]
+        assert [next(events) for events in readers] == ids(1, 1, 1)
+        requests[1].abort()
+        seen.set()
+        assert list(readers[0]) == list(readers[2]) == ids(2)
+        readers[1].close()
+
+
+def test_stop_is_a_request_with_the_same_id() -> None:
+    with connected(stream()) as (endpoint, server):
+        endpoint.stop("a-1")
+    assert server.requests[0].json["id"] == "a-1"
+    assert server.requests[0].json["stop"] is True
+    with connected([RESET]) as (endpoint, _), pytest.raises(TritonUnavailable):
+        endpoint.stop("7-1")
+
+
+def test_endpoint_is_thread_safe() -> None:
+    count = 100
+    all_here = Event()
+    answer = stream(event(output_ids=1), all_here, event(output_ids=2))
+    with ThreadPoolExecutor(count) as pool, connected(answer) as (endpoint, server):
+        results = pool.map(lambda n: list(endpoint.request({}, str(n)).events()), range(count))
+        server.request(count - 1)
+        all_here.set()
+        assert list(results) == [ids(1, 2)] * count
 
 
 def test_it_needs_no_wheels() -> None:
     """NVIDIA's container has stubs run in its own Python."""
-    code = "import sys, cog_triton.backend.generate_stream\nprint(*sys.modules)"
+    code = "import sys, cog_triton.engines.generate_stream\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"httpx", "httptools", "pydantic", "numpy"} & {*done.stdout.split()}

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 import pytest
 from test_triton_connections import Seen
 
-from cog_triton.errors import TritonUnavailable
+from cog_triton.engines.generate_stream import GenerateEndpoint
+from cog_triton.errors import TritonUnavailable, TritonUnknownError
 from cog_triton.system.process_state import UNKNOWN, process_state
-from cog_triton.triton.http_exchange import ExchangeBroken
-from cog_triton.triton.http_stream import HTTPStream
 from cog_triton.triton.triton_connections import TritonConnections
 
 
@@ -42,7 +41,8 @@ def test_a_request_that_gets_no_socket_is_told_to_try_again() -> None:
         connections.close()
 
 
-def test_a_stream_that_gets_no_socket_is_broken_and_not_a_bug() -> None:
-    stream = HTTPStream("127.0.0.1", 9, "/", b"{}", 1)
-    with no_descriptors(), pytest.raises(ExchangeBroken, match="Too many open files"):
-        stream.__enter__()
+def test_a_stream_that_gets_no_socket_is_told_to_try_again() -> None:
+    endpoint = GenerateEndpoint.at("http://127.0.0.1:9", "m", TritonUnknownError, 1)
+    stream = endpoint.request({}, "id").events()
+    with no_descriptors(), pytest.raises(TritonUnavailable, match="Too many open files; try"):
+        next(stream)

@@ -27,8 +27,8 @@ from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.supervisor import Supervisor, SupervisorState
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
-from cog_triton.triton.client import TritonClient
 from cog_triton.triton.request_streams import RequestStreams
+from cog_triton.triton.server import TritonClient
 
 PATIENCE_S = 20
 LIMITS = EngineLimits(max_input_len=100, max_seq_len=9999, max_batch_size=2, end_id=0, pad_id=0)
@@ -55,7 +55,7 @@ class Supervised:
         self.supervisor = Supervisor(
             self.triton.settings,
             self.triton.server,
-            TritonClient(url, 60, to_error),
+            TritonClient(url),
             self.transport,
             self.generator.probe,
             self.admission,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_server import serving, whole
 
 from cog_triton.errors import (
     EngineIncompatible,
@@ -23,8 +24,9 @@ from cog_triton.keeper import keeper_client
 from cog_triton.keeper.keeper_client import KeeperClient
 from cog_triton.settings import load_settings
 from cog_triton.system import reaper
+from cog_triton.system.ports import free_ports
 from cog_triton.triton import installation
-from cog_triton.triton.server import TritonServer
+from cog_triton.triton.server import TritonClient, TritonServer
 
 # Says on what it was started, and what it started itself.
 LIVES = """
@@ -405,3 +407,22 @@ def test_the_loss_of_the_keeper_ends_the_start(
 
     run(scenario())
     assert living(tmp_path) == []
+
+
+def is_ready(url: str) -> bool:
+    async def main() -> bool:
+        async with TritonClient(url) as client:
+            return await client.is_ready()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(("status", "ready"), [("200 OK", True), ("400 Bad Request", False)])
+def test_readiness_follows_triton(status: str, ready: bool) -> None:
+    with serving([whole(b"", status)]) as triton:
+        assert is_ready(triton.url) is ready
+    assert triton.requests[0].path == "/v2/health/ready"
+
+
+def test_a_triton_that_does_not_listen_is_not_ready() -> None:
+    assert not is_ready(f"http://127.0.0.1:{free_ports(1)[0]}")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from cog_triton.cli.app import app
 from cog_triton.errors import InvalidArgument
-from cog_triton.triton.token_request import TokenRequest
+from cog_triton.triton.token_client import TokenRequest
 
 
 @pytest.fixture(autouse=True)

@@ -16,11 +16,10 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from cog_triton.backend import bls_inputs, python_backend, triton_log
+from cog_triton.backend import python_backend, text_inputs, triton_log
 from cog_triton.backend.bls_engine import Engine, EngineCall, EngineRequest, OutputType
-from cog_triton.backend.bls_inputs import InputOptions, Prompt, Tensors
 from cog_triton.backend.bls_responses import PromptResponses, joined
-from cog_triton.backend.text_inputs import KNOWN_INPUTS
+from cog_triton.backend.text_inputs import KNOWN_INPUTS, InputOptions, Prompt, Tensors
 from cog_triton.engines.tensor_contract import ALIASES, check_parameters
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnknownError
 from cog_triton.text.prompt_encoder import PromptEncoder
@@ -110,7 +109,7 @@ class _TextRequest:
         self._inputs: Tensors = {
             name: tensor.copy() for name, tensor in python_backend.input_tensors(request).items()
         }
-        self._parameters = python_backend.parameter_names(request)
+        self._parameters = python_backend.request_parameters(request)
         self._outputs = list(request.requested_output_names())
         self._id = request.request_id()
         self._calls: list[EngineCall] = []
@@ -118,7 +117,7 @@ class _TextRequest:
         self._stopped = False
         self._finished = False
         self._whole: list[Tensors] = []
-        self.is_stop = bls_inputs.is_stop(self._inputs)
+        self.is_stop = text_inputs.is_stop(self._inputs)
 
     def run(self) -> None:
         """Send all responses, the last one with Triton's final flag."""
@@ -157,10 +156,10 @@ class _TextRequest:
 
     def _generate(self) -> None:
         check_parameters(self._parameters, KNOWN_INPUTS)
-        bls_inputs.rename(self._inputs, ALIASES)
+        text_inputs.rename(self._inputs, ALIASES)
         prompts = [
-            bls_inputs.to_prompt(self._options.inputs, row)
-            for row in bls_inputs.split(self._inputs)
+            text_inputs.to_prompt(self._options.inputs, row)
+            for row in text_inputs.split(self._inputs)
         ]
         if len(prompts) == 1:
             self._finish(self._run(0, prompts[0]))
@@ -188,7 +187,7 @@ class _TextRequest:
             batch_index=place,
             accumulate=options.accumulate_tokens,
         )
-        outputs = bls_inputs.requested(self._outputs)
+        outputs = text_inputs.requested(self._outputs)
         if prompt.sequences > 1:
             outputs.append("sequence_index")
         engine_id = f"{self._id or 'bls'}-{uuid.uuid4().hex}"

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from cog_triton.backend.bls_inputs import Tensors
 from cog_triton.backend.bls_responses import EngineResponse
+from cog_triton.backend.text_inputs import Tensors
 from cog_triton.engines.generate_stream import GenerateEndpoint
 from cog_triton.engines.tensor_contract import FINISH_REASON
 from cog_triton.engines.tensorrt_llm import backend_errors

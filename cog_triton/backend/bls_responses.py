@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cog_triton.backend.bls_inputs import Prompt, Tensors
+from cog_triton.backend.text_inputs import Prompt, Tensors
 from cog_triton.text.stop_strings import TextStream
 from cog_triton.text.tokenizer import EngineTokenizer
 

@@ -106,13 +106,8 @@ def input_tensors(request: Any) -> dict[str, npt.NDArray[Any]]:
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
-def parameter_names(request: Any) -> list[str]:
-    """Names of the request's parameters: Triton silently turns misspelt inputs into such."""
-    return list(request_parameters(request))
-
-
 def request_parameters(request: Any) -> dict[str, Any]:
-    """The request's parameters: text, numbers or booleans by name."""
+    """The request's parameters by name: text, numbers, booleans; misspelt inputs are among them."""
     values: dict[str, Any] = json.loads(request.parameters() or "{}")
     return values
 

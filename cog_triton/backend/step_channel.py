@@ -14,6 +14,7 @@ from cog_triton import errors
 from cog_triton.backend import python_backend
 from cog_triton.backend.step_sender import Ended, Part, Response, StepSender, part_of
 from cog_triton.engines import step_items, tensor_contract
+from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.step_items import StepItem
 from cog_triton.engines.step_numbering import ERRORS, LOG_PROBS, NUMBER, STEP
 
@@ -138,8 +139,8 @@ class StepChannel:
         if sender is None:
             return
         if ended.error is not None:
-            error = errors.from_text(ended.error) or errors.TritonUnknownError(ended.error)
-            sender.send(python_backend.error_response(error), flags=_FINAL)
+            answer = python_backend.error_response(to_error(ended.error))
+            sender.send(answer, flags=_FINAL)
             return
         last = response(
             {

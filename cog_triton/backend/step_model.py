@@ -88,7 +88,7 @@ class StepModel:
             sender = request.get_response_sender()
             try:
                 tensor_contract.check_parameters(
-                    python_backend.parameter_names(request), self._input_names
+                    python_backend.request_parameters(request), self._input_names
                 )
                 tensors = python_backend.input_tensors(request)
                 with self._lock:

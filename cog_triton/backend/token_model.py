@@ -152,7 +152,9 @@ class TokenModel:
         self._streams.pop(stream.handle, None)
 
     def _accept(self, request: Any, sender: Any) -> None:
-        tensor_contract.check_parameters(python_backend.parameter_names(request), self._input_names)
+        tensor_contract.check_parameters(
+            python_backend.request_parameters(request), self._input_names
+        )
         tensors = python_backend.input_tensors(request)
         request_id = request.request_id()
         if "stop" in tensors and tensors["stop"].any():

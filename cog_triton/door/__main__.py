@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 
 import uvloop
 
-from cog_triton.door.chain_launcher import ChainLauncher
+from cog_triton.door.client_connection import BACKLOG
 from cog_triton.door.front_door import FrontDoor
-from cog_triton.door.listener import BACKLOG
+from cog_triton.door.upstream import ChainLauncher
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.coglet import prediction_directory
 from cog_triton.settings import Settings, load_settings

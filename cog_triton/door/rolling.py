@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 from cog_triton import errors
 from cog_triton.artifact.engine_manifest import engine_bytes
-from cog_triton.door.chain_launcher import ChainLauncher
 from cog_triton.door.control import Command, Progress, Send
-from cog_triton.door.upstream import Upstream, Upstreams, Variant
+from cog_triton.door.upstream import ChainLauncher, Upstream, Upstreams, Variant
 from cog_triton.serving.cog_health import still_starting
 from cog_triton.settings import Settings
 from cog_triton.system import reaper

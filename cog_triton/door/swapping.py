@@ -19,11 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cog_triton import errors
-from cog_triton.door.chain_launcher import ChainLauncher
 from cog_triton.door.gate import STOPPING
-from cog_triton.door.json_body import member
 from cog_triton.door.message import Answer
-from cog_triton.door.upstream import PrivatePorts, Upstream, Upstreams, Variant
+from cog_triton.door.upstream import ChainLauncher, PrivatePorts, Upstream, Upstreams, Variant
 from cog_triton.door.upstream_connections import read_json
 from cog_triton.ipc.connection import Connection
 from cog_triton.keeper.keeper_messages import ParkingChanged, ParkLeased, UnparkLeased
@@ -35,12 +33,6 @@ _GRPC = "TRITON_GRPC_PORT"
 _POLL_S = 0.02
 _ORDER_S = 300.0
 _QUEUE = 64
-
-
-def model_of(body: bytes) -> str | None:
-    """The model that a request to the OpenAI API names; None if it names none."""
-    model = member(body, "model")
-    return model if isinstance(model, str) else None
 
 
 def first_variant(settings: Settings) -> Variant:

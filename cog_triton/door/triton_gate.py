@@ -26,7 +26,7 @@ from cog_triton.door.triton_bodies import (
 )
 from cog_triton.door.upstream import Upstream
 from cog_triton.door.upstream_connections import ask
-from cog_triton.triton.private_models import PRIVATE_MODELS
+from cog_triton.engines.generate_stream import PRIVATE_MODELS
 
 _VERSION = r"(?:/versions/\d{1,9})?"
 _MODEL = rf"/v2/models/[\w.\-]{{1,128}}{_VERSION}"

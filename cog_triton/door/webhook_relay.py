@@ -20,12 +20,11 @@ from urllib.parse import unquote
 
 from cog_triton import errors
 from cog_triton.door.access import is_loopback
-from cog_triton.door.client_connection import ClientConnection, Connections
+from cog_triton.door.client_connection import BACKLOG, ClientConnection, Connections, Listener
 from cog_triton.door.gate import cog_refusal
-from cog_triton.door.limits import Limits
-from cog_triton.door.listener import BACKLOG, Listener
 from cog_triton.door.message import Answer, Refused, Request, end_to_end
-from cog_triton.door.read_coalescing import ReadCoalescing
+from cog_triton.door.relay import ReadCoalescing
+from cog_triton.door.request_parser import Limits
 from cog_triton.door.webhook_delivery import Delivery
 from cog_triton.errors import InvalidArgument
 from cog_triton.settings import Settings

@@ -23,11 +23,17 @@ from cog_triton.errors import (
     TritonTimeout,
     TritonUnavailable,
     TritonUnknownError,
+    from_text,
 )
 from cog_triton.text.sse import EventSplitter, event_data
 
 ToError = Callable[[str], CogTritonError]
 """The coded error behind an error text of the engine or of Triton."""
+
+STEP_MODEL = "engine_steps"
+ADAPTER_LOADER = "lora_loader"
+PRIVATE_MODELS = (STEP_MODEL, ADAPTER_LOADER)
+"""Models for our own front end, which the front door does not publish."""
 
 _decode = json.JSONDecoder().decode  # json.loads guesses the encoding of bytes first
 _READ_SIZE = 65536
@@ -61,6 +67,11 @@ def http_error(status: int, body: bytes, to_error: ToError) -> CogTritonError:
         return to_error(str(json.loads(body)["error"]))
     except (ValueError, KeyError, TypeError):
         return TritonUnknownError(f"Triton answered HTTP {status}: {excerpt(body)}")
+
+
+def to_error(text: str) -> CogTritonError:
+    """The coded error that `text` begins with; E2100 if it has no code."""
+    return from_text(text) or TritonUnknownError(text)
 
 
 def excerpt(raw: bytes) -> str:

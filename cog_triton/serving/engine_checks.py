@@ -15,7 +15,7 @@ from cog_triton.engines.base import EngineFamily
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import TextGenerator
-from cog_triton.triton.replica_streams import ReplicaStreams
+from cog_triton.triton.step_stream import ReplicaStreams
 from cog_triton.triton.token_transport import TokenTransport
 
 _log = logging.getLogger(__name__)

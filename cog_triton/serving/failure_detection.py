@@ -10,8 +10,8 @@ from cog_triton.serving.engine_checks import TICK_S, EngineChecks, Sick, done_wi
 from cog_triton.serving.triton_use import TritonUse
 from cog_triton.settings import Settings
 from cog_triton.triton.liveness import ProcessLiveness
-from cog_triton.triton.replica_streams import ReplicaStreams
 from cog_triton.triton.server import TritonClient, TritonServer
+from cog_triton.triton.step_stream import ReplicaStreams
 from cog_triton.triton.token_transport import TokenTransport
 
 _DEATH_S = 10.0

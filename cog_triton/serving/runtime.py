@@ -24,13 +24,11 @@ from cog_triton.serving.supervisor import Supervisor
 from cog_triton.settings import Settings
 from cog_triton.text import template_process
 from cog_triton.text.tokenizer import EngineTokenizer
-from cog_triton.triton.adapter_streams import AdapterStreams
 from cog_triton.triton.model_repository import max_batch_size
-from cog_triton.triton.replica_streams import ReplicaStatistics, ReplicaStreams
 from cog_triton.triton.request_streams import RequestStreams
 from cog_triton.triton.server import TritonClient, TritonServer
 from cog_triton.triton.step_session import StepStatistics
-from cog_triton.triton.step_stream import StepStream
+from cog_triton.triton.step_stream import ReplicaStatistics, ReplicaStreams, StepStream
 from cog_triton.triton.token_transport import TokenTransport
 
 _STOPPING = "the server is stopping; try again"
@@ -83,8 +81,7 @@ class Runtime:
             transport = steps = StepStream(*arguments)
             self.step_statistics = steps.statistics
         else:
-            kind = RequestStreams if adapters is None else AdapterStreams
-            transport = kind(*arguments)
+            transport = RequestStreams(*arguments)
         self.generator = TextGenerator(
             settings,
             family.limits,

@@ -18,8 +18,8 @@ from cog_triton.serving.failure_detection import FailureDetection
 from cog_triton.serving.lifecycle import Lifecycle, SupervisorState, first_line
 from cog_triton.serving.memory_limit import MemoryLimit
 from cog_triton.settings import Settings
-from cog_triton.triton.replica_streams import ReplicaStreams
 from cog_triton.triton.server import TritonClient, TritonServer
+from cog_triton.triton.step_stream import ReplicaStreams
 from cog_triton.triton.token_transport import TokenTransport
 
 _log = logging.getLogger(__name__)

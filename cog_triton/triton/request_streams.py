@@ -1,4 +1,9 @@
-"""Token transport with a response stream a request: TensorRT-LLM's backend has no other."""
+"""Token transport with a response stream a request: TensorRT-LLM's backend has no other.
+
+An engine keeps LoRA adapters in a cache, from which it drops those that were used least lately;
+after a restart it is empty. A request whose adapter is not in it fails before its first token, and
+is sent again after the adapter was loaded.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,15 @@ import itertools
 import json
 import logging
 import os
+import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from cog_triton.engines.generate_stream import (
+    ADAPTER_LOADER,
+    GenerateEndpoint,
     ToError,
     excerpt,
     http_error,
@@ -18,7 +27,7 @@ from cog_triton.engines.generate_stream import (
     timed_out,
 )
 from cog_triton.engines.request import EngineRequest
-from cog_triton.engines.step_items import GOES_ON, STOP, StepItem
+from cog_triton.engines.step_items import ERROR, GOES_ON, STOP, StepItem
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
 from cog_triton.triton.token_transport import Put, Submission, as_list, failure
 from cog_triton.triton.triton_connections import Exchange, TritonConnections
@@ -29,7 +38,10 @@ _numbers = itertools.count(1)
 
 
 class RequestStreams:
-    """Sends each request to `generate_stream` of `tensorrt_llm`; see `TokenTransport`."""
+    """Sends each request to `generate_stream` of `tensorrt_llm`; see `TokenTransport`.
+
+    Requests may name an adapter, which is loaded when the engine lacks it.
+    """
 
     def __init__(
         self,
@@ -41,8 +53,11 @@ class RequestStreams:
         """`timeout` is in seconds between tokens of a request."""
         self._timeout = timeout
         self._path = "/v2/models/tensorrt_llm/generate_stream"
-        self._to_error = to_error
+        self.to_error = to_error
         self._encode_request = encode_request
+        self._loader = GenerateEndpoint.at(url, ADAPTER_LOADER, to_error, timeout)
+        self._loading = threading.Lock()
+        self._loaded_at: dict[str, float] = {}
         self._running: set[_Stream] = set()
         self._connections = TritonConnections(url, self._check_timeouts)
         self.last_token_at = 0.0
@@ -61,6 +76,14 @@ class RequestStreams:
         self, request: EngineRequest, engine_inputs: Mapping[str, Any], put: Put
     ) -> Submission:
         """See `TokenTransport.submit`."""
+        if request.adapter is None:
+            return self.send(request, engine_inputs, put)
+        return _AdapterRequest(self, request, engine_inputs, put)
+
+    def send(
+        self, request: EngineRequest, engine_inputs: Mapping[str, Any], put: Put
+    ) -> Submission:
+        """Send a request whose adapter, if it has one, is taken to be loaded."""
         request_id = f"{os.getpid()}-{next(_numbers)}"
         values = {**self._encode_request(request), **engine_inputs, "id": request_id}
         streaming = values["streaming"]
@@ -86,13 +109,14 @@ class RequestStreams:
             stream.exchange.abort()
         return stream
 
-    def parse(self, payload: bytes) -> dict[str, Any]:
-        """A response's outputs; raises its coded error."""
-        return parse_response(payload, self._to_error)
-
-    def http_error(self, status: int, body: bytes) -> CogTritonError:
-        """The coded error of an answer that is no stream."""
-        return http_error(status, body, self._to_error)
+    def load(self, name: str, since: float) -> None:
+        """Load an adapter, unless that was done after `since`; blocks, raises the coded error."""
+        with self._loading:
+            if self._loaded_at.get(name, 0.0) > since:
+                return
+            for _ in self._loader.request({"lora_name": name}, f"lora-{next(_numbers)}").events():
+                pass
+            self._loaded_at[name] = time.monotonic()
 
     def forget(self, stream: _Stream) -> None:
         """Watch a request no longer, since it has ended."""
@@ -191,7 +215,7 @@ class _Stream:
         if self._ended:
             return
         if status != 200:
-            self._end(failure(0, self._streams.http_error(status, body)))
+            self._end(failure(0, http_error(status, body, self._streams.to_error)))
         elif body.strip():
             self._end(
                 failure(
@@ -212,7 +236,7 @@ class _Stream:
         self._put(item)
 
     def _parse(self, payload: bytes, ids: list[int], log_probs: list[float]) -> None:
-        event = self._streams.parse(payload)
+        event = parse_response(payload, self._streams.to_error)
         if event.get("output_ids") is None:
             raise TritonMalformedEvent(f"no output_ids or error key: {excerpt(payload)}")
         new = as_list(event["output_ids"])
@@ -257,3 +281,52 @@ class _LoggedAnswer:
     def on_failure(self, error: TritonUnavailable) -> None:
         """Log the error."""
         _log.warning("request %s could not be stopped: %s", self._request_id, error)
+
+
+_NOT_LOADED = re.compile(r"lora_task_id=\d+: not loaded")
+
+
+class _AdapterRequest:
+    """One request, sent again once if its adapter was not loaded."""
+
+    replica = 0
+
+    def __init__(
+        self,
+        streams: RequestStreams,
+        request: EngineRequest,
+        engine_inputs: Mapping[str, Any],
+        put: Put,
+    ) -> None:
+        self._streams = streams
+        self._request = request
+        self._engine_inputs = engine_inputs
+        self._put = put
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._sent_at = time.monotonic()
+        self._submission = streams.send(request, engine_inputs, self._first)
+
+    def cancel(self) -> None:
+        """See `Submission.cancel`."""
+        with self._lock:
+            self._cancelled = True
+            submission = self._submission
+        submission.cancel()
+
+    def _first(self, item: StepItem) -> None:
+        """An item of the request as it was sent first."""
+        if item.end == ERROR and _NOT_LOADED.search(item.error or ""):
+            threading.Thread(target=self._load_and_send, name="adapter", daemon=True).start()
+        else:
+            self._put(item)
+
+    def _load_and_send(self) -> None:
+        try:
+            self._streams.load(self._request.adapter or "", self._sent_at)
+            with self._lock:
+                if self._cancelled:
+                    return
+                self._submission = self._streams.send(self._request, self._engine_inputs, self._put)
+        except CogTritonError as error:
+            self._put(failure(0, error))

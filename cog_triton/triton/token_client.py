@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cog_triton import errors
-from cog_triton.engines.generate_stream import GenerateEndpoint
+from cog_triton.engines.generate_stream import GenerateEndpoint, to_error
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonMalformedEvent
 from cog_triton.settings import load_settings
 from cog_triton.system.redaction import redact_address
@@ -246,7 +246,7 @@ def send_and_print(
     echo: Callable[[str], None],
 ) -> None:
     """Send the request to Triton at `url`; print the response as TensorRT-LLM's client does."""
-    endpoint = GenerateEndpoint.at(_base_url(url), request.model, _to_error, timeout)
+    endpoint = GenerateEndpoint.at(_base_url(url), request.model, to_error, timeout)
     answer = send_token_request(endpoint, request, lambda ids: echo(str(ids)))
     count = max(map(len, answer.sequences))
     if not request.stop_after_ms:
@@ -263,10 +263,6 @@ def send_and_print(
         for number, ids in enumerate(answer.sequences):
             name = "Output" if len(answer.sequences) == 1 else f"Output {number}"
             echo(f"{name}: {prompt.tokenizer.tokenizer.decode(ids)}")
-
-
-def _to_error(text: str) -> errors.CogTritonError:
-    return errors.from_text(text) or errors.TritonUnknownError(text)
 
 
 def _base_url(url: str) -> str:

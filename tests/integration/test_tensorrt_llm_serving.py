@@ -37,7 +37,7 @@ from cog_triton.system.ports import free_ports
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton import launch, model_repository
-from cog_triton.triton.adapter_streams import AdapterStreams
+from cog_triton.triton.request_streams import RequestStreams
 from cog_triton.triton.serve_config import load_serve_config
 from cog_triton.triton.server import TritonClient, TritonServer
 
@@ -58,7 +58,7 @@ class Served:
         self.grpc = f"127.0.0.1:{settings.triton_grpc_port}"
         self.family = family
         self.client = TritonClient(self.url)
-        self.transport = AdapterStreams(self.url, 20, family.classify_error, family.encode_request)
+        self.transport = RequestStreams(self.url, 20, family.classify_error, family.encode_request)
         self.generator = TextGenerator(
             settings,
             family.limits,

@@ -21,11 +21,11 @@ from scripted_server import (
 )
 from small_tokenizers import byte_level
 
-from cog_triton import errors
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.base import EngineLimits
-from cog_triton.errors import CogTritonError, TritonUnknownError
+from cog_triton.engines.generate_stream import to_error
+from cog_triton.errors import CogTritonError
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import TextGenerator
@@ -90,10 +90,6 @@ class RecordingMetrics(Metrics):
     ) -> None:
         super().ended(request, result, error)
         self.generations.append((request, result, error))
-
-
-def to_error(text: str) -> CogTritonError:
-    return errors.from_text(text) or TritonUnknownError(text)
 
 
 @contextmanager

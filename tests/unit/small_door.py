@@ -11,15 +11,13 @@ from typing import Any, TypeVar
 import uvloop
 
 from cog_triton.door.access import Access
-from cog_triton.door.client_connection import ClientConnection, Connections
+from cog_triton.door.client_connection import BACKLOG, ClientConnection, Connections, Listener
 from cog_triton.door.cog_gate import CogGate
-from cog_triton.door.gate import PrivateGate
+from cog_triton.door.gate import MetricsGate, OpenAIGate, PrivateGate
 from cog_triton.door.large_bodies import LargeBodies
-from cog_triton.door.limits import Limits
-from cog_triton.door.listener import BACKLOG, Listener
-from cog_triton.door.message import Answer, Forward, Request, json_answer
-from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
-from cog_triton.door.read_coalescing import ReadCoalescing
+from cog_triton.door.message import Answer, Forward, Refused, Request, json_answer
+from cog_triton.door.relay import ReadCoalescing
+from cog_triton.door.request_parser import Limits
 from cog_triton.door.triton_bodies import ModelTensors
 from cog_triton.door.triton_gate import ServedModels, TritonGate
 from cog_triton.door.upstream import Route, Upstream, Upstreams
@@ -83,6 +81,49 @@ def gates(
         "metrics": MetricsGate(*common, metrics_public=True),
         "triton": TritonGate(*common, OneModel()),
     }
+
+
+def decided(
+    gate: Any, method: str, path: str, body: bytes = b"", *headers: tuple[bytes, bytes]
+) -> Forward | Answer:
+    """A gate's decision; a refusal as its answer."""
+    request = Request(method, path.encode(), list(headers), body, peer="203.0.113.9")
+
+    async def main() -> Forward | Answer:
+        try:
+            found: Forward | Answer = await gate.decide(request)
+            return found
+        except Refused as refused:
+            answer: Answer = gate.refusal(refused.status, refused.error)
+            return answer
+
+    return asyncio.run(main())
+
+
+def passed(gate: Any, *request: Any) -> Forward:
+    """What becomes of a request that passes; see `decided`."""
+    found = decided(gate, *request)
+    assert isinstance(found, Forward)
+    return found
+
+
+def answered(gate: Any, *request: Any) -> Answer:
+    """The door's own answer to a request; see `decided`."""
+    found = decided(gate, *request)
+    assert isinstance(found, Answer)
+    return found
+
+
+def status(gate: Any, *request: Any) -> int:
+    """200 for a request that passes; see `decided`."""
+    found = decided(gate, *request)
+    return 200 if isinstance(found, Forward) else found.status
+
+
+def revised(found: Forward, status: int, body: bytes) -> Answer | None:
+    """What is in the place of a response to what passed."""
+    assert found.revise is not None
+    return found.revise(status, body)
 
 
 class OneModel(ServedModels):

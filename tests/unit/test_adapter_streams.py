@@ -9,14 +9,14 @@ from queue import Queue
 from typing import Any
 
 import pytest
-from openai_server import to_error
 from scripted_server import PATIENCE_S, Request, event, serving, stream
 
 from cog_triton.engines import tensor_contract
+from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import ERROR, StepItem
 from cog_triton.text.sampling import SamplingParams
-from cog_triton.triton.adapter_streams import AdapterStreams
+from cog_triton.triton.request_streams import RequestStreams
 
 MISSING = "E1005 InvalidArgument: lora_task_id=7: not loaded: send lora_weights"
 REQUEST = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=2), adapter="sql")
@@ -41,21 +41,16 @@ class Engine:
             self.gate.wait(PATIENCE_S)
             self.loads.append(body["lora_name"])
             if self.error is not None:
-                yield from reply(400, {"error": self.error})
+                yield from stream(event(error=self.error), status="400 Bad Request")
                 return
             self.loaded = True
-            yield from reply(200, {"lora_task_id": 7})
+            yield from stream(event(lora_task_id=7))
             return
         self.requests += 1
         if body.get("lora_name") and not self.loaded:
             yield from stream(event(error=MISSING))
         else:
             yield from stream(event(output_ids=[5]), event(output_ids=[6]))
-
-
-def reply(status: int, body: Any) -> Iterator[bytes]:
-    text = json.dumps(body).encode()
-    yield b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text)
 
 
 def until_end(inbox: Queue[StepItem]) -> list[StepItem]:
@@ -71,21 +66,21 @@ def engine() -> Engine:
 
 
 @pytest.fixture
-def streams(engine: Engine) -> Iterator[AdapterStreams]:
+def streams(engine: Engine) -> Iterator[RequestStreams]:
     with serving(engine) as triton:
-        made = AdapterStreams(triton.url, 2 * PATIENCE_S, to_error, tensor_contract.encode_request)
+        made = RequestStreams(triton.url, 2 * PATIENCE_S, to_error, tensor_contract.encode_request)
         yield made
         made.close()
 
 
-def ask(streams: AdapterStreams, request: EngineRequest = REQUEST) -> list[StepItem]:
+def ask(streams: RequestStreams, request: EngineRequest = REQUEST) -> list[StepItem]:
     inbox: Queue[StepItem] = Queue()
     streams.submit(request, {}, inbox.put)
     return until_end(inbox)
 
 
 def test_an_adapter_is_loaded_when_the_engine_lacks_it(
-    engine: Engine, streams: AdapterStreams
+    engine: Engine, streams: RequestStreams
 ) -> None:
     for _ in range(3):
         assert [token for item in ask(streams) for token in item.ids] == [5, 6]
@@ -95,7 +90,7 @@ def test_an_adapter_is_loaded_when_the_engine_lacks_it(
     assert engine.loads == ["sql", "sql"]
 
 
-def test_requests_that_come_together_load_it_once(engine: Engine, streams: AdapterStreams) -> None:
+def test_requests_that_come_together_load_it_once(engine: Engine, streams: RequestStreams) -> None:
     engine.gate.clear()
     inboxes: list[Queue[StepItem]] = [Queue() for _ in range(8)]
     for inbox in inboxes:
@@ -107,14 +102,14 @@ def test_requests_that_come_together_load_it_once(engine: Engine, streams: Adapt
 
 
 def test_what_keeps_it_from_being_loaded_is_the_requests_error(
-    engine: Engine, streams: AdapterStreams
+    engine: Engine, streams: RequestStreams
 ) -> None:
     engine.error = "E1305 EngineIncompatible: rank 9"
     (item,) = ask(streams)
     assert (item.end, item.error) == (ERROR, engine.error)
 
 
-def test_a_cancelled_request_is_not_sent_again(engine: Engine, streams: AdapterStreams) -> None:
+def test_a_cancelled_request_is_not_sent_again(engine: Engine, streams: RequestStreams) -> None:
     engine.gate.clear()
     inbox: Queue[StepItem] = Queue()
     submission = streams.submit(REQUEST, {}, inbox.put)
@@ -128,7 +123,7 @@ def test_a_cancelled_request_is_not_sent_again(engine: Engine, streams: AdapterS
     assert inbox.empty()
 
 
-def test_requests_of_the_base_model_load_nothing(engine: Engine, streams: AdapterStreams) -> None:
+def test_requests_of_the_base_model_load_nothing(engine: Engine, streams: RequestStreams) -> None:
     plain = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=2))
     assert [token for item in ask(streams, plain) for token in item.ids] == [5, 6]
     assert engine.loads == []

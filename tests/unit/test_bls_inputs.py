@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from small_tokenizers import byte_level
 
-from cog_triton.backend import bls_inputs
-from cog_triton.backend.bls_inputs import InputOptions, Prompt, Tensors
+from cog_triton.backend import text_inputs
+from cog_triton.backend.text_inputs import InputOptions, Prompt, Tensors
 from cog_triton.engines.tensor_contract import ALIASES
 from cog_triton.errors import InvalidArgument, PromptRequired
 from cog_triton.text.prompt_encoder import PromptEncoder
@@ -48,12 +48,12 @@ def inputs(*prompts: str, **values: Any) -> Tensors:
 
 
 def prompt(options: InputOptions = OPTIONS, **values: Any) -> Prompt:
-    return bls_inputs.to_prompt(options, inputs("ab", **values))
+    return text_inputs.to_prompt(options, inputs("ab", **values))
 
 
 def test_a_batch_is_split_into_prompts() -> None:
-    rows = bls_inputs.split(inputs("ab", "c", min_tokens=2))
-    assert [bls_inputs.to_prompt(OPTIONS, row).ids for row in rows] == [
+    rows = text_inputs.split(inputs("ab", "c", min_tokens=2))
+    assert [text_inputs.to_prompt(OPTIONS, row).ids for row in rows] == [
         TOKENIZER.encode("ab"),
         TOKENIZER.encode("c"),
     ]
@@ -62,13 +62,13 @@ def test_a_batch_is_split_into_prompts() -> None:
 
 def test_older_names_are_taken() -> None:
     given = inputs("a", min_length=3, random_seed=4)
-    bls_inputs.rename(given, ALIASES)
+    text_inputs.rename(given, ALIASES)
     assert (given["min_tokens"].item(), given["seed"].item()) == (3, 4)
     both = inputs("a", min_length=3, min_tokens=3)
-    bls_inputs.rename(both, ALIASES)
+    text_inputs.rename(both, ALIASES)
     assert both["min_tokens"].item() == 3
     with pytest.raises(InvalidArgument, match="min_length and min_tokens: two names"):
-        bls_inputs.rename(inputs("a", min_length=3, min_tokens=4), ALIASES)
+        text_inputs.rename(inputs("a", min_length=3, min_tokens=4), ALIASES)
 
 
 def test_inputs_have_the_engines_names_and_defaults() -> None:
@@ -123,10 +123,10 @@ def test_biases_of_words_become_those_of_tokens() -> None:
 
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(PromptRequired):
-        bls_inputs.to_prompt(OPTIONS, inputs(""))
+        text_inputs.to_prompt(OPTIONS, inputs(""))
 
 
 def test_a_stop_request_is_told() -> None:
-    assert bls_inputs.is_stop(inputs("", stop=True))
-    assert not bls_inputs.is_stop(inputs("", stop=False))
-    assert not bls_inputs.is_stop(inputs(""))
+    assert text_inputs.is_stop(inputs("", stop=True))
+    assert not text_inputs.is_stop(inputs("", stop=False))
+    assert not text_inputs.is_stop(inputs(""))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from small_tokenizers import byte_level
 
-from cog_triton.backend.bls_inputs import Prompt, Tensors
 from cog_triton.backend.bls_responses import EngineResponse, PromptResponses, joined
+from cog_triton.backend.text_inputs import Prompt, Tensors
 from cog_triton.text.tokenizer import EngineTokenizer
 
 TOKENIZER = EngineTokenizer(byte_level())

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from small_door import PassGate, answering, gates, opened, read_request, route_to, run, served
 
+from cog_triton.door.cog_gate import CodedEnd
 from cog_triton.door.cog_state import CogState
-from cog_triton.door.event_stream import CodedEnd
 from cog_triton.door.message import Answer, Forward, Request
 from cog_triton.errors import TritonUnavailable
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cog_triton.door.prediction_bodies import unknown_inputs
+from cog_triton.door.cog_gate import unknown_inputs
 from cog_triton.errors import InvalidArgument
 
 KNOWN = frozenset({"prompt", "max_tokens", "stop_sequences", "seed", "messages", "system_prompt"})

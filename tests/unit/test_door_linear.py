@@ -25,9 +25,8 @@ import cog_triton.door
 from cog_triton.door.access import Access
 from cog_triton.door.json_body import JSONLimits, Numbers, require_bounded
 from cog_triton.door.large_bodies import LARGE, LargeBodies
-from cog_triton.door.limits import Limits
 from cog_triton.door.message import Forward, Headers, Refused, Request
-from cog_triton.door.request_parser import RequestParser
+from cog_triton.door.request_parser import Limits, RequestParser
 from cog_triton.door.triton_bodies import rewritten_generation, rewritten_inference
 
 Pattern = re.Pattern[Any]
@@ -198,7 +197,7 @@ def test_the_patterns_are_found_wherever_they_are() -> None:
         "door.message._HOST",
         "door.webhook_relay._TARGET",
         ".HTTP_URL",
-        "door.event_stream._LATE_CODE",
+        "door.cog_gate._LATE_CODE",
     ):
         assert name in names
     assert len(PATTERNS) >= 20

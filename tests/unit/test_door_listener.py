@@ -8,7 +8,7 @@ from collections import Counter
 
 from small_door import run, until
 
-from cog_triton.door.listener import Listener
+from cog_triton.door.client_connection import Listener
 from cog_triton.system.ports import bind
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cog_triton.door import read_coalescing
-from cog_triton.door.read_coalescing import ReadCoalescing
+from cog_triton.door import relay
+from cog_triton.door.relay import ReadCoalescing
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Loop:
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     loop = Loop()
-    monkeypatch.setattr(read_coalescing, "time", loop)
+    monkeypatch.setattr(relay, "time", loop)
     return loop
 
 

@@ -8,9 +8,8 @@ import time
 import pytest
 from small_door import answering, echo, run, served, until_end
 
-from cog_triton.door.limits import Limits
 from cog_triton.door.message import Request
-from cog_triton.door.request_parser import RequestParser
+from cog_triton.door.request_parser import Limits, RequestParser
 
 GET = b"GET /a?b=c HTTP/1.1\r\nhost: localhost\r\n\r\n"
 LAST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"

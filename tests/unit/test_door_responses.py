@@ -22,8 +22,8 @@ from small_door import (
     until_end,
 )
 
-from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Request, json_answer
+from cog_triton.door.request_parser import Limits
 from cog_triton.system.ports import free_ports
 from cog_triton.system.process_tuning import raise_open_files
 

@@ -8,9 +8,9 @@ import json
 from small_door import answering, opened, read_request, run, served
 
 from cog_triton.door.access import Access
+from cog_triton.door.gate import OpenAIGate
 from cog_triton.door.large_bodies import LargeBodies
-from cog_triton.door.limits import Limits
-from cog_triton.door.openai_gate import OpenAIGate
+from cog_triton.door.request_parser import Limits
 from cog_triton.door.upstream import Route, Upstream, Upstreams
 
 REQUEST = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"

@@ -29,8 +29,9 @@ from small_tokenizers import byte_level
 from cog_triton import errors
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineLimits
+from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.request import EngineRequest
-from cog_triton.errors import PromptTooLong, TritonUnavailable, TritonUnknownError
+from cog_triton.errors import PromptTooLong, TritonUnavailable
 from cog_triton.serving.admission import Admission, Ticket
 from cog_triton.serving.generate import Stream, TextGenerator
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
@@ -51,10 +52,6 @@ def limits(max_input_len: int = 90, max_seq_len: int = 100) -> EngineLimits:
         end_id=None,
         pad_id=7,
     )
-
-
-def to_error(text: str) -> errors.CogTritonError:
-    return errors.from_text(text) or TritonUnknownError(text)
 
 
 def request_streams(url: str) -> RequestStreams:

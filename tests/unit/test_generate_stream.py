@@ -27,8 +27,7 @@ from scripted_server import (
     whole,
 )
 
-from cog_triton import errors
-from cog_triton.engines.generate_stream import GenerateEndpoint
+from cog_triton.engines.generate_stream import GenerateEndpoint, to_error
 from cog_triton.errors import (
     CogTritonError,
     InvalidArgument,
@@ -42,10 +41,6 @@ from cog_triton.system.ports import free_ports
 
 VALUES = {"input_ids": [1, 2], "input_lengths": 2, "request_output_len": 9, "streaming": True}
 Events = list[dict[str, Any]]
-
-
-def to_error(text: str) -> CogTritonError:
-    return errors.from_text(text) or TritonUnknownError(text)
 
 
 @contextmanager

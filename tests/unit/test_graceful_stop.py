@@ -10,8 +10,7 @@ import pytest
 from small_door import gates, read_request, route_to, run, served, until, until_end
 
 from cog_triton.door.client_connection import Connections
-from cog_triton.door.front_door import FrontDoor
-from cog_triton.door.graceful_stop import GracefulStop
+from cog_triton.door.front_door import FrontDoor, GracefulStop
 from cog_triton.door.message import Refused, Request
 from cog_triton.door.upstream import Chain, Route, Upstream, Upstreams
 from cog_triton.settings import load_settings

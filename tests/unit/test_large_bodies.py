@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.door import large_bodies
+from cog_triton.door.cog_gate import relayed, unknown_inputs
 from cog_triton.door.json_body import JSONLimits, Numbers, inflated, require_bounded
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.message import Refused
-from cog_triton.door.prediction_bodies import relayed, unknown_inputs
 from cog_triton.door.triton_bodies import ModelTensors, rewritten_inference
 from cog_triton.errors import InvalidArgument
 from cog_triton.ipc import messages

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from test_openvino_family import engine
 
+from cog_triton.engines.generate_stream import STEP_MODEL
 from cog_triton.engines.openvino.family import OpenVINOFamily
 from cog_triton.errors import InvalidPredictorConfig
 from cog_triton.triton import model_repository
-from cog_triton.triton.private_models import STEP_MODEL
 from cog_triton.triton.serve_config import MODELS, ServeConfig
 
 TEXT_MODELS = ("preprocessing", "postprocessing", "tensorrt_llm_bls")

@@ -6,8 +6,7 @@ import socket
 
 import pytest
 
-from cog_triton.door.chain_launcher import cog_environment
-from cog_triton.door.upstream import PrivatePorts
+from cog_triton.door.upstream import PrivatePorts, cog_environment
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import free_ports, reserve
 

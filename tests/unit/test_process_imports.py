@@ -12,8 +12,7 @@ import sys
 import pytest
 
 STUBS = (
-    "backend.preprocessing",
-    "backend.postprocessing",
+    "backend.text_processing",
     "backend.bls",
     "backend.token_model",
     "backend.step_model",

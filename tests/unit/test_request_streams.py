@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
@@ -27,20 +26,16 @@ from scripted_server import (
     whole,
 )
 
-from cog_triton import errors
 from cog_triton.engines import tensor_contract
+from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import ERROR, STOP, StepItem
-from cog_triton.errors import TritonUnavailable, TritonUnknownError
+from cog_triton.errors import TritonUnavailable
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.triton.request_streams import RequestStreams
 from cog_triton.triton.token_transport import Submission
 
 BROKEN_STREAM = [*stream(event(output_ids=1), end=False), RESET]
-
-
-def to_error(text: str) -> errors.CogTritonError:
-    return errors.from_text(text) or TritonUnknownError(text)
 
 
 @contextmanager
@@ -105,6 +100,7 @@ def test_request_has_path_values_and_an_id_of_its_own() -> None:
 def test_output_ids_may_be_a_scalar_or_a_list() -> None:
     answer = stream(event(output_ids=5), event(output_ids=[6, 7]), event(output_ids=[]))
     assert read(answer) == ([5, 6, 7], None)
+    assert read(stream()) == ([], None)
 
 
 @pytest.mark.parametrize(
@@ -129,10 +125,6 @@ def test_a_whole_answer_that_nobody_waits_for_is_stopped_by_its_id() -> None:
         stop = server.request(1)
         assert (stop.json["stop"], stop.json["streaming"]) == (True, False)
         assert stop.json["id"] == server.requests[0].json["id"]
-
-
-def test_empty_stream_has_no_tokens() -> None:
-    assert read(stream()) == ([], None)
 
 
 def test_one_read_gives_one_item() -> None:
@@ -179,82 +171,29 @@ def test_missing_log_probs_are_e2104(values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "status", "ids", "said"),
+    ("answer", "ids", "said"),
     [
-        ([event(error="in ensemble 'x', E1005 InvalidArgument: k")], "400 Bad", [], "E1005 .*: k"),
-        ([event(output_ids=[1, 2]), event(error="it fell over")], "200 OK", [1, 2], "E2100 .*fell"),
-        ([event(output_ids=[1, 2]) + event(error="it fell over")], "200 OK", [1, 2], "E2100 "),
-        ([event(error="it fell over") + event(output_ids=[1, 2])], "200 OK", [], "E2100 "),
-        ([], "500 Internal Server Error", [], "E2100 .*500"),
+        (stream(event(error="E1005 InvalidArgument: k"), status="400 Bad"), [], "E1005 .*: k"),
+        (stream(event(output_ids=[1, 2]), event(error="it fell over")), [1, 2], "E2100 .*fell"),
+        (stream(event(output_ids=[1, 2]) + event(error="it fell over")), [1, 2], "E2100 "),
+        (stream(event(error="it fell over") + event(output_ids=[1, 2])), [], "E2100 "),
+        (stream(status="500 Internal Server Error"), [], "E2100 .*500"),
+        ([whole(b'{"error": "missing input_ids"}', "400 Bad Request")], [], "E2100 .*missing inp"),
+        (stream(event(output_ids=1), b"data: {not json\n\n"), [1], "E2103 "),
+        (stream(event(output_ids=1), b"data: {}\n\n"), [1], "E2104 .*no output_ids"),
+        (stream(event(output_ids=1), b'data: {"output_ids": 2'), [1], "E2104 .*inside an event"),
+        *((stream(event(output_ids=ids)), [], "E2104 ") for ids in (None, 1.5, True, ["a"], [[1]])),
+        ([RESET], [], "E2105 .*try again"),
+        (BROKEN_STREAM, [1], "E2105 .*try again"),
+        ([b"SSH-2.0-x\r\n\r\n", RESET], [], "E2105 .*try again"),
     ],
 )
 def test_errors_come_after_the_tokens_before_them(
-    events: list[Part], status: str, ids: list[int], said: str
+    answer: list[Part], ids: list[int], said: str
 ) -> None:
-    found, error = read(stream(*events, status=status))
-    assert found == ids
-    assert re.match(said, str(error))
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "said"),
-    [
-        ("400 Bad Request", b'{"error": "missing input_ids"}', "E2100 .*missing inp"),
-        ("400 Bad Request", b'{"error": "E1005 InvalidArgument: x"}', "E1005 .*x"),
-        ("500 Internal Server Error", b"<html>oops</html>", "E2100 .*500.*oops"),
-        ("503 Service Unavailable", b"", "E2100 .*503"),
-        ("400 Bad Request", b"[1]", "E2100 .*400"),
-        ("400 Bad Request", b"\xff\xfe", "E2100 .*400"),
-    ],
-)
-def test_http_errors_are_coded(status: str, body: bytes, said: str) -> None:
-    ids, error = read([whole(body, status)])
-    assert ids == []
-    assert re.match(said, str(error))
-
-
-@pytest.mark.parametrize("payload", [b"{not json", b"nan?", b"{'a': 1}", b"\xff\xfe"])
-def test_event_that_is_not_json_is_e2103(payload: bytes) -> None:
-    ids, error = read(stream(event(output_ids=1), b"data: " + payload + b"\n\n"))
-    assert ids == [1]
-    assert str(error).startswith("E2103")
-
-
-@pytest.mark.parametrize("payload", [b"[]", b"3", b"null", b'"x"', b"{}", b'{"output_id": 3}'])
-def test_event_without_output_ids_is_e2104(payload: bytes) -> None:
-    ids, error = read(stream(event(output_ids=1), b"data: " + payload + b"\n\n"))
-    assert ids == [1]
-    assert str(error).startswith("E2104")
-
-
-@pytest.mark.parametrize(
-    "ids", ["null", '"12"', "1.5", "true", "[1.5]", '["a"]', "[[1]]", "{}", "[null]"]
-)
-def test_output_ids_must_be_integers(ids: str) -> None:
-    got, error = read(stream(b'data: {"output_ids": %b}\n\n' % ids.encode()))
-    assert got == []
-    assert str(error).startswith("E2104")
-
-
-def test_long_malformed_event_is_shortened() -> None:
-    _, error = read(stream(b"data: {" + b"x" * 10**5 + b"\n\n"))
-    assert str(error).startswith("E2103")
-    assert len(str(error)) < 500
-
-
-def test_stream_that_ends_inside_an_event_is_e2104() -> None:
-    ids, error = read(stream(event(output_ids=1), b'data: {"output_ids": 2'))
-    assert ids == [1]
-    assert re.match("E2104 .*ended inside an event", str(error))
-
-
-@pytest.mark.parametrize(
-    ("answer", "ids"), [([RESET], []), (BROKEN_STREAM, [1]), ([b"SSH-2.0-x\r\n\r\n", RESET], [])]
-)
-def test_broken_connection_is_e2105(answer: list[Part], ids: list[int]) -> None:
     found, error = read(answer)
     assert found == ids
-    assert re.match("E2105 .*try again", str(error))
+    assert re.match(said, str(error))
 
 
 @pytest.mark.parametrize("before", [[], [event(output_ids=1)]], ids=["at once", "after a token"])
@@ -264,22 +203,6 @@ def test_no_bytes_within_the_timeout_is_e2101(before: list[bytes]) -> None:
         assert it.request().left.wait(PATIENCE_S)
     assert ids == [1] * len(before)
     assert re.match(r"E2101 .*\b0\.3 s \(TRITON_TIMEOUT\)", str(error))
-
-
-def test_refused_connection_is_e2105() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        streams = RequestStreams(url, PATIENCE_S, to_error, tensor_contract.encode_request)
-        with pytest.raises(TritonUnavailable, match="try again"):  # told now or later
-            raise to_error(str(Running(streams).wait()[1]))
-        streams.close()
-
-
-def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert read(stream(event(output_ids=3))) == ([3], None)
 
 
 def test_cancel_before_a_token_stops_by_id_and_closes() -> None:

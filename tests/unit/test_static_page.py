@@ -12,10 +12,10 @@ from small_door import route_to
 
 from cog_triton.door.access import Access
 from cog_triton.door.cog_gate import CogGate
+from cog_triton.door.gate import MetricsGate, OpenAIGate
 from cog_triton.door.large_bodies import LargeBodies
-from cog_triton.door.limits import Limits
 from cog_triton.door.message import Answer, Forward, Refused, Request
-from cog_triton.door.openai_gate import MetricsGate, OpenAIGate
+from cog_triton.door.request_parser import Limits
 from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.serving.openai import static_page
 

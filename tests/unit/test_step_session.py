@@ -16,9 +16,10 @@ from scripted_steps import RESENT, ScriptedSteps, heartbeat, step
 
 from cog_triton import errors
 from cog_triton.engines import step_items, tensor_contract
+from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import StepItem
-from cog_triton.errors import TritonUnavailable, TritonUnknownError
+from cog_triton.errors import TritonUnavailable
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.triton import step_session
 from cog_triton.triton.step_session import StepSession
@@ -26,10 +27,6 @@ from cog_triton.triton.step_stream import StepStream
 from cog_triton.triton.token_transport import Submission
 
 REQUEST = EngineRequest(input_ids=[5, 300, 70_000], sampling=SamplingParams(max_tokens=9))
-
-
-def to_error(text: str) -> errors.CogTritonError:
-    return errors.from_text(text) or TritonUnknownError(text)
 
 
 class Running:

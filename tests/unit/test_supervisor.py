@@ -19,6 +19,7 @@ from small_tokenizers import byte_level
 from cog_triton import errors
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineLimits
+from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import TritonStartFailed, TritonUnavailable, TritonUnknownError
 from cog_triton.serving import engine_checks, lifecycle, supervisor
@@ -107,10 +108,6 @@ class Stream(threading.Thread):
         self.join(PATIENCE_S)
         assert not self.is_alive()
         return self.error
-
-
-def to_error(text: str) -> errors.CogTritonError:
-    return errors.from_text(text) or TritonUnknownError(text)
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -14,12 +14,19 @@ from small_door import answering, opened, run, served
 
 from cog_triton import errors
 from cog_triton.door.access import Access
-from cog_triton.door.chain_launcher import ChainLauncher
+from cog_triton.door.gate import OpenAIGate, model_of
 from cog_triton.door.large_bodies import LargeBodies
-from cog_triton.door.limits import Limits
-from cog_triton.door.openai_gate import OpenAIGate
-from cog_triton.door.swapping import Swapping, model_of
-from cog_triton.door.upstream import Chain, PrivatePorts, Route, Upstream, Upstreams, Variant
+from cog_triton.door.request_parser import Limits
+from cog_triton.door.swapping import Swapping
+from cog_triton.door.upstream import (
+    Chain,
+    ChainLauncher,
+    PrivatePorts,
+    Route,
+    Upstream,
+    Upstreams,
+    Variant,
+)
 from cog_triton.ipc import streams
 from cog_triton.keeper.keeper_messages import ParkingChanged
 from cog_triton.settings import load_settings

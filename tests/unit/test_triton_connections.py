@@ -324,15 +324,6 @@ def test_an_error_of_the_periodic_check_does_not_stop_the_reader(
     assert "broken check" in caplog.text
 
 
-def test_an_error_of_a_receiver_fails_only_its_request(caplog: pytest.LogCaptureFixture) -> None:
-    with connected(stream(event(a=1), event(a=2))) as (connections, _):
-        broken = Seen(fails=True)
-        connections.send("/v2/x", b"{}", broken)
-        assert "could not be handled" in str(broken.wait().error)
-        assert asked(connections).wait().end == (200, b"")
-    assert "broken receiver" in caplog.text
-
-
 class Hopeless(Seen):
     """Receiver that raises whatever it gets."""
 
@@ -341,9 +332,13 @@ class Hopeless(Seen):
         raise ValueError("broken failure")
 
 
-def test_a_receiver_that_cannot_even_fail_does_not_stop_the_reader() -> None:
+@pytest.mark.parametrize("kind", [Seen, Hopeless])
+def test_an_error_of_a_receiver_fails_only_its_request(
+    kind: type[Seen], caplog: pytest.LogCaptureFixture
+) -> None:
     with connected(stream(event(a=1), event(a=2))) as (connections, _):
-        broken = Hopeless(fails=True)
+        broken = kind(fails=True)
         connections.send("/v2/x", b"{}", broken)
-        assert broken.wait().error
+        assert "could not be handled" in str(broken.wait().error)
         assert asked(connections).wait().end == (200, b"")
+    assert "broken receiver" in caplog.text

@@ -13,6 +13,7 @@ import pytest
 from vllm_engines import MAX_MODEL_LEN, hugging_face, vllm_engine
 
 from cog_triton.artifact.lora_adapter import LoRALimits
+from cog_triton.engines.generate_stream import STEP_MODEL
 from cog_triton.engines.registry import open_engine
 from cog_triton.engines.vllm import family, model_arguments, vllm_version
 from cog_triton.engines.vllm.family import VLLMFamily
@@ -29,7 +30,6 @@ from cog_triton.errors import (
 from cog_triton.serving import engine_preparation
 from cog_triton.settings import load_settings
 from cog_triton.triton import model_repository
-from cog_triton.triton.private_models import STEP_MODEL
 from cog_triton.triton.serve_config import MODELS, ServeConfig
 
 

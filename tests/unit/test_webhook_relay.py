@@ -17,10 +17,9 @@ from small_door import run
 from webhook_receiver import CERTIFICATE, Receiver, by_http_and_https, needs_tls
 
 from cog_triton.door import webhook_delivery, webhook_relay
-from cog_triton.door.chain_launcher import _with_direct_loopback
-from cog_triton.door.prediction_bodies import relayed
+from cog_triton.door.cog_gate import relayed
 from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
-from cog_triton.errors import InvalidArgument, TritonUnknownError
+from cog_triton.errors import TritonUnknownError
 
 HOST = "hooks.example.com"
 OTHER = "else.example.com"
@@ -418,64 +417,3 @@ def test_an_end_after_a_long_silence_is_delivered(monkeypatch: pytest.MonkeyPatc
     with Receiver() as receiver:
         assert relay_to(scenario)
     assert receiver.events == [event(0), DONE]
-
-
-@pytest.mark.parametrize(
-    ("request_", "events", "tells_end"),
-    [
-        ({}, None, "1"),
-        ({"webhook_events_filter": ["completed"]}, ["completed"], "1"),
-        ({"webhook_events_filter": ["logs"]}, ["logs", "completed"], "0"),
-        ({"webhook_events_filter": []}, ["completed"], "0"),
-        ({"webhook_events_filter": 7}, 7, "1"),
-    ],
-)
-def test_coglet_gets_an_address_of_the_relay(
-    request_: dict[str, Any], events: object, tells_end: str
-) -> None:
-    url = "https://a.b/c?d=e%20&f#g"
-    text = {"input": {"prompt": "h\u00f6 \\ud83d\u0000", "temperature": 1e-7}, **request_}
-    found = relayed(encoded({**text, "webhook": url}), "http://x/")
-    assert found is not None
-    named, body = found
-    told = json.loads(body)
-    assert named == url
-    assert told.pop("webhook") == (
-        f"http://x/{tells_end}/https%3A%2F%2Fa.b%2Fc%3Fd%3De%2520%26f%23g"
-    )
-    assert told.pop("webhook_events_filter", None) == events
-    text.pop("webhook_events_filter", None)
-    assert told == text
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        *(b"", b"[", b"[]", b'"a"', b'{"webhook":"\xff"}', b'{"webhook":"x","a":1e999}'),
-        *(b'{"webhook":"x","a":NaN}', b'{"webhook":"x","a":"\\ud800"}'),
-        b'{"webhook":"x","unknown":' + b"1" * 5000 + b"}",
-    ],
-)
-def test_what_coglet_could_read_otherwise_is_refused(body: bytes) -> None:
-    with pytest.raises(InvalidArgument, match="body: "):
-        relayed(body, "http://x/")
-
-
-def test_a_request_without_a_webhook_is_left_alone() -> None:
-    assert relayed(b'{"webhook":null,"input":{"webhook":"x"}}', "http://x/") is None
-
-
-@pytest.mark.parametrize(
-    ("users", "direct"),
-    [
-        ({}, "127.0.0.1"),
-        ({"NO_PROXY": "a,b"}, "a,b,127.0.0.1"),
-        ({"no_proxy": "a", "NO_PROXY": "b"}, "a,127.0.0.1"),
-        ({"no_proxy": "*"}, "*"),
-        ({"no_proxy": "*.a"}, "*.a,127.0.0.1"),
-    ],
-)
-def test_coglet_reaches_the_relay_without_a_proxy(users: dict[str, str], direct: str) -> None:
-    given = {"http_proxy": "http://proxy", **users}
-    made = _with_direct_loopback(given)
-    assert made == {"http_proxy": "http://proxy", "no_proxy": direct, "NO_PROXY": direct}

@@ -1,11 +1,16 @@
-"""Webhook allow-list: by URL, name and resolved address, with a resolver of the tests."""
+"""Webhooks: hosts that are allowed, with a resolver of the tests; what coglet is told of them."""
 
 from __future__ import annotations
 
 import ipaddress
+import json
+from typing import Any
 
 import pytest
 
+from cog_triton.door.cog_gate import relayed
+from cog_triton.door.json_body import written
+from cog_triton.door.upstream import _with_direct_loopback
 from cog_triton.door.webhook_relay import WebhookRules, check_webhook
 from cog_triton.errors import InvalidArgument
 from cog_triton.settings import load_settings
@@ -108,3 +113,64 @@ def test_addresses_in_other_notations_are_resolved_before_they_are_judged() -> N
     for host in ("2130706433", "0x7f.1", "127.1"):
         with pytest.raises(InvalidArgument):
             check_webhook(f"http://{host}/", PUBLIC, resolve_host)
+
+
+@pytest.mark.parametrize(
+    ("request_", "events", "tells_end"),
+    [
+        ({}, None, "1"),
+        ({"webhook_events_filter": ["completed"]}, ["completed"], "1"),
+        ({"webhook_events_filter": ["logs"]}, ["logs", "completed"], "0"),
+        ({"webhook_events_filter": []}, ["completed"], "0"),
+        ({"webhook_events_filter": 7}, 7, "1"),
+    ],
+)
+def test_coglet_gets_an_address_of_the_relay(
+    request_: dict[str, Any], events: object, tells_end: str
+) -> None:
+    url = "https://a.b/c?d=e%20&f#g"
+    text = {"input": {"prompt": "h\u00f6 \\ud83d\u0000", "temperature": 1e-7}, **request_}
+    found = relayed(written({**text, "webhook": url}), "http://x/")
+    assert found is not None
+    named, body = found
+    told = json.loads(body)
+    assert named == url
+    assert told.pop("webhook") == (
+        f"http://x/{tells_end}/https%3A%2F%2Fa.b%2Fc%3Fd%3De%2520%26f%23g"
+    )
+    assert told.pop("webhook_events_filter", None) == events
+    text.pop("webhook_events_filter", None)
+    assert told == text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"[", b"[]", b'"a"', b'{"webhook":"\xff"}', b'{"webhook":"x","a":1e999}'),
+        *(b'{"webhook":"x","a":NaN}', b'{"webhook":"x","a":"\\ud800"}'),
+        b'{"webhook":"x","unknown":' + b"1" * 5000 + b"}",
+    ],
+)
+def test_what_coglet_could_read_otherwise_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="body: "):
+        relayed(body, "http://x/")
+
+
+def test_a_request_without_a_webhook_is_left_alone() -> None:
+    assert relayed(b'{"webhook":null,"input":{"webhook":"x"}}', "http://x/") is None
+
+
+@pytest.mark.parametrize(
+    ("users", "direct"),
+    [
+        ({}, "127.0.0.1"),
+        ({"NO_PROXY": "a,b"}, "a,b,127.0.0.1"),
+        ({"no_proxy": "a", "NO_PROXY": "b"}, "a,127.0.0.1"),
+        ({"no_proxy": "*"}, "*"),
+        ({"no_proxy": "*.a"}, "*.a,127.0.0.1"),
+    ],
+)
+def test_coglet_reaches_the_relay_without_a_proxy(users: dict[str, str], direct: str) -> None:
+    given = {"http_proxy": "http://proxy", **users}
+    made = _with_direct_loopback(given)
+    assert made == {"http_proxy": "http://proxy", "no_proxy": direct, "NO_PROXY": direct}

@@ -1,4 +1,4 @@
-"""Triton model ``preprocessing``: encodes prompts and word lists as token ids."""
+"""Triton models ``preprocessing`` and ``postprocessing``: text to token ids, and back."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _WORDS = (
 )
 
 
-class TritonPythonModel:
-    """One response for each request; an output is left out when its input is."""
+class Preprocessing:
+    """Encodes prompts and word lists; an output is left out when its input is."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the tokenizer; raises E2102 or E1202, which ends tritonserver."""
@@ -55,7 +55,7 @@ class TritonPythonModel:
         for request in requests:
             try:
                 # An ensemble passes its parameters on, so its misspelt inputs arrive here.
-                check_parameters(python_backend.parameter_names(request), KNOWN_INPUTS)
+                check_parameters(python_backend.request_parameters(request), KNOWN_INPUTS)
                 responses.append(
                     python_backend.response(self._encode(python_backend.input_tensors(request)))
                 )
@@ -94,3 +94,28 @@ class TritonPythonModel:
             elif token is not None:
                 encoded[f"OUT_{source}"] = np.full(batch, token, dtype=np.int32)
         return encoded
+
+
+class Postprocessing:
+    """Decodes token ids, each response by itself."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Load the tokenizer; raises E2102 or E1202, which ends tritonserver."""
+        triton_log.install()
+        parameters = python_backend.Parameters(args)
+        self._tokenizer = parameters.tokenizer().tokenizer
+        self._skip_special_tokens = parameters.flag("skip_special_tokens")
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Decode TOKENS_BATCH [batch, beam, n] up to SEQUENCE_LENGTH [batch, beam]."""
+        return [self._decode(python_backend.input_tensors(request)) for request in requests]
+
+    def _decode(self, tensors: Tensors) -> Any:
+        tokens, lengths = tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"]
+        rows = tokens.reshape(lengths.size, -1).tolist()
+        texts = self._tokenizer.decode_batch(
+            [row[:length] for row, length in zip(rows, lengths.ravel().tolist(), strict=True)],
+            skip_special_tokens=self._skip_special_tokens,
+        )
+        output = np.array([text.encode() for text in texts], dtype=object)
+        return python_backend.response({"OUTPUT": output.reshape(lengths.shape)})

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import uvloop
 
@@ -42,6 +43,7 @@ TENSORS = ModelTensors(
     },
     frozenset({"text_output", "output_ids"}),
 )
+P = ParamSpec("P")
 T = TypeVar("T")
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 PATIENCE_S = 20.0
@@ -54,6 +56,16 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wait_for(coroutine, PATIENCE_S)
 
     return uvloop.run(bounded())
+
+
+def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A test that is a coroutine, on that event loop."""
+
+    @wraps(test)
+    def run_test(*arguments: P.args, **named: P.kwargs) -> None:
+        run(test(*arguments, **named))
+
+    return run_test
 
 
 def route_to(port: int = 1, name: str = "PORT", **health: Any) -> Route:
@@ -207,6 +219,16 @@ async def served(
     finally:
         connections.close()
         backend.close()
+
+
+def asked(handler: Handler, *pieces: bytes, limits: Limits | None = None) -> bytes:
+    """What a client gets of a door before `handler` that sends these pieces."""
+
+    async def main() -> bytes:
+        async with served(handler, limits) as door:
+            return await door.ask(*pieces)
+
+    return run(main())
 
 
 @asynccontextmanager

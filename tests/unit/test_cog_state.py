@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from small_door import read_request, run, until
+from small_door import on_loop, read_request, until
 
 from cog_triton import errors
 from cog_triton.door import cog_state
@@ -54,76 +54,66 @@ async def cog_with(status: str, check_id: str | None = None) -> AsyncIterator[tu
 
 
 @pytest.mark.parametrize("status", ["STARTING", "UNHEALTHY", "DEFUNCT", "SETUP_FAILED"])
-def test_a_client_that_was_told_ready_is_served(status: str) -> None:
-    async def main() -> None:
-        async with cog_with(status) as (cog, state):
-            with pytest.raises(errors.TritonUnavailable):
-                await state.require_serving()
-            cog.status = "READY"
+@on_loop
+async def test_a_client_that_was_told_ready_is_served(status: str) -> None:
+    async with cog_with(status) as (cog, state):
+        with pytest.raises(errors.TritonUnavailable):
             await state.require_serving()
-            await state.require_serving()
-            assert cog.reads == 2
+        cog.status = "READY"
+        await state.require_serving()
+        await state.require_serving()
+        assert cog.reads == 2
 
-    run(main())
 
-
-def test_a_cog_that_does_not_answer_holds_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_cog_that_does_not_answer_holds_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cog_state, "_FRESH_TIMEOUT_S", 0.05)
 
-    async def main() -> None:
-        async with cog_with("STARTING") as (cog, state):
-            cog.answers.clear()
-            with pytest.raises(errors.TritonUnavailable, match="starting"):
-                await state.require_serving()
-            cog.answers.set()
-
-    run(main())
+    async with cog_with("STARTING") as (cog, state):
+        cog.answers.clear()
+        with pytest.raises(errors.TritonUnavailable, match="starting"):
+            await state.require_serving()
+        cog.answers.set()
 
 
-def test_the_names_of_inputs_are_read_once() -> None:
-    async def main() -> None:
-        async with cog_with("READY") as (cog, state):
-            cog.schema = {"components": {"schemas": {"Input": {"properties": {"prompt": {}}}}}}
-            assert await state.input_names() == {"prompt"}
-            assert await state.input_names() == {"prompt"}
-            assert cog.reads == 1
-        async with cog_with("READY") as (cog, state):
-            assert await state.input_names() == frozenset()
-            assert await state.input_names() == frozenset()
-            assert cog.reads == 1
-        assert await CogState(1).input_names() == frozenset()
-
-    run(main())
+@on_loop
+async def test_the_names_of_inputs_are_read_once() -> None:
+    async with cog_with("READY") as (cog, state):
+        cog.schema = {"components": {"schemas": {"Input": {"properties": {"prompt": {}}}}}}
+        assert await state.input_names() == {"prompt"}
+        assert await state.input_names() == {"prompt"}
+        assert cog.reads == 1
+    async with cog_with("READY") as (cog, state):
+        assert await state.input_names() == frozenset()
+        assert await state.input_names() == frozenset()
+        assert cog.reads == 1
+    assert await CogState(1).input_names() == frozenset()
 
 
 @pytest.mark.parametrize("status", ["READY", "BUSY", "UNHEALTHY", "DEFUNCT"])
-def test_a_cog_that_has_been_set_up_is_one_whatever_follows(status: str) -> None:
-    async def main() -> None:
-        async with cog_with("STARTING") as (cog, state):
-            watching = asyncio.ensure_future(state.watch())
-            await until(lambda: cog.reads > 2)
-            assert not state.is_set_up
-            cog.status = status
-            await until(lambda: state.is_set_up)
-            watching.cancel()
-
-    run(main())
+@on_loop
+async def test_a_cog_that_has_been_set_up_is_one_whatever_follows(status: str) -> None:
+    async with cog_with("STARTING") as (cog, state):
+        watching = asyncio.ensure_future(state.watch())
+        await until(lambda: cog.reads > 2)
+        assert not state.is_set_up
+        cog.status = status
+        await until(lambda: state.is_set_up)
+        watching.cancel()
 
 
-def test_a_cog_that_stops_answering_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_cog_that_stops_answering_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cog_state, "_TIMEOUT_S", 0.05)
 
-    async def main() -> None:
-        async with cog_with("STARTING") as (cog, state):
-            watching = asyncio.ensure_future(state.watch())
-            cog.answers.clear()
-            await until(lambda: state.hangs)
-            assert not state.is_set_up
-            cog.answers.set()
-            await until(lambda: not state.hangs)
-            watching.cancel()
-
-    run(main())
+    async with cog_with("STARTING") as (cog, state):
+        watching = asyncio.ensure_future(state.watch())
+        cog.answers.clear()
+        await until(lambda: state.hangs)
+        assert not state.is_set_up
+        cog.answers.set()
+        await until(lambda: not state.hangs)
+        watching.cancel()
 
 
 def answer(code: int = 200, **values: str) -> bytes:
@@ -140,33 +130,31 @@ def revised(state: CogState) -> dict[str, Any]:
     return dict(json.loads(READY if found is None else found.body))
 
 
-def test_ready_is_said_once_a_prediction_has_passed() -> None:
-    async def main() -> None:
-        async with cog_with("READY", "drain-1") as (cog, state):
-            cog.prediction = answer(503, error="E2105 TritonUnavailable: restarting")
-            assert revised(state)["status"] == "STARTING"
-            assert state.revise_health(200, b'{"status":"STARTING"}') is None
-            watching = asyncio.ensure_future(state.watch())
-            await until(lambda: len(cog.predictions) > 1)
-            assert not state.is_set_up
-            with pytest.raises(errors.TritonUnavailable, match="starting"):
-                state.require_checked()
-            with pytest.raises(errors.TritonUnavailable, match="starting"):
-                await state.require_serving()
-            assert revised(state)["status"] == "STARTING"
-            cog.prediction = SUCCEEDED
-            await until(lambda: state.is_set_up)
+@on_loop
+async def test_ready_is_said_once_a_prediction_has_passed() -> None:
+    async with cog_with("READY", "drain-1") as (cog, state):
+        cog.prediction = answer(503, error="E2105 TritonUnavailable: restarting")
+        assert revised(state)["status"] == "STARTING"
+        assert state.revise_health(200, b'{"status":"STARTING"}') is None
+        watching = asyncio.ensure_future(state.watch())
+        await until(lambda: len(cog.predictions) > 1)
+        assert not state.is_set_up
+        with pytest.raises(errors.TritonUnavailable, match="starting"):
             state.require_checked()
+        with pytest.raises(errors.TritonUnavailable, match="starting"):
             await state.require_serving()
-            assert revised(state)["status"] == "READY"
-            sent = len(cog.predictions)
-            await until(lambda: state.status == "READY")
-            assert len(cog.predictions) == sent
-            assert cog.predictions[0].startswith(b"PUT /predictions/drain-1 HTTP/1.1\r\n")
-            assert len({request.split()[1] for request in cog.predictions}) == sent
-            watching.cancel()
-
-    run(main())
+        assert revised(state)["status"] == "STARTING"
+        cog.prediction = SUCCEEDED
+        await until(lambda: state.is_set_up)
+        state.require_checked()
+        await state.require_serving()
+        assert revised(state)["status"] == "READY"
+        sent = len(cog.predictions)
+        await until(lambda: state.status == "READY")
+        assert len(cog.predictions) == sent
+        assert cog.predictions[0].startswith(b"PUT /predictions/drain-1 HTTP/1.1\r\n")
+        assert len({request.split()[1] for request in cog.predictions}) == sent
+        watching.cancel()
 
 
 @pytest.mark.parametrize(
@@ -180,23 +168,23 @@ def test_ready_is_said_once_a_prediction_has_passed() -> None:
         (answer(error="E2100 TritonUnknownError: odd"), "E2100"),
     ],
 )
-def test_a_first_prediction_that_fails_is_a_failed_start(prediction: bytes, reason: str) -> None:
-    async def main() -> None:
-        async with cog_with("READY", "drain-1") as (cog, state):
-            cog.prediction = prediction
-            watching = asyncio.ensure_future(state.watch())
-            await until(lambda: state.status == "SETUP_FAILED")
-            for required in (state.require_serving(), asyncio.to_thread(state.require_checked)):
-                with pytest.raises(errors.TritonStartFailed, match=reason):
-                    await required
-            health = revised(state)
-            assert health["status"] == "SETUP_FAILED"
-            assert isinstance(errors.from_text(health["setup"]["logs"]), errors.TritonStartFailed)
-            assert not state.is_set_up
-            assert len(cog.predictions) == 1
-            watching.cancel()
-
-    run(main())
+@on_loop
+async def test_a_first_prediction_that_fails_is_a_failed_start(
+    prediction: bytes, reason: str
+) -> None:
+    async with cog_with("READY", "drain-1") as (cog, state):
+        cog.prediction = prediction
+        watching = asyncio.ensure_future(state.watch())
+        await until(lambda: state.status == "SETUP_FAILED")
+        for required in (state.require_serving(), asyncio.to_thread(state.require_checked)):
+            with pytest.raises(errors.TritonStartFailed, match=reason):
+                await required
+        health = revised(state)
+        assert health["status"] == "SETUP_FAILED"
+        assert isinstance(errors.from_text(health["setup"]["logs"]), errors.TritonStartFailed)
+        assert not state.is_set_up
+        assert len(cog.predictions) == 1
+        watching.cancel()
 
 
 @pytest.mark.parametrize(
@@ -204,43 +192,39 @@ def test_a_first_prediction_that_fails_is_a_failed_start(prediction: bytes, reas
     [(answer(202), "HTTP status 202"), (answer(error="E2101 TritonTimeout: late"), "E2101")],
 )
 @pytest.mark.parametrize("late", [1, 3, 4])
-def test_a_first_prediction_that_is_late_is_tried_anew(
+@on_loop
+async def test_a_first_prediction_that_is_late_is_tried_anew(
     prediction: bytes, reason: str, late: int
 ) -> None:
-    async def main() -> None:
-        async with cog_with("READY", "drain-1") as (cog, state):
-            cog.prediction = prediction
-            for _ in range(late - 1):
-                await state._check("drain-1")
-                assert revised(state)["status"] == "STARTING"
-            if late < 4:
-                cog.prediction = SUCCEEDED
+    async with cog_with("READY", "drain-1") as (cog, state):
+        cog.prediction = prediction
+        for _ in range(late - 1):
             await state._check("drain-1")
-            health = revised(state)
-            assert health["status"] == ("READY" if late < 4 else "SETUP_FAILED")
-            assert late < 4 or reason in health["setup"]["logs"]
-            names = [f"/predictions/drain-1{end}" for end in ("", ".1", ".2", ".3")]
-            assert [request.split()[1].decode() for request in cog.predictions] == names[:late]
+            assert revised(state)["status"] == "STARTING"
+        if late < 4:
+            cog.prediction = SUCCEEDED
+        await state._check("drain-1")
+        health = revised(state)
+        assert health["status"] == ("READY" if late < 4 else "SETUP_FAILED")
+        assert late < 4 or reason in health["setup"]["logs"]
+        names = [f"/predictions/drain-1{end}" for end in ("", ".1", ".2", ".3")]
+        assert [request.split()[1].decode() for request in cog.predictions] == names[:late]
 
-    run(main())
 
-
-def test_a_first_prediction_without_an_answer_is_tried_anew(
+@on_loop
+async def test_a_first_prediction_without_an_answer_is_tried_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cog_state, "_CHECK_TIMEOUT_S", 0.05)
 
-    async def main() -> None:
-        async with cog_with("READY", "drain-1") as (cog, state):
-            cog.answers.clear()
-            for _ in range(3):
-                await state._check("drain-1")
-                assert revised(state)["status"] == "STARTING"
+    async with cog_with("READY", "drain-1") as (cog, state):
+        cog.answers.clear()
+        for _ in range(3):
             await state._check("drain-1")
-            assert "no answer within 0.05 s" in revised(state)["setup"]["logs"]
-            cog.answers.set()
-
-    run(main())
+            assert revised(state)["status"] == "STARTING"
+        await state._check("drain-1")
+        assert "no answer within 0.05 s" in revised(state)["setup"]["logs"]
+        cog.answers.set()
 
 
 def test_first_predictions_together_have_the_time_of_a_start() -> None:
@@ -249,25 +233,21 @@ def test_first_predictions_together_have_the_time_of_a_start() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 422])
-def test_what_cog_itself_refuses_has_passed_through_it(
+@on_loop
+async def test_what_cog_itself_refuses_has_passed_through_it(
     status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        async with cog_with("READY", "drain-1") as (cog, state):
-            cog.prediction = answer(status, error="no such input")
-            await state._check("drain-1")
-            assert revised(state)["status"] == "READY"
-
-    run(main())
+    async with cog_with("READY", "drain-1") as (cog, state):
+        cog.prediction = answer(status, error="no such input")
+        await state._check("drain-1")
+        assert revised(state)["status"] == "READY"
     assert f"refused: HTTP status {status}" in caplog.text
 
 
-def test_what_an_older_release_refuses_has_passed_through_cog() -> None:
-    async def main() -> None:
-        async with cog_with("READY", "drain-1") as (cog, state):
-            cog.prediction = answer(error="E1005 InvalidArgument: embeddings alone")
-            watching = asyncio.ensure_future(state.watch())
-            await until(lambda: state.is_set_up)
-            watching.cancel()
-
-    run(main())
+@on_loop
+async def test_what_an_older_release_refuses_has_passed_through_cog() -> None:
+    async with cog_with("READY", "drain-1") as (cog, state):
+        cog.prediction = answer(error="E1005 InvalidArgument: embeddings alone")
+        watching = asyncio.ensure_future(state.watch())
+        await until(lambda: state.is_set_up)
+        watching.cancel()

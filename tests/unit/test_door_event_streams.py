@@ -8,7 +8,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from small_door import PassGate, answering, gates, opened, read_request, route_to, run, served
+from small_door import (
+    PassGate,
+    answering,
+    gates,
+    on_loop,
+    opened,
+    read_request,
+    route_to,
+    run,
+    served,
+)
 
 from cog_triton.door.cog_gate import CodedEnd
 from cog_triton.door.cog_state import CogState
@@ -171,15 +181,13 @@ def test_every_port_says_so_in_its_own_shape(name: str, path: bytes, more: Any) 
     assert {**error, **(more or {})} == error
 
 
-def test_a_client_that_was_told_ready_is_served_at_once() -> None:
+@on_loop
+async def test_a_client_that_was_told_ready_is_served_at_once() -> None:
     """The door reads Cog's state only so often; a prediction may come before it has read READY."""
 
-    async def main() -> None:
-        body = b'{"status":"READY"}'
-        ready = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-        async with served(answering(ready)) as plain:
-            await CogState(plain.gate.port).require_serving()
-        with pytest.raises(TritonUnavailable):
-            await CogState(plain.gate.port).require_serving()
-
-    run(main())
+    body = b'{"status":"READY"}'
+    ready = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    async with served(answering(ready)) as plain:
+        await CogState(plain.gate.port).require_serving()
+    with pytest.raises(TritonUnavailable):
+        await CogState(plain.gate.port).require_serving()

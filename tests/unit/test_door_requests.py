@@ -6,7 +6,8 @@ import asyncio
 import time
 
 import pytest
-from small_door import answering, echo, run, served, until_end
+import small_door
+from small_door import answering, echo, on_loop, run, served, until_end
 
 from cog_triton.door.message import Request
 from cog_triton.door.request_parser import Limits, RequestParser
@@ -25,12 +26,7 @@ def chunked(*chunks: bytes, ending: bytes = b"0\r\n\r\n") -> bytes:
 
 def asked(*pieces: bytes, limits: Limits = SMALL) -> bytes:
     """What the door answers; requests that pass are echoed."""
-
-    async def main() -> bytes:
-        async with served(echo, limits) as door:
-            return await door.ask(*pieces)
-
-    return run(main())
+    return small_door.asked(echo, *pieces, limits=limits)
 
 
 def test_a_request_is_written_anew() -> None:
@@ -43,17 +39,15 @@ def test_a_request_is_written_anew() -> None:
     )
 
 
-def test_a_connection_takes_one_request_after_the_other() -> None:
-    async def main() -> None:
-        async with served(echo) as door:
-            reader, writer = await door.connect()
-            for _ in range(3):
-                writer.write(GET)
-                assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
-                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /a?b=c")
-            writer.close()
-
-    run(main())
+@on_loop
+async def test_a_connection_takes_one_request_after_the_other() -> None:
+    async with served(echo) as door:
+        reader, writer = await door.connect()
+        for _ in range(3):
+            writer.write(GET)
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /a?b=c")
+        writer.close()
 
 
 def test_pipelined_requests_are_answered_in_order() -> None:
@@ -243,31 +237,27 @@ def test_a_request_that_arrives_too_slowly_is_ended_with_408(begun: bytes) -> No
     assert b"408 Request Timeout" in run(main())
 
 
-def test_connections_that_ask_for_nothing_are_closed() -> None:
-    async def main() -> None:
-        async with served(echo, SMALL) as door:
-            reader, writer = await door.connect()
-            assert await until_end(reader) == b""
-            reader, writer = await door.connect()
-            writer.write(GET)
-            assert b"200 OK" in await until_end(reader)
-            assert len(door.connections) == 0
-
-    run(main())
+@on_loop
+async def test_connections_that_ask_for_nothing_are_closed() -> None:
+    async with served(echo, SMALL) as door:
+        reader, writer = await door.connect()
+        assert await until_end(reader) == b""
+        reader, writer = await door.connect()
+        writer.write(GET)
+        assert b"200 OK" in await until_end(reader)
+        assert len(door.connections) == 0
 
 
-def test_a_client_that_asks_for_leave_to_send_gets_it() -> None:
-    async def main() -> None:
-        async with served(echo) as door:
-            reader, writer = await door.connect()
-            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n")
-            writer.write(b"content-length: 3\r\n\r\n")
-            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-            writer.write(b"abc")
-            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
-            assert b"expect" not in await reader.readuntil(b"abc")
-
-    run(main())
+@on_loop
+async def test_a_client_that_asks_for_leave_to_send_gets_it() -> None:
+    async with served(echo) as door:
+        reader, writer = await door.connect()
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n")
+        writer.write(b"content-length: 3\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"abc")
+        assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        assert b"expect" not in await reader.readuntil(b"abc")
 
 
 def test_leave_to_send_is_not_given_for_too_much() -> None:
@@ -281,39 +271,35 @@ def test_http_1_0_is_passed_on_as_such() -> None:
     assert b"connection: close" in answer
 
 
-def test_bodies_of_all_connections_together_are_bounded() -> None:
+@on_loop
+async def test_bodies_of_all_connections_together_are_bounded() -> None:
     limits = Limits(body_bytes=100)
 
-    async def main() -> None:
-        async with served(echo, limits) as door:
-            held = []
-            head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
-            for _ in range(limits.all_bodies_bytes // 100):
-                _, writer = await door.connect()
-                writer.write(head + b"a" * 99)
-                held.append(writer)
-            await asyncio.sleep(0.1)
-            assert b"503" in await door.ask(head + b"a" * 100)
-            for writer in held:
-                writer.close()
-            await asyncio.sleep(0.1)
-            last = head.replace(b"host", b"connection: close\r\nhost")
-            assert b"200 OK" in await door.ask(last + b"a" * 100)
-
-    run(main())
+    async with served(echo, limits) as door:
+        held = []
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+        for _ in range(limits.all_bodies_bytes // 100):
+            _, writer = await door.connect()
+            writer.write(head + b"a" * 99)
+            held.append(writer)
+        await asyncio.sleep(0.1)
+        assert b"503" in await door.ask(head + b"a" * 100)
+        for writer in held:
+            writer.close()
+        await asyncio.sleep(0.1)
+        last = head.replace(b"host", b"connection: close\r\nhost")
+        assert b"200 OK" in await door.ask(last + b"a" * 100)
 
 
-def test_bodies_are_counted_no_more_once_answered() -> None:
+@on_loop
+async def test_bodies_are_counted_no_more_once_answered() -> None:
     limits = Limits(body_bytes=100)
     request = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n" + b"a" * 100
 
-    async def main() -> None:
-        handler = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-        async with served(handler, limits) as door:
-            reader, writer = await door.connect()
-            for _ in range(3 * limits.all_bodies_bytes // 100):
-                writer.write(request)
-                assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
-            writer.close()
-
-    run(main())
+    handler = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+    async with served(handler, limits) as door:
+        reader, writer = await door.connect()
+        for _ in range(3 * limits.all_bodies_bytes // 100):
+            writer.write(request)
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        writer.close()

@@ -13,7 +13,9 @@ import pytest
 from small_door import (
     PassGate,
     answering,
+    asked,
     echo,
+    on_loop,
     opened,
     read_request,
     run,
@@ -32,7 +34,8 @@ LAST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-def test_events_are_passed_on_as_they_come() -> None:
+@on_loop
+async def test_events_are_passed_on_as_they_come() -> None:
     go_on = asyncio.Event()
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,17 +45,14 @@ def test_events_are_passed_on_as_they_come() -> None:
         writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
         writer.close()
 
-    async def main() -> None:
-        async with served(slow) as door:
-            reader, writer = await door.connect()
-            writer.write(GET)
-            await reader.readuntil(b"one\r\n")
-            go_on.set()
-            await reader.readuntil(b"0\r\n\r\n")
-            writer.write(GET)  # the connection may be used on
-            await reader.readuntil(b"0\r\n\r\n")
-
-    run(main())
+    async with served(slow) as door:
+        reader, writer = await door.connect()
+        writer.write(GET)
+        await reader.readuntil(b"one\r\n")
+        go_on.set()
+        await reader.readuntil(b"0\r\n\r\n")
+        writer.write(GET)  # the connection may be used on
+        await reader.readuntil(b"0\r\n\r\n")
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,7 @@ def test_events_are_passed_on_as_they_come() -> None:
     ],
 )
 def test_a_response_that_breaks_off_does_not_look_finished(response: bytes) -> None:
-    async def main() -> bytes:
-        async with served(answering(response)) as door:
-            return await door.ask(GET)
-
-    answer = run(main())
+    answer = asked(answering(response), GET)
     assert not answer.endswith(b"0\r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"content-length" not in head or len(body) < 9
@@ -78,11 +74,7 @@ def test_a_response_that_breaks_off_does_not_look_finished(response: bytes) -> N
 
 @pytest.mark.parametrize("response", [b"", b"HTTP/1.1 200 OK\r\ncontent", b"garbage\r\n\r\n"])
 def test_a_server_that_ends_before_it_answers_is_a_coded_503(response: bytes) -> None:
-    async def main() -> bytes:
-        async with served(answering(response)) as door:
-            return await door.ask(LAST)
-
-    answer = run(main())
+    answer = asked(answering(response), LAST)
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b'{"error":"E2105 TritonUnavailable: ' in answer
 
@@ -119,39 +111,24 @@ def test_a_gate_that_fails_is_a_coded_500() -> None:
     ],
 )
 def test_responses_without_a_body_leave_the_connection_usable(response: bytes) -> None:
-    async def main() -> bytes:
-        async with served(answering(response)) as door:
-            return await door.ask(GET + LAST)
-
-    assert run(main()).count(b"HTTP/1.1 ") == 2
+    assert asked(answering(response), GET + LAST).count(b"HTTP/1.1 ") == 2
 
 
 def test_the_answer_to_head_has_no_body() -> None:
-    async def main() -> bytes:
-        handler = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n")
-        async with served(handler) as door:
-            return await door.ask(GET.replace(b"GET", b"HEAD") + LAST.replace(b"GET", b"HEAD"))
-
-    assert run(main()).count(b"content-length: 5") == 2
+    handler = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n")
+    answer = asked(handler, GET.replace(b"GET", b"HEAD") + LAST.replace(b"GET", b"HEAD"))
+    assert answer.count(b"content-length: 5") == 2
 
 
 def test_a_response_of_unknown_length_ends_with_the_connection() -> None:
-    async def main() -> bytes:
-        async with served(answering(b"HTTP/1.1 200 OK\r\n\r\nall of it")) as door:
-            return await door.ask(GET)
-
-    answer = run(main())
+    answer = asked(answering(b"HTTP/1.1 200 OK\r\n\r\nall of it"), GET)
     assert answer.endswith(b"all of it")
     assert b"connection: close" in answer
 
 
 def test_bytes_beyond_the_length_are_not_passed_on() -> None:
-    async def main() -> bytes:
-        response = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n\r\n"
-        async with served(answering(response)) as door:
-            return await door.ask(LAST)
-
-    assert run(main()).endswith(b"\r\n\r\nok")
+    response = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n\r\n"
+    assert asked(answering(response), LAST).endswith(b"\r\n\r\nok")
 
 
 def test_a_client_that_leaves_ends_its_request_at_once() -> None:
@@ -222,7 +199,8 @@ def test_a_slow_reader_holds_back_the_server_not_the_doors_memory() -> None:
     assert run(main()) < 60 << 20
 
 
-def test_a_client_that_reads_nothing_is_let_go_after_a_time() -> None:
+@on_loop
+async def test_a_client_that_reads_nothing_is_let_go_after_a_time() -> None:
     async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n" + bytes(100_000_000))
@@ -231,15 +209,12 @@ def test_a_client_that_reads_nothing_is_let_go_after_a_time() -> None:
         except ConnectionError:
             writer.close()
 
-    async def main() -> None:
-        async with served(flood, Limits(idle_s=0.3)) as door:
-            client = socket.create_connection(("127.0.0.1", door.port))
-            client.sendall(GET)
-            await until(lambda: len(door.connections) == 1)
-            await until(lambda: len(door.connections) == 0)
-            client.close()
-
-    run(main())
+    async with served(flood, Limits(idle_s=0.3)) as door:
+        client = socket.create_connection(("127.0.0.1", door.port))
+        client.sendall(GET)
+        await until(lambda: len(door.connections) == 1)
+        await until(lambda: len(door.connections) == 0)
+        client.close()
 
 
 def test_a_short_response_may_be_replaced_whole() -> None:
@@ -295,31 +270,27 @@ def test_a_chunked_response_may_be_replaced_whole() -> None:
     assert b" 503 " in run(main(*bad[:-1]))  # broken off, and nothing was written
 
 
-def test_requests_that_arrive_slowly_do_not_keep_others_out() -> None:
-    async def main() -> None:
-        async with served(echo, Limits(connections=20)) as door:
-            for _ in range(30):
-                _, writer = await door.connect()
-                writer.write(b"GET / HT")
-            await asyncio.sleep(0.1)
-            assert b"200 OK" in await door.ask(LAST)
-
-    run(main())
+@on_loop
+async def test_requests_that_arrive_slowly_do_not_keep_others_out() -> None:
+    async with served(echo, Limits(connections=20)) as door:
+        for _ in range(30):
+            _, writer = await door.connect()
+            writer.write(b"GET / HT")
+        await asyncio.sleep(0.1)
+        assert b"200 OK" in await door.ask(LAST)
 
 
-def test_the_connection_that_is_idle_the_longest_makes_room() -> None:
-    async def main() -> None:
-        async with served(echo, Limits(connections=3)) as door:
-            clients = [await door.connect() for _ in range(3)]
-            await until(lambda: len(door.connections) == 3)
-            clients[0][1].write(GET)  # so it is not the longest
-            await clients[0][0].readuntil(b"\r\n\r\n")
-            assert b"200 OK" in await door.ask(LAST)
-            assert await clients[1][0].read() == b""
-            clients[0][1].write(GET)
-            await clients[0][0].readuntil(b"200 OK")
-
-    run(main())
+@on_loop
+async def test_the_connection_that_is_idle_the_longest_makes_room() -> None:
+    async with served(echo, Limits(connections=3)) as door:
+        clients = [await door.connect() for _ in range(3)]
+        await until(lambda: len(door.connections) == 3)
+        clients[0][1].write(GET)  # so it is not the longest
+        await clients[0][0].readuntil(b"\r\n\r\n")
+        assert b"200 OK" in await door.ask(LAST)
+        assert await clients[1][0].read() == b""
+        clients[0][1].write(GET)
+        await clients[0][0].readuntil(b"200 OK")
 
 
 def test_beyond_the_limit_of_busy_connections_there_is_a_coded_503() -> None:
@@ -345,19 +316,17 @@ def test_beyond_the_limit_of_busy_connections_there_is_a_coded_503() -> None:
     assert b"E2107" in answer
 
 
-def test_a_thousand_idle_connections_leave_room_for_one_that_asks() -> None:
-    async def main() -> None:
-        async with served(echo, Limits(connections=100)) as door:
-            idle = []
-            for _ in range(400):
-                idle.append(socket.create_connection(("127.0.0.1", door.port)))
-                await asyncio.sleep(0)
-            assert b"200 OK" in await door.ask(LAST)
-            assert len(door.connections) <= 100
-            for client in idle:
-                client.close()
-
-    run(main())
+@on_loop
+async def test_a_thousand_idle_connections_leave_room_for_one_that_asks() -> None:
+    async with served(echo, Limits(connections=100)) as door:
+        idle = []
+        for _ in range(400):
+            idle.append(socket.create_connection(("127.0.0.1", door.port)))
+            await asyncio.sleep(0)
+        assert b"200 OK" in await door.ask(LAST)
+        assert len(door.connections) <= 100
+        for client in idle:
+            client.close()
 
 
 @pytest.fixture
@@ -370,25 +339,23 @@ def few_files() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("few_files")
-def test_a_lack_of_descriptors_is_told_and_survived(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with served(echo) as door:
-            assert b"200 OK" in await door.ask(LAST)
-            client, files = socket.socket(), []
-            with suppress(OSError):
-                while True:
-                    files.append(os.open(os.devnull, os.O_RDONLY))
-            client.connect(("127.0.0.1", door.port))
-            await until(lambda: "E2107" in caplog.text)
-            for file in files:
-                os.close(file)
-            client.sendall(LAST)
-            client.setblocking(False)
-            loop = asyncio.get_running_loop()
-            assert b"200 OK" in await loop.sock_recv(client, 65536)
-            client.close()
-
-    run(main())
+@on_loop
+async def test_a_lack_of_descriptors_is_told_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(echo) as door:
+        assert b"200 OK" in await door.ask(LAST)
+        client, files = socket.socket(), []
+        with suppress(OSError):
+            while True:
+                files.append(os.open(os.devnull, os.O_RDONLY))
+        client.connect(("127.0.0.1", door.port))
+        await until(lambda: "E2107" in caplog.text)
+        for file in files:
+            os.close(file)
+        client.sendall(LAST)
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        assert b"200 OK" in await loop.sock_recv(client, 65536)
+        client.close()
     assert "no connection can be accepted: Too many open files" in caplog.text
 
 

@@ -155,6 +155,7 @@ def test_parameter_must_be_a_scalar(value: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_unknown_arguments_are_refused(model: str, tmp_path: Path) -> None:
     refusal(tmp_path, model, "frobnicate", 1)
+    refusal(tmp_path, "ensemble", "bls_instance_count", 1)
 
 
 @pytest.mark.parametrize(
@@ -173,10 +174,6 @@ def test_misspelt_arguments_are_refused_with_the_nearest_name(
     model: str, name: str, meant: str, tmp_path: Path
 ) -> None:
     assert f"did you mean {meant!r}" in refusal(tmp_path, model, name, 1)
-
-
-def test_instance_count_of_another_model_is_refused(tmp_path: Path) -> None:
-    refusal(tmp_path, "ensemble", "bls_instance_count", 1)
 
 
 def test_models_answer_whole_where_the_engines_does(tmp_path: Path) -> None:

@@ -97,10 +97,13 @@ def listing(model: str) -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
-def with_models(scenario: Callable[[Models], Awaitable[None]], **settings: Any) -> None:
-    """Run `scenario` once both models are loaded, and `a` has the GPU."""
+Scenario = Callable[[Models], Awaitable[None]]
 
-    async def main() -> None:
+
+def with_models(**settings: Any) -> Callable[[Scenario], Callable[[], None]]:
+    """A test of a scenario that begins once both models are loaded, and `a` has the GPU."""
+
+    async def main(scenario: Scenario) -> None:
         models = Models()
         names: dict[str, str] = {}
         values = {"swap_residence": 0.0, **settings}
@@ -143,140 +146,122 @@ def with_models(scenario: Callable[[Models], Awaitable[None]], **settings: Any) 
                     loaded.set()
                     await asyncio.gather(*keepers)
 
-    run(main())
+    return lambda scenario: lambda: run(main(scenario))
 
 
 async def turn(models: Models, model: str | None) -> str:
     return (await models.swapping.turn_of(model)).name
 
 
-def test_a_request_for_another_model_swaps_it_in() -> None:
-    async def scenario(models: Models) -> None:
-        assert await turn(models, "a") == await turn(models, None) == "a"
-        assert models.orders == []
-        assert await turn(models, "b") == "b"
-        assert models.orders == ["a ParkLeased", "b UnparkLeased"]
-        assert await turn(models, None) == "a"  # such as /predictions
-        answer = models.swapping.with_metrics(200, b"# EOF\n")
-        assert answer is not None
-        assert b'cog_triton_swaps_total{model="b"} 1' in answer.body
-        assert b'cog_triton_model_resident{model="a"} 1' in answer.body
-
-    with_models(scenario)
+@with_models()
+async def test_a_request_for_another_model_swaps_it_in(models: Models) -> None:
+    assert await turn(models, "a") == await turn(models, None) == "a"
+    assert models.orders == []
+    assert await turn(models, "b") == "b"
+    assert models.orders == ["a ParkLeased", "b UnparkLeased"]
+    assert await turn(models, None) == "a"  # such as /predictions
+    answer = models.swapping.with_metrics(200, b"# EOF\n")
+    assert answer is not None
+    assert b'cog_triton_swaps_total{model="b"} 1' in answer.body
+    assert b'cog_triton_model_resident{model="a"} 1' in answer.body
 
 
-def test_a_swap_waits_for_requests_and_newcomers_wait_for_it() -> None:
-    async def scenario(models: Models) -> None:
-        connections = models.upstreams.serving.connections
-        with connections.request(Stream()):
-            b = asyncio.ensure_future(turn(models, "b"))
-            await models.until(lambda: models.swapping._draining)
-            a = asyncio.ensure_future(turn(models, "a"))  # would starve b if it went on
-            await asyncio.sleep(0.1)
-            assert not models.orders
-            assert not a.done()
-            assert not b.done()
-        assert await b == "b"
-        assert await a == "a"
-
-    with_models(scenario)
-
-
-def test_a_model_has_the_gpu_for_its_residence() -> None:
-    async def scenario(models: Models) -> None:
-        assert await turn(models, "b") == "b"
-        a = asyncio.ensure_future(turn(models, "a"))
+@with_models()
+async def test_a_swap_waits_for_requests_and_newcomers_wait_for_it(models: Models) -> None:
+    connections = models.upstreams.serving.connections
+    with connections.request(Stream()):
+        b = asyncio.ensure_future(turn(models, "b"))
+        await models.until(lambda: models.swapping._draining)
+        a = asyncio.ensure_future(turn(models, "a"))  # would starve b if it went on
         await asyncio.sleep(0.1)
-        assert await turn(models, "b") == "b"
+        assert not models.orders
         assert not a.done()
-        assert await a == "a"
-
-    with_models(scenario, swap_residence=1.0)
-
-
-def test_requests_that_do_not_end_are_broken_off() -> None:
-    async def scenario(models: Models) -> None:
-        stream = Stream()
-
-        async def streams() -> None:
-            with models.upstreams.serving.connections.request(stream):
-                await stream.broken.wait()
-
-        streaming = asyncio.ensure_future(streams())
-        await asyncio.sleep(0)
-        assert await turn(models, "b") == "b"
-        await streaming
-
-    with_models(scenario, swap_drain=0.1)
+        assert not b.done()
+    assert await b == "b"
+    assert await a == "a"
 
 
-def test_the_queue_is_bounded_and_left_by_clients_that_go() -> None:
-    async def scenario(models: Models) -> None:
-        with models.upstreams.serving.connections.request(Stream()):
-            waiting = [asyncio.ensure_future(turn(models, "b")) for _ in range(2)]
-            await models.until(lambda: len(models.swapping._waiting) == 2)
-            with pytest.raises(errors.Overloaded, match="2 requests wait"):
-                await turn(models, "b")
-            for one in waiting:
-                one.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-            assert not models.swapping._waiting
-        assert await turn(models, "a") == "a"
-
-    with_models(scenario, max_queue=2)
+@with_models(swap_residence=1.0)
+async def test_a_model_has_the_gpu_for_its_residence(models: Models) -> None:
+    assert await turn(models, "b") == "b"
+    a = asyncio.ensure_future(turn(models, "a"))
+    await asyncio.sleep(0.1)
+    assert await turn(models, "b") == "b"
+    assert not a.done()
+    assert await a == "a"
 
 
-def test_an_engine_that_cannot_be_parked_serves_on() -> None:
-    async def scenario(models: Models) -> None:
-        models.errors["a ParkLeased"] = errors.EngineNotParked("it needs 20 GB")
-        with pytest.raises(errors.EngineNotParked, match="20 GB"):
+@with_models(swap_drain=0.1)
+async def test_requests_that_do_not_end_are_broken_off(models: Models) -> None:
+    stream = Stream()
+
+    async def streams() -> None:
+        with models.upstreams.serving.connections.request(stream):
+            await stream.broken.wait()
+
+    streaming = asyncio.ensure_future(streams())
+    await asyncio.sleep(0)
+    assert await turn(models, "b") == "b"
+    await streaming
+
+
+@with_models(max_queue=2)
+async def test_the_queue_is_bounded_and_left_by_clients_that_go(models: Models) -> None:
+    with models.upstreams.serving.connections.request(Stream()):
+        waiting = [asyncio.ensure_future(turn(models, "b")) for _ in range(2)]
+        await models.until(lambda: len(models.swapping._waiting) == 2)
+        with pytest.raises(errors.Overloaded, match="2 requests wait"):
             await turn(models, "b")
-        assert await turn(models, "a") == "a"
-        models.errors.clear()
-        assert await turn(models, "b") == "b"
-
-    with_models(scenario)
-
-
-def test_an_engine_that_does_not_come_back_leaves_the_other() -> None:
-    async def scenario(models: Models) -> None:
-        models.errors["b UnparkLeased"] = errors.TritonUnavailable("gone")
-        with pytest.raises(errors.TritonUnavailable, match="gone"):
-            await turn(models, "b")
-        assert models.orders == ["a ParkLeased", "b UnparkLeased", "a UnparkLeased"]
-        assert await turn(models, "a") == "a"
-
-    with_models(scenario)
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert not models.swapping._waiting
+    assert await turn(models, "a") == "a"
 
 
-def test_those_that_wait_are_told_of_a_drain() -> None:
-    async def scenario(models: Models) -> None:
-        with models.upstreams.serving.connections.request(Stream()):
-            waits = asyncio.ensure_future(turn(models, "b"))
-            await models.until(lambda: models.swapping._waiting)
-            models.swapping.refuse()
-            for one in (waits, asyncio.ensure_future(turn(models, "b"))):
-                with pytest.raises(errors.TritonUnavailable, match="stopping"):
-                    await one
-
-    with_models(scenario)
+@with_models()
+async def test_an_engine_that_cannot_be_parked_serves_on(models: Models) -> None:
+    models.errors["a ParkLeased"] = errors.EngineNotParked("it needs 20 GB")
+    with pytest.raises(errors.EngineNotParked, match="20 GB"):
+        await turn(models, "b")
+    assert await turn(models, "a") == "a"
+    models.errors.clear()
+    assert await turn(models, "b") == "b"
 
 
-def test_the_openai_api_lists_all_models_and_chooses_by_name() -> None:
-    async def scenario(models: Models) -> None:
-        route = Route(models.upstreams, "OPENAI_PORT")
-        gate = OpenAIGate(route, Access(None, True), Limits(), LargeBodies(), metrics_public=True)
-        async with opened(gate) as door:
-            listed = await door.ask(request("GET", "/v1/models"))
-            assert [one["id"] for one in body(listed)["data"]] == ["a", "b"]
-            assert body(await door.ask(request("GET", "/v1/models/b")))["id"] == "b"
-            asked = await door.ask(request("POST", "/v1/completions", {"model": "b"}))
-            assert body(asked)["data"][0]["id"] == "b"
-            refused = await door.ask(request("POST", "/v1/completions", {"model": "bb"}))
-            assert refused.startswith(b"HTTP/1.1 404")
-            assert "the models are 'a', 'b'; did you mean 'b'?" in refused.decode()
+@with_models()
+async def test_an_engine_that_does_not_come_back_leaves_the_other(models: Models) -> None:
+    models.errors["b UnparkLeased"] = errors.TritonUnavailable("gone")
+    with pytest.raises(errors.TritonUnavailable, match="gone"):
+        await turn(models, "b")
+    assert models.orders == ["a ParkLeased", "b UnparkLeased", "a UnparkLeased"]
+    assert await turn(models, "a") == "a"
 
-    with_models(scenario)
+
+@with_models()
+async def test_those_that_wait_are_told_of_a_drain(models: Models) -> None:
+    with models.upstreams.serving.connections.request(Stream()):
+        waits = asyncio.ensure_future(turn(models, "b"))
+        await models.until(lambda: models.swapping._waiting)
+        models.swapping.refuse()
+        for one in (waits, asyncio.ensure_future(turn(models, "b"))):
+            with pytest.raises(errors.TritonUnavailable, match="stopping"):
+                await one
+
+
+@with_models()
+async def test_the_openai_api_lists_all_models_and_chooses_by_name(models: Models) -> None:
+    route = Route(models.upstreams, "OPENAI_PORT")
+    gate = OpenAIGate(route, Access(None, True), Limits(), LargeBodies(), metrics_public=True)
+    async with opened(gate) as door:
+        listed = await door.ask(request("GET", "/v1/models"))
+        assert [one["id"] for one in body(listed)["data"]] == ["a", "b"]
+        assert body(await door.ask(request("GET", "/v1/models/b")))["id"] == "b"
+        asked = await door.ask(request("POST", "/v1/completions", {"model": "b"}))
+        assert body(asked)["data"][0]["id"] == "b"
+        refused = await door.ask(request("POST", "/v1/completions", {"model": "bb"}))
+        assert refused.startswith(b"HTTP/1.1 404")
+        assert "the models are 'a', 'b'; did you mean 'b'?" in refused.decode()
 
 
 def request(method: str, path: str, values: dict[str, str] | None = None) -> bytes:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from small_door import TENSORS, answering, run
+from small_door import TENSORS, answering, on_loop, run
 
 from cog_triton.door.json_body import JSONLimits, Numbers
 from cog_triton.door.message import Answer
@@ -232,7 +232,8 @@ def test_the_list_of_models_is_asked_for_by_state_alone() -> None:
             rewritten_index(bad, LIMITS)
 
 
-def test_tensors_of_a_model_are_asked_for_once() -> None:
+@on_loop
+async def test_tensors_of_a_model_are_asked_for_once() -> None:
     config = json.dumps(
         {
             "input": [
@@ -244,35 +245,32 @@ def test_tensors_of_a_model_are_asked_for_once() -> None:
     ).encode()
     asked: list[bytes] = []
 
-    async def main() -> None:
-        async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            asked.append((await reader.readuntil(b"\r\n\r\n")).split()[1])
-            there = asked[-1] == b"/v2/models/m/config"
-            writer.write(b"HTTP/1.1 %b\r\n\r\n" % (b"200 OK" if there else b"400 Bad Request"))
-            writer.write(config if there else b'{"error":"no"}')
-            writer.close()
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split()[1])
+        there = asked[-1] == b"/v2/models/m/config"
+        writer.write(b"HTTP/1.1 %b\r\n\r\n" % (b"200 OK" if there else b"400 Bad Request"))
+        writer.write(config if there else b'{"error":"no"}')
+        writer.close()
 
-        server = await asyncio.start_server(handler, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        models, first, second = (
-            ServedModels(),
-            Upstream("a", {"PORT": 1}),
-            Upstream("b", {"PORT": 1}),
-        )
-        for _ in range(3):
-            found = await models.tensors(first, port, "/v2/models/m")
-            assert not isinstance(found, Answer)
-            assert (found.inputs, found.outputs) == ({"a": "BYTES", "b": "FP32"}, {"c"})
-        await models.tensors(second, port, "/v2/models/m")  # another version of it, perhaps
-        for _ in range(2):
-            answer = await models.tensors(first, port, "/v2/models/n")
-            assert answer == Answer(400, b'{"error":"no"}')
-        server.close()
-        assert asked == [b"/v2/models/m/config"] * 2 + [b"/v2/models/n/config"] * 2
-        with pytest.raises(TritonUnavailable):
-            await models.tensors(second, port, "/v2/models/n")
-
-    run(main())
+    server = await asyncio.start_server(handler, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    models, first, second = (
+        ServedModels(),
+        Upstream("a", {"PORT": 1}),
+        Upstream("b", {"PORT": 1}),
+    )
+    for _ in range(3):
+        found = await models.tensors(first, port, "/v2/models/m")
+        assert not isinstance(found, Answer)
+        assert (found.inputs, found.outputs) == ({"a": "BYTES", "b": "FP32"}, {"c"})
+    await models.tensors(second, port, "/v2/models/m")  # another version of it, perhaps
+    for _ in range(2):
+        answer = await models.tensors(first, port, "/v2/models/n")
+        assert answer == Answer(400, b'{"error":"no"}')
+    server.close()
+    assert asked == [b"/v2/models/m/config"] * 2 + [b"/v2/models/n/config"] * 2
+    with pytest.raises(TritonUnavailable):
+        await models.tensors(second, port, "/v2/models/n")
 
 
 @pytest.mark.parametrize("config", [b"", b"[]", b'{"input":[{}]}', b"nonsense"])

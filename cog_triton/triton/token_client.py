@@ -25,6 +25,7 @@ from cog_triton.settings import load_settings
 from cog_triton.system.redaction import redact_address
 from cog_triton.text.sampling import SAMPLING, SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
+from cog_triton.triton.token_transport import as_list
 
 _numbers = itertools.count(1)
 
@@ -175,10 +176,9 @@ def _sequences(event: Mapping[str, Any], request: TokenRequest) -> list[tuple[in
 
 def _whole_numbers(event: Mapping[str, Any], name: str) -> list[int]:
     """An integer tensor as a list; Triton writes a single element as a bare number."""
-    value = event.get(name, [])
-    numbers: list[int] = value if isinstance(value, list) else [value]
+    numbers: list[int] = as_list(event.get(name, []))
     if any(type(number) is not int for number in numbers):
-        raise TritonMalformedEvent(f"{name}={value!r}: must be whole numbers")
+        raise TritonMalformedEvent(f"{name}={event[name]!r}: must be whole numbers")
     return numbers
 
 

@@ -32,7 +32,7 @@ def closed_at_the_end() -> Iterator[None]:
 
 
 def cog(access: Access = OPEN, health: dict[str, Any] | None = None) -> CogGate:
-    route = route_to(5000, **(health or {"status": "READY"}))
+    route = route_to(**(health or {"status": "READY"}))
     return CogGate(route, access, LIMITS, BODIES, WebhookRelay(WebhookRules()))
 
 

@@ -92,7 +92,7 @@ def timed_out(seconds: float) -> TritonTimeout:
 class GenerateEndpoint:
     """The generate_stream endpoint of `model`; `to_error` maps error texts.
 
-    `timeout` is in seconds between bytes. Errors name the `settings` that have the address.
+    `timeout` is in seconds between bytes. Errors at `this_server` name its settings.
     """
 
     host: str
@@ -100,14 +100,14 @@ class GenerateEndpoint:
     model: str
     to_error: ToError
     timeout: float | None = None
-    settings: str = ""
+    this_server: bool = False
 
     @classmethod
     def of_this_server(cls, model: str, to_error: ToError) -> GenerateEndpoint:
         """Where the tritonserver that runs this stub listens: TRITON_HOST and TRITON_HTTP_PORT."""
         host = os.environ.get("TRITON_HOST") or "127.0.0.1"
         port = int(os.environ.get("TRITON_HTTP_PORT") or 8000)
-        return cls(host, port, model, to_error, settings="TRITON_HOST, TRITON_HTTP_PORT")
+        return cls(host, port, model, to_error, this_server=True)
 
     @classmethod
     def at(cls, url: str, model: str, to_error: ToError, timeout: float) -> GenerateEndpoint:
@@ -199,10 +199,12 @@ class GenerateStream:
         endpoint = self._endpoint
         if self._socket is not None and self._timeout and isinstance(error, TimeoutError):
             return timed_out(self._timeout)
-        if endpoint.settings:
-            where = f"{endpoint.host}:{endpoint.port} ({endpoint.settings})"
-            what = f"Triton's HTTP at {where} failed: {error!r}"
-        elif self._socket is None:
+        if endpoint.this_server:
+            return TritonUnavailable(
+                f"Triton's HTTP at {endpoint.host}:{endpoint.port} (TRITON_HOST, TRITON_HTTP_PORT)"
+                f" failed: {error!r}; try again"
+            )
+        if self._socket is None:
             what = f"cannot connect to {(endpoint.host, endpoint.port)}: {error}"
         else:
             what = f"the connection ended early: {error}"

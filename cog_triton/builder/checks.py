@@ -33,7 +33,7 @@ from cog_triton.errors import (
     UserError,
     nearest,
 )
-from cog_triton.sizing.model_shape import ModelShape, read_shape
+from cog_triton.sizing.memory_sum import ModelShape, read_shape
 from cog_triton.system.gpus import visible_gpus
 
 _ERRORS: dict[str, type[UserError]] = {

@@ -17,7 +17,7 @@ from cog_triton.builder.arguments import (
 )
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.example_families import Families, Script
-from cog_triton.download.model_request import FetchedModel, ModelRequest
+from cog_triton.download.model_source import FetchedModel, ModelRequest
 from cog_triton.errors import UnknownArgument
 
 _INPUT_ARGUMENTS = ("model_dir", "checkpoint_dir")

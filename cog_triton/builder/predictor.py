@@ -13,7 +13,7 @@ from cog_triton.builder.job import Job
 from cog_triton.builder.job_runner import JobRunner
 from cog_triton.errors import InvalidArgument
 from cog_triton.settings import BuildSettings, load_group
-from cog_triton.system.parent_death import exit_with_parent
+from cog_triton.system.process_state import exit_with_parent
 from cog_triton.system.redaction import redact_url
 
 ENGINE_NAME = "engine.tar"

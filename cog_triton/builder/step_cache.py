@@ -24,7 +24,7 @@ from cog_triton.builder.canary_run import PROMPT, TOKENS
 from cog_triton.builder.packed_adapters import PackedAdapter
 from cog_triton.builder.plan import Plan, Step
 from cog_triton.download import model_source
-from cog_triton.download.model_request import FetchedModel
+from cog_triton.download.model_source import FetchedModel
 
 _PACKAGE = "package"
 _RECORDS = "stamps"  # a name that configs may not give to an output

@@ -57,5 +57,5 @@ def doctor(
         typer.echo(report.as_json(checks))
     else:
         report.print_to(Console(highlight=False, emoji=False), checks)
-    if not run_checks.healthy(checks):
+    if not report.healthy(checks):
         raise typer.Exit(1)

@@ -6,14 +6,13 @@ import contextlib
 from pathlib import Path
 
 from cog_triton.artifact import compatibility, engine_config, engine_manifest, tar_members
-from cog_triton.artifact.compatibility import Needs
+from cog_triton.artifact.compatibility import Machine, Needs
 from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, MAX_TEXT
-from cog_triton.doctor.check_result import Check, fail, ok, warn
+from cog_triton.doctor.report import Check, fail, ok, warn
 from cog_triton.engines.registry import FAMILIES, open_engine
 from cog_triton.errors import CogTritonError, EngineCorrupt, EngineIncompatible, ModelUnavailable
 from cog_triton.inspection.engine_contents import no_engine
-from cog_triton.system.machine import Machine
 from cog_triton.system.printable import printable
 
 SMALL = (MANIFEST_NAME, CONFIG_NAME)

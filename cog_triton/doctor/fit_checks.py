@@ -2,20 +2,88 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from cog_triton.artifact.compatibility import gpu_problem
-from cog_triton.doctor import hardware, model_check, software, target
-from cog_triton.doctor.check_result import Check, fail, ok
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME
+from cog_triton.doctor import hardware, software, target
+from cog_triton.doctor.report import Check, fail, ok, warn
 from cog_triton.doctor.target import Target
+from cog_triton.download.model_source import is_hub_id
 from cog_triton.errors import CogTritonError, EngineIncompatible
 from cog_triton.settings import Settings
+from cog_triton.sizing import fit, gpu_table
+from cog_triton.sizing.memory_sum import GIB
+from cog_triton.sizing.model_files import ModelFiles
 from cog_triton.system import gpus
 
 _GB = 1e9
 _SPARE = int(0.5 * _GB)
+
+
+def is_model(name: str) -> bool:
+    """Whether `name` is a hub id or a directory of Hugging Face weights, and no engine."""
+    if is_hub_id(name):
+        return True
+    directory = Path(name)
+    if (directory / MANIFEST_NAME).exists() or (directory / "model.json").exists():
+        return False
+    try:
+        config = json.loads((directory / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "architectures" in config
+
+
+def check(target: Target, meminfo: Path = Path("/proc/meminfo")) -> Check:
+    """Check weights, KV cache and activations against the GPUs' free memory; memory without GPU."""
+    files = target.files
+    if files is None:
+        found, name = f"not compared: {target.unknown}", "memory of the GPU"
+        if target.what == "image" or target.on_cpu:
+            return ok(name, found)
+        return warn(name, found, "the engine's log tells what it takes, once it has loaded")
+    try:
+        here = gpu_table.gpu_here()
+        if here is None:
+            return _on_the_cpu(files, meminfo)
+        gpu, count = here
+        gpu_table.require_supported(gpu)
+        counts = [target.gpus] if target.gpus else [n for n in gpu_table.COUNTS if n <= count]
+        precisions = [target.precision] if target.precision else fit.precisions_of(files, gpu)
+        best = fit.choose(files, gpu, counts, precisions)
+    except EngineIncompatible as error:
+        return fail(target.what, error.detail, "another GPU, more of them, or a smaller model")
+    memory = best.memory
+    told = (
+        f"{files.name} fits {memory.gpus} of {count} x {gpu.name} with {memory.precision.title}:"
+        f" {best.max_batch_size} sequences at once, {memory.kv_tokens} tokens in the KV cache;"
+        f" the largest max_model_len is {min(best.longest, files.shape.max_len)}"
+    )
+    if gpu.free is None:
+        return ok(target.what, f"{told} (what is free of the GPU's memory is not known)")
+    if memory.usable < gpu.free:
+        return ok(target.what, told)
+    share = gpu.free * 100 // gpu.memory / 100
+    taken = f"{told}; others hold {(gpu.memory - gpu.free) / GIB:.1f} GiB of the GPU"
+    return warn(target.what, taken, f"end them, or set gpu_memory_utilization to {share}")
+
+
+def _on_the_cpu(files: ModelFiles, meminfo: Path) -> Check:
+    free = int(re.findall(r"MemAvailable: *(\d+)", meminfo.read_text("utf-8"))[0]) * 1024
+    size = f"{files.name}: {files.weight_bytes / GIB:.1f} GiB of weights"
+    told = f"{size}, {free / GIB:.1f} GiB of memory free, no GPU. {fit.would_do(files)}"
+    if files.weight_bytes > free:
+        return fail("model", told, "a machine with such a GPU, or a smaller model")
+    if files.weight_bytes > free // 2:
+        return warn(
+            "model", told, "a smaller model, or such a GPU: there is little room for anything else"
+        )
+    return ok("model", f"{told}; the memory here holds it, too")
 
 
 def run(name: str, settings: Settings, here: Sequence[int] | EngineIncompatible) -> Iterator[Check]:
@@ -35,12 +103,12 @@ def run(name: str, settings: Settings, here: Sequence[int] | EngineIncompatible)
         names = [] if isinstance(here, EngineIncompatible) else gpus.gpu_names()
         yield software.cuda_driver(wanted.cuda, wanted.what, names, compat=wanted.compat)
     if not isinstance(here, EngineIncompatible):
-        yield model_check.check(wanted)
+        yield check(wanted)
     yield disk(wanted)
 
 
 def _kind(name: str) -> str:
-    return "model" if model_check.is_model(name) else "engine"
+    return "model" if is_model(name) else "engine"
 
 
 def _gpu(wanted: Target, here: Sequence[int] | EngineIncompatible) -> Check:

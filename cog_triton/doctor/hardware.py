@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cog_triton.artifact.compatibility import require_gpu, sm_names
-from cog_triton.doctor.check_result import Check, fail, ok, warn
+from cog_triton.doctor.report import Check, fail, ok, warn
 from cog_triton.errors import CogTritonError, EngineIncompatible, TritonStartFailed
 from cog_triton.serving.coglet import prediction_directory
 from cog_triton.system import ports
@@ -21,6 +21,11 @@ _PROC = Path("/proc")
 _LISTENING = "0A"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _SERVER = b"cog_triton.door"
+_GB = 1e9
+_QUERY = "name,memory.total,driver_version"
+_TIMEOUT_S = 30
+_MIN_QUEUE_LENGTH = 2000
+_OUR_REGIONS = re.compile(r"cog_triton_(\d+)_")
 
 
 def own_server(ports: Collection[int]) -> dict[int, int]:
@@ -66,13 +71,6 @@ def _door(process: int) -> int | None:
             return None
         process = int(status.rpartition(")")[2].split()[1])
     return None
-
-
-_GB = 1e9
-_QUERY = "name,memory.total,driver_version"
-_TIMEOUT_S = 30
-_MIN_QUEUE_LENGTH = 2000
-_OUR_REGIONS = re.compile(r"cog_triton_(\d+)_")
 
 
 def gpu(image_sm: str | None, here: Sequence[int] | EngineIncompatible) -> Check:

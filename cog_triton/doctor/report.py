@@ -1,22 +1,60 @@
-"""Doctor report as a terminal table, log lines, or JSON."""
+"""Results of checks, and their report: a terminal table, log lines, or JSON."""
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cog_triton.doctor.check_result import Check, State
-from cog_triton.doctor.run_checks import healthy
+
+class State(enum.StrEnum):
+    """State of a check. `FAIL`: serving will not work; `WARN`: it may, with limits."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Result of one check; `advice` says what to do, empty if nothing."""
+
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+def ok(name: str, found: str) -> Check:
+    """Passed check."""
+    return Check(name, State.OK, found)
+
+
+def warn(name: str, found: str, advice: str) -> Check:
+    """Check with a warning."""
+    return Check(name, State.WARN, found, advice)
+
+
+def fail(name: str, found: str, advice: str) -> Check:
+    """Failed check."""
+    return Check(name, State.FAIL, found, advice)
+
 
 _SYMBOLS = {
     State.OK: ("✓", "green"),
     State.WARN: ("!", "yellow"),
     State.FAIL: ("✗", "bold red"),
 }
+
+
+def healthy(checks: Sequence[Check]) -> bool:
+    """Whether no check failed."""
+    return all(check.state is not State.FAIL for check in checks)
 
 
 def as_json(checks: Sequence[Check]) -> str:

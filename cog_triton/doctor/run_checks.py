@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cog_triton.artifact import cuda_support
-from cog_triton.doctor import engine_check, fit_checks, hardware, model_check, software
-from cog_triton.doctor.check_result import Check, State, fail, ok
+from cog_triton.artifact.compatibility import Machine, backends_in, library_versions
+from cog_triton.doctor import engine_check, fit_checks, hardware, software
+from cog_triton.doctor.report import Check, fail, ok
 from cog_triton.errors import CogTritonError, EngineIncompatible, TritonStartFailed
 from cog_triton.settings import Settings, load_settings
 from cog_triton.system.gpus import visible_gpus
-from cog_triton.system.machine import Machine, backends_in, library_versions
 from cog_triton.system.ports import OPENAI_PORT
 from cog_triton.triton import installation
 from cog_triton.triton.installation import TritonInstallation
@@ -33,11 +33,6 @@ def run(wanted: str | None, before: str | None = None) -> list[Check]:
             return [fail("settings", error.detail, "correct it in the environment")]
     with tempfile.TemporaryDirectory() as scratch:
         return list(_checks(wanted, Path(scratch)))
-
-
-def healthy(checks: Sequence[Check]) -> bool:
-    """Whether no check failed."""
-    return all(check.state is not State.FAIL for check in checks)
 
 
 def _checks(wanted: str | None, scratch: Path) -> Iterator[Check]:
@@ -60,7 +55,7 @@ def _checks(wanted: str | None, scratch: Path) -> Iterator[Check]:
     here = [] if isinstance(gpus, EngineIncompatible) else gpus
     if here or settings.cog_triton_sm not in (None, "", "cpu"):
         yield software.cuda_driver(cuda_support.cuda_of_image(), "this image", compat=False)
-    model = wanted if wanted is not None and model_check.is_model(wanted) else None
+    model = wanted if wanted is not None and fit_checks.is_model(wanted) else None
     path = _configured(settings) if wanted is None else None if model else Path(wanted)
     needs, checked = None, None
     if path is not None:

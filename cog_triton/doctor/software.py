@@ -9,11 +9,11 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from cog_triton.artifact import cuda_support
-from cog_triton.doctor.check_result import Check, fail, ok, warn
+from cog_triton.artifact.compatibility import backends_in
+from cog_triton.doctor.report import Check, fail, ok, warn
 from cog_triton.errors import EngineIncompatible, TritonStartFailed
 from cog_triton.settings import Settings
 from cog_triton.system import nvidia_driver
-from cog_triton.system.machine import backends_in
 from cog_triton.triton import launch
 from cog_triton.triton.installation import TritonInstallation, missing_libpython
 

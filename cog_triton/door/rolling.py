@@ -14,7 +14,7 @@ from cog_triton.door.upstream import ChainLauncher, Upstream, Upstreams, Variant
 from cog_triton.serving.cog_health import still_starting
 from cog_triton.settings import Settings
 from cog_triton.system import reaper
-from cog_triton.system.gpu_memory_use import gpu_memory_use
+from cog_triton.system.gpus import gpu_memory_use
 from cog_triton.system.host_memory import host_memory, memory_of
 from cog_triton.triton import server_sockets
 

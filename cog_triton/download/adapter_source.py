@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cog_triton.artifact.lora_adapter import CONFIG_FILE, FILES
 from cog_triton.download import url_download as downloads
-from cog_triton.download.model_request import FetchedModel, ModelRequest
+from cog_triton.download.model_source import FetchedModel, ModelRequest
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import ModelUnavailable

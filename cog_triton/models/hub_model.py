@@ -13,9 +13,8 @@ from typing import Any
 from huggingface_hub import constants
 
 from cog_triton.download import disk_space, hub, hub_cache
-from cog_triton.download.file_selection import choose
-from cog_triton.download.model_request import ModelRequest
-from cog_triton.download.model_source import fetch_model
+from cog_triton.download.hub_cache import choose
+from cog_triton.download.model_source import ModelRequest, fetch_model
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo, size_text
 from cog_triton.errors import DiskFull, ModelUnavailable

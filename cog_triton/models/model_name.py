@@ -180,6 +180,6 @@ def package_path(name: ModelName) -> Path:
     Raises:
         ModelUnavailable: the package is not installed, or carries none.
     """
-    from cog_triton.download import local
+    from cog_triton.download import model_source
 
-    return local.resolve(name.text)
+    return model_source.resolve(name.text)

@@ -1,14 +1,17 @@
-"""Layers of an engine to push: tars made as they are read, of spans of its files."""
+"""Engine to push: its files, as spans of a directory's or of its tar, and layers made of them."""
 
 from __future__ import annotations
 
 import hashlib
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cog_triton.artifact.engine_manifest import FileEntry
+from cog_triton.artifact import engine_manifest, engine_tar, tar_members
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
 from cog_triton.errors import EngineCorrupt
 from cog_triton.oci.image_manifest import LayerFiles
 from cog_triton.system.printable import printable
@@ -19,6 +22,7 @@ _CHUNK = 1 << 20
 _BLOCK = 512
 _END = bytes(2 * _BLOCK)
 _WHITEOUT = ".wh."
+_MAX_MANIFEST = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +121,72 @@ def _header(name: str, size: int) -> bytes:
 
 def _size(part: Part) -> int:
     return len(part) if isinstance(part, bytes) else part.size
+
+
+@dataclass(frozen=True)
+class EngineFiles:
+    """Files by name, and their manifest; None for an engine of an older builder."""
+
+    files: Mapping[str, Span]
+    manifest: Manifest | None
+    left_out: tuple[str, ...] = ()
+
+    def verify(self, entries: Mapping[str, FileEntry]) -> None:
+        """Raise EngineCorrupt unless the files, as they were read, are the manifest's."""
+        if self.manifest is not None:
+            for difference in engine_tar.differences(self.manifest, entries):
+                raise EngineCorrupt(difference)
+
+
+@contextmanager
+def opened(engine: Path, scratch: Path) -> Iterator[EngineFiles]:
+    """Files of an engine directory, or of an engine.tar, which is read where it lies.
+
+    A compressed tar is unpacked into `scratch` meanwhile.
+
+    Raises:
+        EngineCorrupt: no readable tar, an unsafe member, a link in it, or a broken manifest.
+        DiskFull: no space to unpack.
+    """
+    if engine.is_dir():
+        yield _of_directory(engine)
+        return
+    with tar_members.coded_errors(engine):
+        form = tar_members.by_content(engine)
+    if form == "tar":
+        yield _of_tar(engine)
+        return
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".push.", dir=scratch) as directory:
+        engine_tar.unpack(engine, Path(directory) / "engine")
+        yield _of_directory(Path(directory) / "engine")
+
+
+def _of_directory(directory: Path) -> EngineFiles:
+    manifest = engine_manifest.load(directory)
+    files = engine_manifest.files_of(directory)
+    extra = engine_manifest.unlisted(manifest, files) if manifest else []
+    kept = {
+        name: Span(path, 0, path.stat().st_size)
+        for name, path in files.items()
+        if name not in extra
+    }
+    return EngineFiles(kept, manifest, tuple(extra))
+
+
+def _of_tar(tar: Path) -> EngineFiles:
+    files, manifest = {}, None
+    for member in tar_members.read(tar):
+        if member.link is not None:
+            raise EngineCorrupt(
+                f"{tar}: {printable(member.name)} is a link, which a layer of its own cannot hold:"
+                " push the unpacked directory, whose links are followed"
+            )
+        if member.content is None:
+            continue
+        files[member.name] = Span(tar, member.offset, member.size)
+        if member.name == MANIFEST_NAME:
+            if member.size > _MAX_MANIFEST:
+                raise EngineCorrupt(f"{tar}: its {MANIFEST_NAME} has {member.size} bytes")
+            manifest = engine_manifest.parse(member.content.read(), f"{tar}: {MANIFEST_NAME}")
+    return EngineFiles(files, manifest)

@@ -18,9 +18,9 @@ from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.download.url_download import fetch
 from cog_triton.errors import BuildCancelled, CogTritonError, EngineCorrupt, ModelUnavailable
 from cog_triton.oci import credentials
+from cog_triton.oci.credentials import RegistryAuth
 from cog_triton.oci.image_manifest import ACCEPTED, IMAGE, MAX_MANIFEST, Descriptor, digest_of
 from cog_triton.oci.reference import DIGEST, Reference
-from cog_triton.oci.registry_auth import RegistryAuth
 from cog_triton.system.printable import printable
 
 _TIMEOUT = httpx.Timeout(30.0, read=300.0, pool=None)

@@ -13,8 +13,7 @@ from cog_triton.download import disk_space
 from cog_triton.download.transfer_progress import Echo, size_text
 from cog_triton.errors import ModelUnavailable
 from cog_triton.packages import package_set
-from cog_triton.packages.package_installer import find_uv, run_installer
-from cog_triton.packages.package_set import UV, provide
+from cog_triton.packages.package_set import UV, find_uv, provide, run_installer
 
 PYTHON = "3.12"
 """Version of Python that the lock is for."""

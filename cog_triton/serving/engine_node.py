@@ -25,7 +25,7 @@ from cog_triton.serving.engine_preparation import open_configured
 from cog_triton.settings import Settings
 from cog_triton.system import isolated_python, reaper
 from cog_triton.system.process_state import stopped, with_descendants
-from cog_triton.system.run_dir import fresh_run_dir
+from cog_triton.system.work_dir import fresh_run_dir
 from cog_triton.triton.model_repository import ENGINE_MODEL
 
 _PROGRAM = "cog_triton.engines.vllm.node_process"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cog_triton.artifact import compatibility, cuda_support
+from cog_triton.artifact.compatibility import Machine, backends_in, library_versions
 from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.mock.mock_directory import make_engine
@@ -26,10 +27,8 @@ from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.weights import engine_directory
 from cog_triton.settings import Settings
 from cog_triton.system.gpus import visible_gpus
-from cog_triton.system.machine import Machine, backends_in, library_versions
 from cog_triton.system.redaction import redact_address
-from cog_triton.system.run_dir import fresh_run_dir
-from cog_triton.system.work_dir import require_usable, work_dir_errors
+from cog_triton.system.work_dir import fresh_run_dir, require_usable, work_dir_errors
 from cog_triton.text.stop_strings import WordLimits
 from cog_triton.triton import installation, launch
 from cog_triton.triton.model_repository import ENGINE_MODEL, render_repository

@@ -22,7 +22,7 @@ from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.observers import CompositeObserver
 from cog_triton.settings import Settings, load_settings
 from cog_triton.system import log_format, process_tuning
-from cog_triton.system.parent_death import exit_with_parent, stop_parent
+from cog_triton.system.process_state import exit_with_parent, stop_parent
 from cog_triton.text import chat, prompts
 from cog_triton.text.prompts import RenderedPrompt
 from cog_triton.text.sampling import SamplingParams

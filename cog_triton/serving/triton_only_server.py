@@ -20,8 +20,7 @@ from cog_triton.serving.supervisor import STABLE_S
 from cog_triton.settings import Settings, url_host
 from cog_triton.system import ports, process_tuning, reaper
 from cog_triton.system.redaction import SERVER_KEYS
-from cog_triton.system.run_dir import fresh_run_dir
-from cog_triton.system.work_dir import require_usable
+from cog_triton.system.work_dir import fresh_run_dir, require_usable
 from cog_triton.triton import launch, liveness
 from cog_triton.triton.server import TritonClient, TritonServer
 

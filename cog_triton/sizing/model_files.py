@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cog_triton.download.model_request import ModelRequest
-from cog_triton.download.model_source import is_hub_id
+from cog_triton.download.model_source import ModelRequest, is_hub_id
 from cog_triton.errors import ModelUnavailable
-from cog_triton.sizing.memory_sum import AS_STORED, Precision
-from cog_triton.sizing.model_shape import ModelShape, read_shape
+from cog_triton.sizing.memory_sum import AS_STORED, ModelShape, Precision, read_shape
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 _ENGINE_WEIGHTS = (".engine", ".safetensors", ".bin", ".pt")

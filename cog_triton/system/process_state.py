@@ -1,14 +1,20 @@
-"""State of processes by proc(5): whether they are stopped, asleep, or gone."""
+"""State of processes by proc(5), and a watch of our parent's end."""
 
 from __future__ import annotations
 
 import errno
+import os
+import select
+import signal
+import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from cog_triton.system import reaper
 
 UNKNOWN = "?"
+_FLUSH_S = 2.0
 
 
 def stat_fields(stat: Path) -> list[str]:
@@ -39,3 +45,34 @@ def with_descendants(root: int) -> set[int]:
 def stopped(pids: Iterable[int]) -> int | None:
     """The first of these processes that is stopped (SIGSTOP)."""
     return next((pid for pid in sorted(pids) if process_state(pid) == "T"), None)
+
+
+def exit_with_parent() -> None:
+    """Exit this process as soon as its parent has died.
+
+    PR_SET_PDEATHSIG would follow the parent's thread that spawned us, not the parent.
+    """
+    parent = os.getppid()
+    descriptor = os.pidfd_open(parent)
+    if os.getppid() != parent:
+        os._exit(1)
+
+    def watch() -> None:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        poller.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def stop_parent() -> None:
+    """Stop the parent, so that the server exits non-zero and its platform restarts it.
+
+    Waits first, for requests that just failed to get their responses. A parent that is PID 1 of its
+    container gets SIGTERM and exits with 0: SIGKILL does not reach it.
+    """
+    parent = os.getppid()
+    time.sleep(_FLUSH_S)
+    if os.getppid() == parent:
+        os.kill(parent, signal.SIGTERM if parent == 1 else signal.SIGKILL)

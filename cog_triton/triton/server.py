@@ -24,8 +24,7 @@ from cog_triton.settings import Settings
 from cog_triton.system import process_tuning, reaper
 from cog_triton.system.host_memory import OomKills
 from cog_triton.system.redaction import without_secrets
-from cog_triton.system.run_dir import new_shm_prefix
-from cog_triton.system.work_dir import work_dir_errors
+from cog_triton.system.work_dir import new_shm_prefix, work_dir_errors
 from cog_triton.triton import installation, launch, liveness, server_sockets
 from cog_triton.triton.model_repository import ENGINE_MODEL, read_config
 

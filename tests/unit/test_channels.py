@@ -32,7 +32,7 @@ FOREIGN = {
     "engines/vllm/nodes.py": "looks which interface leads to the leader",
     "ipc/streams.py": "what channels are made of",
     "ipc/connection.py": "what channels are made of",
-    "packages/package_installer.py": "reads what pip says",
+    "packages/package_set.py": "reads what pip says",
     "serving/coglet/http_server.py": "Cog's listening socket",
     "serving/openai/image_fetch.py": "fetches an image from elsewhere",
     "triton/server_sockets.py": "takes and measures sockets of Triton",

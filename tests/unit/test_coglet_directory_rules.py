@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cog_triton.doctor import hardware
-from cog_triton.doctor.check_result import State
+from cog_triton.doctor.report import State
 from cog_triton.errors import TritonStartFailed
 from cog_triton.serving.coglet import prediction_directory
 from cog_triton.system import private_tmpfs

@@ -16,7 +16,7 @@ from cog_triton.builder.checks import breaches_of, rules
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.migration import migrate
 from cog_triton.errors import BuildConfigInvalid, EngineIncompatible, UnknownExample, UserError
-from cog_triton.sizing.model_shape import read_shape
+from cog_triton.sizing.memory_sum import read_shape
 
 WRONG: list[dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parent / "wrong_combinations.yaml").read_text("utf-8")

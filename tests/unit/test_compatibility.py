@@ -12,9 +12,9 @@ import tensorrt_llm_engines
 from sample_engines import with_manifest
 
 from cog_triton.artifact import compatibility
+from cog_triton.artifact.compatibility import Machine
 from cog_triton.errors import EngineCorrupt, EngineIncompatible
-from cog_triton.system import gpus, machine
-from cog_triton.system.machine import Machine
+from cog_triton.system import gpus
 
 
 @pytest.mark.parametrize("image_sm", [None, "", "cpu"])
@@ -201,14 +201,17 @@ def test_library_versions_are_read_in_nvidias_container(
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     monkeypatch.setenv("TRT_VERSION", "10.14.1.48")
-    assert machine.library_versions(tmp_path) == {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48"}
+    assert compatibility.library_versions(tmp_path) == {
+        "tensorrt_llm": "1.2.1",
+        "tensorrt": "10.14.1.48",
+    }
     monkeypatch.delenv("TRT_VERSION")
-    assert machine.library_versions(tmp_path)["tensorrt"] == "10.1"
-    assert "tensorrt_llm" not in machine.library_versions(tmp_path / "none")
+    assert compatibility.library_versions(tmp_path)["tensorrt"] == "10.1"
+    assert "tensorrt_llm" not in compatibility.library_versions(tmp_path / "none")
 
 
 def test_backends_are_the_directorys_entries(tmp_path: Path) -> None:
     for name in ("tensorrtllm", "python"):
         (tmp_path / name).mkdir()
-    assert machine.backends_in(tmp_path) == ["python", "tensorrtllm"]
-    assert machine.backends_in(tmp_path / "none") == []
+    assert compatibility.backends_in(tmp_path) == ["python", "tensorrtllm"]
+    assert compatibility.backends_in(tmp_path / "none") == []

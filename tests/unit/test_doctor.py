@@ -17,15 +17,15 @@ import sample_engines
 from rich.console import Console
 from typer.testing import CliRunner
 
+from cog_triton.artifact.compatibility import Machine
 from cog_triton.cli.app import app
-from cog_triton.doctor import check_result, engine_check, hardware, report, run_checks, software
-from cog_triton.doctor.check_result import Check, State
+from cog_triton.doctor import engine_check, hardware, report, software
+from cog_triton.doctor.report import Check, State
 from cog_triton.errors import EngineIncompatible, TritonStartFailed
 from cog_triton.settings import load_settings
 from cog_triton.sizing import gpu_table
 from cog_triton.sizing.gpu_table import Gpu
 from cog_triton.system import ports
-from cog_triton.system.machine import Machine
 from cog_triton.system.ports import free_ports
 from cog_triton.triton import server_sockets
 from cog_triton.triton.installation import TritonInstallation
@@ -75,9 +75,9 @@ def test_a_log_has_one_line_a_check() -> None:
 
 def test_a_terminal_report_fits_80_columns() -> None:
     checks = [
-        check_result.ok("Python", "3.11.7"),
-        check_result.fail("Triton", "no tritonserver " * 12, "install one"),
-        check_result.warn("disk", "[bold]1 GB", "free some"),
+        report.ok("Python", "3.11.7"),
+        report.fail("Triton", "no tritonserver " * 12, "install one"),
+        report.warn("disk", "[bold]1 GB", "free some"),
     ]
     buffer = io.StringIO()
     console = Console(file=buffer, force_terminal=True, width=80, color_system=None)
@@ -340,8 +340,8 @@ def test_a_missing_triton_is_reported_with_the_reason() -> None:
 
 
 def test_healthy_means_no_failed_check() -> None:
-    assert run_checks.healthy([check_result.ok("a", "b"), check_result.warn("a", "b", "c")])
-    assert not run_checks.healthy([check_result.ok("a", "b"), check_result.fail("a", "b", "c")])
+    assert report.healthy([report.ok("a", "b"), report.warn("a", "b", "c")])
+    assert not report.healthy([report.ok("a", "b"), report.fail("a", "b", "c")])
 
 
 @pytest.mark.parametrize(("size", "state"), [(212992, State.WARN), (8 << 20, State.OK)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cog_triton.download.file_selection import choose
+from cog_triton.download.hub_cache import choose
 from cog_triton.errors import ModelUnavailable
 
 SHARDED = [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cog_triton.system import gpu_memory_use as module
-from cog_triton.system.gpu_memory_use import GPUMemoryUse, gpu_memory_use
+from cog_triton.system import gpus as module
+from cog_triton.system.gpus import GPUMemoryUse, gpu_memory_use
 
 MIB = 1 << 20
 GPUS = "GPU-a, 0, 70000, 11000\nGPU-b, 1, 500, 80500\n"

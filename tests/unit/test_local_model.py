@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cog_triton.download.local import WEIGHTS, resolve
+from cog_triton.download.model_source import WEIGHTS, resolve
 from cog_triton.errors import ModelUnavailable
 
 

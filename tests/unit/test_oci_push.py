@@ -18,7 +18,7 @@ from sample_engines import V1, directory, original_tar, pack, with_manifest
 from cog_triton.artifact import engine_manifest
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import BuildCancelled, EngineCorrupt, InvalidArgument, PushFailed
-from cog_triton.oci import blob_upload, layer_blobs
+from cog_triton.oci import engine_push, layer_blobs
 from cog_triton.oci.engine_pull import Puller
 from cog_triton.oci.engine_push import Pushed, as_cog_weight, push
 from cog_triton.oci.reference import Reference
@@ -168,7 +168,7 @@ def test_over_the_most_layers_small_files_share_one(
 def test_an_upload_goes_on_where_it_was_cut(
     double: RegistryDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blob_upload, "CHUNK", 64 << 10)
+    monkeypatch.setattr(engine_push, "CHUNK", 64 << 10)
     engine = directory(tmp_path / "engine", V1, 0)
     (engine / "rank0.engine").write_bytes(bytes(range(256)) * 4096)
     with_manifest(engine)
@@ -204,8 +204,8 @@ def test_failed_chunks_are_sent_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(blob_upload, "CHUNK", 64 << 10)
-    monkeypatch.setattr(blob_upload, "LEAST_CHUNK", 1 << 10)
+    monkeypatch.setattr(engine_push, "CHUNK", 64 << 10)
+    monkeypatch.setattr(engine_push, "LEAST_CHUNK", 1 << 10)
     engine = directory(tmp_path / "engine", V1, 0)
     (engine / "rank0.engine").write_bytes(bytes(range(256)) * 1024)
     with_manifest(engine)

@@ -14,7 +14,7 @@ import pytest
 
 from cog_triton.download import disk_space
 from cog_triton.errors import DiskFull, MissingExtra, ModelUnavailable
-from cog_triton.packages import package_installer, package_set
+from cog_triton.packages import package_set
 from cog_triton.packages.package_set import DEMO, OPENVINO, TRITONSERVER, PackageSet, provide
 from cog_triton.system import isolated_python
 from cog_triton.system.isolated_python import OWN_PACKAGES
@@ -48,7 +48,7 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "serve.lock"
     path.write_text(wheel(tmp_path))
     monkeypatch.setattr(package_set, "data_file", lambda _name: path)
-    monkeypatch.setattr(package_installer, "find_uv", lambda: None)
+    monkeypatch.setattr(package_set, "find_uv", lambda: None)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", "")
     for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(tmp_path)}.items():
@@ -133,7 +133,7 @@ def test_no_room_and_no_installer_are_told(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(DiskFull, match="a small package: needs 2 kB more"):
             provide(SMALL, tmp_path / "packages", lambda _line: None)
     with monkeypatch.context() as bare:
-        bare.setattr(package_installer.importlib.util, "find_spec", lambda _name: None)
+        bare.setattr(package_set.importlib.util, "find_spec", lambda _name: None)
         with pytest.raises(MissingExtra, match="a small package is to be fetched, and neither uv"):
             provide(SMALL, tmp_path / "packages", lambda _line: None)
     monkeypatch.setattr(package_set.platform, "machine", lambda: "aarch64")

@@ -14,7 +14,7 @@ import pytest
 
 WORKER = """
 import sys, threading, time
-from cog_triton.system.parent_death import exit_with_parent
+from cog_triton.system.process_state import exit_with_parent
 {start}
 print("ready", flush=True)
 while True:
@@ -89,11 +89,11 @@ def test_the_worker_ends_with_its_parent(start: str, end: str) -> None:
 
 TAKES_IT_DOWN = """
 import sys, threading
-from cog_triton.system import parent_death
-parent_death._FLUSH_S = 0.1
-parent_death.exit_with_parent()
+from cog_triton.system import process_state
+process_state._FLUSH_S = 0.1
+process_state.exit_with_parent()
 print("ready", flush=True)
-thread = threading.Thread(target=parent_death.stop_parent)
+thread = threading.Thread(target=process_state.stop_parent)
 thread.start()
 thread.join()
 threading.Event().wait()

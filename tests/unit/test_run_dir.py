@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from cog_triton.system.run_dir import fresh_run_dir, new_shm_prefix
+from cog_triton.system.work_dir import fresh_run_dir, new_shm_prefix
 
 SHM = Path("/dev/shm")
 OWNER = """
 import sys, time
 from pathlib import Path
-from cog_triton.system.run_dir import fresh_run_dir, new_shm_prefix
+from cog_triton.system.work_dir import fresh_run_dir, new_shm_prefix
 run_dir = fresh_run_dir(Path(sys.argv[1]))
 prefix = new_shm_prefix(run_dir)
 Path("/dev/shm", prefix + "key").write_bytes(b"x")

@@ -11,9 +11,8 @@ from hub_server import ID, MAIN, serving_hub
 
 from cog_triton.errors import BuildConfigInvalid, EngineIncompatible, InvalidArgument
 from cog_triton.sizing import fit, gpu_table, model_files
-from cog_triton.sizing.memory_sum import AS_STORED, FP8, GIB, INT4_AWQ, INT8, memory_sum
+from cog_triton.sizing.memory_sum import AS_STORED, FP8, GIB, INT4_AWQ, INT8, memory_sum, read_shape
 from cog_triton.sizing.model_files import ModelFiles
-from cog_triton.sizing.model_shape import read_shape
 
 # The public config.json of each, as far as memory depends on it.
 LLAMA_8B: dict[str, Any] = {

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from cog_triton.cli.app import app
 from cog_triton.errors import MissingExtra, ModelUnavailable
 from cog_triton.models import family_choice
-from cog_triton.packages import package_installer, package_set
+from cog_triton.packages import package_set
 from cog_triton.packages.vllm_environment import VLLMEnvironment
 
 HASH = "0" * 64
@@ -122,9 +122,9 @@ def test_without_a_gpu_or_uv_nothing_is_made(
     assert "no such file" in setup("--lock", "absent.lock")[1]
     monkeypatch.delenv("UV")
     monkeypatch.setenv("PATH", os.defpath)
-    monkeypatch.setattr(package_installer.sys, "executable", "/none/python")
+    monkeypatch.setattr(package_set.sys, "executable", "/none/python")
     monkeypatch.setattr("cog_triton.packages.package_set._lacking", lambda _set: ["uv"])
-    monkeypatch.setattr(package_installer.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(package_set.importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(MissingExtra, match="uv is to be fetched, and neither uv nor pip is here"):
         VLLMEnvironment.of(tmp_path / "work", lock).make(lambda _line: None)
 

@@ -12,7 +12,7 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,13 +52,9 @@ def library_versions(root: Path = Path("/")) -> dict[str, str]:
     found = {"tensorrt": os.environ.get("TRT_VERSION", "")}
     paths = [*sys.path, *map(str, sorted(root.glob(_CONTAINER_PACKAGES)))]
     for name in ("tensorrt_llm", "tensorrt"):
-        found[name] = found.get(name) or _package_version(name, paths)
+        packages = importlib.metadata.distributions(name=name, path=paths)
+        found[name] = found.get(name) or next((package.version for package in packages), "")
     return {name: version for name, version in found.items() if version}
-
-
-def _package_version(name: str, paths: Iterable[str]) -> str:
-    packages = importlib.metadata.distributions(name=name, path=list(paths))
-    return next((package.version for package in packages), "")
 
 
 def require_image(image_sm: str | None) -> None:

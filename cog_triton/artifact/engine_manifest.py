@@ -30,7 +30,6 @@ from cog_triton.system.printable import printable, shortened
 MANIFEST_NAME = "cog-triton.json"
 MAX_TEXT = 16 << 20
 """Most bytes of a manifest, or of an engine's config.json."""
-_CHUNK = 1 << 20
 _SCHEMA_2 = ("runtime", "lora_adapters")
 AdapterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 """Name of a packed adapter, which is also that of its directory."""
@@ -198,11 +197,8 @@ def files_of(directory: Path) -> dict[str, Path]:
 
 def sha256_of(path: Path) -> str:
     """Hex SHA-256 of a file, read in pieces."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def engine_bytes(weights: str) -> int | None:

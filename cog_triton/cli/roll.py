@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -140,9 +140,9 @@ def _project(python: Path | None, *, mock: bool) -> Path:
     from cog_triton.errors import InvalidArgument
     from cog_triton.system.paths import cog_project
 
-    kind = "mock_cog_triton" if mock else "runner"
+    kind: Literal["mock_cog_triton", "runner"] = "mock_cog_triton" if mock else "runner"
     if python is None:
-        return cog_project("mock_cog_triton" if mock else "runner")
+        return cog_project(kind)
     try:
         asked = subprocess.run(
             [str(python.absolute()), "-c", _PROJECT, kind],

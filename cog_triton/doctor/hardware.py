@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from cog_triton.doctor.report import Check, fail, ok, warn
 from cog_triton.errors import CogTritonError, EngineIncompatible, TritonStartFailed
 from cog_triton.serving.coglet import prediction_directory
 from cog_triton.system import ports
+from cog_triton.system.gpus import nvidia_smi
 from cog_triton.system.work_dir import require_usable
 from cog_triton.triton import server_sockets
 
@@ -22,8 +22,7 @@ _LISTENING = "0A"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _SERVER = b"cog_triton.door"
 _GB = 1e9
-_QUERY = "name,memory.total,driver_version"
-_TIMEOUT_S = 30
+_QUERY = "gpu=name,memory.total,driver_version"
 _MIN_QUEUE_LENGTH = 2000
 _OUR_REGIONS = re.compile(r"cog_triton_(\d+)_")
 
@@ -84,7 +83,7 @@ def gpu(image_sm: str | None, here: Sequence[int] | EngineIncompatible) -> Check
         return fail("GPU", error.detail, "see docs/images.md for the images")
     if not here:
         return ok("GPU", "none; engines for the CPU need none")
-    names = _nvidia_smi() or [f"{len(here)} with {sm_names(sorted({*here}))}"]
+    names = summarize(nvidia_smi(_QUERY)) or [f"{len(here)} with {sm_names(sorted({*here}))}"]
     return ok("GPU", f"{'; '.join(names)} ({sm_names(sorted({*here}))}){image}")
 
 
@@ -189,23 +188,10 @@ def free_ports(wanted: Mapping[str, tuple[str, int]]) -> list[Check]:
     return [*([ok("ports", "; ".join(said))] if said else []), *others]
 
 
-def _nvidia_smi() -> list[str]:
-    """GPUs that nvidia-smi reports, summarized; empty if it does not run."""
-    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return summarize(done.stdout)
-
-
-def summarize(table: str) -> list[str]:
-    """Summarize nvidia-smi's CSV (name, MiB, driver): a line and count for each kind of GPU."""
+def summarize(gpus: Iterable[Sequence[str]]) -> list[str]:
+    """Summarize rows of nvidia-smi (name, MiB, driver): a line and count for each kind of GPU."""
     counts: dict[str, int] = {}
-    for line in table.strip().splitlines():
-        name, mib, driver = (part.strip() for part in line.split(","))
+    for name, mib, driver in gpus:
         size = f" {int(mib) * 2**20 / _GB:.0f} GB" if mib.isdecimal() else ""
         kind = f"{name}{size}, driver {driver}"
         counts[kind] = counts.get(kind, 0) + 1

@@ -18,7 +18,7 @@ from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import BuildConfigInvalid, EngineCorrupt, ModelUnavailable
 from cog_triton.inspection import registry_contents
 from cog_triton.inspection.engine_contents import no_engine
-from cog_triton.oci import image_facts
+from cog_triton.oci import small_files
 from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.serving import memory_check
 from cog_triton.settings import Settings
@@ -104,7 +104,7 @@ def of(name: str, settings: Settings, echo: Callable[[str], None]) -> Target:
             f"{name!r}: no such file or directory; must be an image (REGISTRY/NAME:TAG), an"
             " engine.tar (path, URL or oci://REF), an engine directory, or a model (ORG/NAME)"
         ) from None
-    return _image(image_facts.read(reference, echo, plain_http=plain))
+    return _image(small_files.read_image(reference, echo, plain_http=plain))
 
 
 def _vllm(name: str, family: VLLMFamily, work: Path) -> Target:
@@ -119,7 +119,7 @@ def _vllm(name: str, family: VLLMFamily, work: Path) -> Target:
     )
 
 
-def _image(facts: image_facts.ImageFacts) -> Target:
+def _image(facts: small_files.ImageFacts) -> Target:
     sm = facts.labels.get("cog-triton.sm") or facts.environment.get("COG_TRITON_SM")
     place = next(filter(Path.exists, map(Path, _STORES)), Path("/var/lib"))
     return Target(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,30 @@ def coded_errors(path: Path, name: str) -> Iterator[None]:
                 f"{size_text(_free(path.parent))} that are left"
             ) from error
         raise ModelUnavailable(f"{name}: cannot be written to {path}: {error}") from error
+
+
+@contextmanager
+def writing(
+    target: Path, name: str, echo: Echo, stop: threading.Event, doing: str = "fetching it"
+) -> Iterator[None]:
+    """`locked`, with the errors of writing `name` to `target` as `coded_errors`."""
+    with coded_errors(target, name), locked(target, echo, stop, doing):
+        yield
+
+
+@contextmanager
+def scratch(target: Path) -> Iterator[Path]:
+    """A new directory beside `target`, which may be renamed to it; else it is removed.
+
+    The caller holds the lock of `target`: leftovers of a killed process are removed.
+    """
+    for killed in target.parent.glob(f".{target.name}.*"):
+        shutil.rmtree(killed, ignore_errors=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield fresh
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 @contextmanager

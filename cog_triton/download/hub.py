@@ -200,13 +200,10 @@ def describe(request: ModelRequest) -> tuple[Listing, bytes]:
             )
             return listing, Path(path).read_bytes()
         except LIBRARY_ERRORS as error:
-            raise _final(coded(error, request), request) from None
-
-
-def _final(error: CogTritonError | TransientError, request: ModelRequest) -> CogTritonError:
-    if isinstance(error, TransientError):
-        return ModelUnavailable(f"{request.model_id}: {error}")
-    return error
+            known = coded(error, request)
+            if isinstance(known, TransientError):
+                known = ModelUnavailable(f"{request.model_id}: {known}")
+            raise known from None
 
 
 def contents(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from cog_triton.artifact import tar_members
@@ -62,11 +60,9 @@ class ModelTar:
         target = self._model.path
         if self.locate() is None:
             name = downloads.redacted_name(self._url)
-            with disk_space.coded_errors(target, name):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with disk_space.locked(target, echo, stop):
-                    if self.locate() is None:
-                        self._make(target, name, echo, retry, stop)
+            with disk_space.writing(target, name, echo, stop):
+                if self.locate() is None:
+                    self._make(target, name, echo, retry, stop)
         return self._model
 
     def _make(
@@ -77,7 +73,7 @@ class ModelTar:
             self._url, download, sha256=self._sha256, echo=echo, retry=retry, stop=stop
         )
         try:
-            unpack(tar, target, name, lambda path: checked(path, name), echo)
+            _unpack(tar, target, name, echo)
         except UserError:
             download.unlink(missing_ok=True)  # the URL's next content may be good
             raise
@@ -92,47 +88,33 @@ class ModelTar:
         return f"{self._local.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
 
 
-def unpack(tar: Path, target: Path, name: str, check: Callable[[Path], object], echo: Echo) -> Path:
-    """Unpack `tar` to `target`, which must not be there, atomically; not its sole top directory.
-
-    The caller holds the lock of `target`: leftovers of a killed process are removed.
-
-    Args:
-        name: what errors and progress call it.
-        check: gets the unpacked directory before it gets its name; raises to refuse it.
+def _unpack(tar: Path, target: Path, name: str, echo: Echo) -> None:
+    """Unpack the model in `tar` to `target` atomically; not its sole top directory.
 
     Raises:
+        ModelUnavailable: it holds no model.
         EngineCorrupt: no readable tar, or an unsafe member; names it.
         DiskFull: there is no room for a member; names it.
     """
-    with disk_space.coded_errors(target, name):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for killed in target.parent.glob(f".{target.name}.*"):
-            shutil.rmtree(killed)
-        size = tar.stat().st_size
-        disk_space.require(target.parent, size, f"{name}, unpacked,")
-        fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        try:
-            echo(f"[download] {name}: unpacking {size_text(size)}")
-            for member in tar_members.read(tar):
-                path = fresh / member.name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if member.content is not None:
-                    disk_space.require(fresh, member.size, f"{name}: member {member.name!r}")
-                    with path.open("xb") as file:
-                        shutil.copyfileobj(member.content, file, _CHUNK)
-                elif member.link is not None:
-                    path.symlink_to(member.link)
-                else:
-                    path.mkdir(exist_ok=True)
-            top = _top(fresh)
-            check(top)
-            top.chmod(0o755)
-            top.rename(target)
-            sync_directory(target.parent)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-    return target
+    size = tar.stat().st_size
+    disk_space.require(target.parent, size, f"{name}, unpacked,")
+    with disk_space.scratch(target) as fresh:
+        echo(f"[download] {name}: unpacking {size_text(size)}")
+        for member in tar_members.read(tar):
+            path = fresh / member.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if member.content is not None:
+                disk_space.require(fresh, member.size, f"{name}: member {member.name!r}")
+                with path.open("xb") as file:
+                    shutil.copyfileobj(member.content, file, _CHUNK)
+            elif member.link is not None:
+                path.symlink_to(member.link)
+            else:
+                path.mkdir(exist_ok=True)
+        top = checked(_top(fresh), name)
+        top.chmod(0o755)
+        top.rename(target)
+        sync_directory(target.parent)
 
 
 def _top(directory: Path) -> Path:

@@ -53,7 +53,9 @@ class PartialFile:
             os.truncate(self._path, identity.size)
             done = set()
         header = json.dumps({**asdict(identity), "piece": PIECE})
-        self._write_journal([header, *(str(number) for number in sorted(done))])
+        fresh = self._journal.with_name(f"{self._journal.name}.new")
+        fresh.write_text("\n".join([header, *map(str, sorted(done)), ""]), "utf-8")
+        fresh.replace(self._journal)
         self._identity = identity
         self._finished = set(done)
         return done
@@ -128,11 +130,6 @@ class PartialFile:
     def _open(self, flags: int) -> None:
         self.close()
         self._descriptor = os.open(self._path, flags | os.O_CLOEXEC, 0o644)
-
-    def _write_journal(self, lines: list[str]) -> None:
-        fresh = self._journal.with_name(f"{self._journal.name}.new")
-        fresh.write_text("".join(f"{line}\n" for line in lines), "utf-8")
-        fresh.replace(self._journal)
 
     def _read(self) -> tuple[FileIdentity | None, set[int]]:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import threading
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from cog_triton.artifact.engine_manifest import sha256_of
 from cog_triton.download import disk_space, object_store
 from cog_triton.download.http_source import HTTPSource, Source
 from cog_triton.download.partial_file import PartialFile, RunningChecksum
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import httpx
 
 _log = logging.getLogger(__name__)
-_CHUNK = 1 << 20
 
 
 def fetch(
@@ -68,45 +67,47 @@ def fetch(
     if local is not None:
         if not local.is_file():
             raise ModelUnavailable(f"{name}: no such file")
-        _verify_checksum(local, sha256, name, echo)
+        if sha256 is not None:
+            echo(f"[download] {name}: checking its sha256")
+            held = sha256_of(local)
+            if held != sha256.lower():
+                raise _other_checksum(name, held, sha256)
         return local
     stop = stop or threading.Event()
-    with disk_space.coded_errors(target, name):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with disk_space.locked(target, echo, stop):
-            if target.is_file():
-                if sha256 is None or _sha256_of(target) == sha256.lower():
-                    return target
-                echo(f"[download] {name}: what is here has another sha256; fetching it anew")
-                target.unlink()
-            partial = PartialFile(target)
-            counting: AbstractContextManager[Progress] = (
-                contextlib.nullcontext(progress)
-                if progress is not None
-                else Progress(_short(url), echo)
-            )
-            remote = _source(url, name, headers, auth)
-            try:
-                with counting as counter, RunningChecksum(partial) as checksum:
-                    Transfer(
-                        remote,
-                        partial,
-                        counter,
-                        retry,
-                        echo,
-                        stop,
-                        connections,
-                        sha256 is not None,
-                        expected_size,
-                    ).run()
-                    found = checksum.hexdigest() if sha256 is not None else None
-                if found is not None and sha256 is not None and found != sha256.lower():
-                    partial.discard()
-                    raise _other_checksum(name, found, sha256)
-                partial.complete()
-            finally:
-                remote.close()
-                partial.close()
+    with disk_space.writing(target, name, echo, stop):
+        if target.is_file():
+            if sha256 is None or sha256_of(target) == sha256.lower():
+                return target
+            echo(f"[download] {name}: what is here has another sha256; fetching it anew")
+            target.unlink()
+        partial = PartialFile(target)
+        counting: AbstractContextManager[Progress] = (
+            contextlib.nullcontext(progress)
+            if progress is not None
+            else Progress(_short(url), echo)
+        )
+        remote = _source(url, name, headers, auth)
+        try:
+            with counting as counter, RunningChecksum(partial) as checksum:
+                Transfer(
+                    remote,
+                    partial,
+                    counter,
+                    retry,
+                    echo,
+                    stop,
+                    connections,
+                    sha256 is not None,
+                    expected_size,
+                ).run()
+                found = checksum.hexdigest() if sha256 is not None else None
+            if found is not None and sha256 is not None and found != sha256.lower():
+                partial.discard()
+                raise _other_checksum(name, found, sha256)
+            partial.complete()
+        finally:
+            remote.close()
+            partial.close()
     return target
 
 
@@ -192,22 +193,5 @@ def _short(url: str) -> str:
     return parts.path.rpartition("/")[2] or parts.hostname or "file"
 
 
-def _verify_checksum(path: Path, sha256: str | None, name: str, echo: Echo) -> None:
-    if sha256 is None:
-        return
-    echo(f"[download] {name}: checking its sha256")
-    found = _sha256_of(path)
-    if found != sha256.lower():
-        raise _other_checksum(name, found, sha256)
-
-
 def _other_checksum(name: str, found: str, wanted: str) -> ModelUnavailable:
     return ModelUnavailable(f"{name}: has sha256 {found}, not {wanted.lower()}")
-
-
-def _sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

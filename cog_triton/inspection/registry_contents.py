@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Collection
 
 from cog_triton.artifact import engine_manifest
@@ -13,8 +12,8 @@ from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import EngineCorrupt
 from cog_triton.inspection.engine_contents import EngineContents
+from cog_triton.oci import small_files
 from cog_triton.oci.reference import Reference
-from cog_triton.oci.small_files import SmallFilesReader
 
 
 def read(
@@ -34,10 +33,8 @@ def read(
         ModelUnavailable: it cannot be had, or is not what its digest says.
         EngineCorrupt: no engine of ours, a file is not there, or what was fetched is damaged.
     """
-    reader = SmallFilesReader(
-        reference, echo, threading.Event(), plain_http=plain_http, retry=retry
-    )
-    found = reader.read((MANIFEST_NAME, CONFIG_NAME))
+    names = (MANIFEST_NAME, CONFIG_NAME)
+    found = small_files.read(reference, names, echo, plain_http=plain_http, retry=retry)
     texts = dict(found.contents)
     if MANIFEST_NAME not in texts:
         raise EngineCorrupt(

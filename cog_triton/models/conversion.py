@@ -67,7 +67,8 @@ class Conversion:
         """Where the engine is, or will be: by the config, the model and the converter."""
         from cog_triton.builder import step_cache  # tokenizers, engine families, and so NumPy
 
-        code = [[p.name, hashlib.sha256(p.read_bytes()).hexdigest()] for p in _scripts()]
+        scripts = sorted((OWN / "openvino").glob("*.py"))
+        code = [[p.name, hashlib.sha256(p.read_bytes()).hexdigest()] for p in scripts]
         of = [self.config().to_yaml(), self.identity, step_cache.versions(), code]
         digest = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
         return store.absolute() / "engines" / digest[:16]
@@ -83,11 +84,10 @@ class Conversion:
         target = self.engine(store)
         if target.is_dir():
             return target
-        with disk_space.coded_errors(target, self.model_id):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with disk_space.locked(target, echo, threading.Event(), f"converting {self.model_id}"):
-                if not target.is_dir():
-                    self._convert(target, Workspace(store), echo)
+        doing = f"converting {self.model_id}"
+        with disk_space.writing(target, self.model_id, echo, threading.Event(), doing):
+            if not target.is_dir():
+                self._convert(target, Workspace(store), echo)
         return target
 
     def _convert(self, target: Path, workspace: Workspace, echo: Echo) -> None:
@@ -111,10 +111,6 @@ def files_identity(path: Path) -> str:
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     stats = [(file, file.stat()) for file in files if file.is_file()]
     return json.dumps([str(path), [[f.name, s.st_size, s.st_mtime_ns] for f, s in stats]])
-
-
-def _scripts() -> list[Path]:
-    return sorted((OWN / "openvino").glob("*.py"))
 
 
 def _step(script: str, key: str, reads: str, writes: str, **args: object) -> Mapping[str, object]:

@@ -18,8 +18,10 @@ from cog_triton.download.model_source import ModelRequest, fetch_model
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo, size_text
 from cog_triton.errors import DiskFull, ModelUnavailable
-from cog_triton.models.preparation import read_object
-from cog_triton.system.atomic_write import writing
+from cog_triton.models.preparation import read_object, write_object
+
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_SMALL = ("config.json", "generation_config.json")
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,11 @@ class RevisionPins:
         if hub_cache.is_commit(revision):
             return
         pin = {"hub": constants.ENDPOINT, "model_id": model_id, "revision": revision or "main"}
-        text = json.dumps({**pin, "commit": commit}).encode()
-        with writing(self._path(model_id, revision), len(text), at_most=False) as file:
-            file.write(text)
+        write_object(self._path(model_id, revision), {**pin, "commit": commit})
 
     def _path(self, model_id: str, revision: str | None) -> Path:
         of = "\0".join([constants.ENDPOINT, model_id, revision or "main"])
         return self.directory / f"{hashlib.sha256(of.encode()).hexdigest()[:16]}.json"
-
-
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-_SMALL = ("config.json", "generation_config.json")
 
 
 @dataclass(frozen=True)

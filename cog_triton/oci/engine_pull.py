@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -77,7 +76,7 @@ class LayerStore:
         """
         path = self._path(layer.digest)
         name = f"{registry.reference}: layer {layer.digest}"
-        with disk_space.coded_errors(path, name), disk_space.locked(path, registry.echo, halt):
+        with disk_space.writing(path, name, registry.echo, halt):
             if self.locate(layer.digest) is not None:
                 progress.skip(layer.size)
                 return
@@ -88,10 +87,7 @@ class LayerStore:
                 blob.unlink(missing_ok=True)
 
     def _unpack(self, blob: Path, path: Path, name: str) -> None:
-        for left in path.parent.glob(f".{path.name}.*"):  # by one that was killed
-            shutil.rmtree(left)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-        try:
+        with disk_space.scratch(path) as fresh:
             (fresh / "files").mkdir()
             try:
                 files = engine_tar.extract(blob, fresh / "files", links=False)
@@ -105,14 +101,12 @@ class LayerStore:
             shutil.rmtree(path, ignore_errors=True)
             fresh.chmod(0o755)
             fresh.rename(path)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
 
     def _path(self, digest: str) -> Path:
         return self._layers / digest.removeprefix("sha256:")
 
 
-def link(source: Path, target: Path) -> None:
+def _link(source: Path, target: Path) -> None:
     """Give the file `source` a second name, or copy it where the file system has no links."""
     try:
         os.link(source, target)
@@ -184,10 +178,9 @@ class Puller:
                 return found
             self._fetch(registry, resolved)
         target = self._path(digest)
-        with disk_space.coded_errors(target, str(reference)):
-            self._engines.mkdir(parents=True, exist_ok=True)
-            with disk_space.locked(target, self._echo, self._stop, "unpacking it"):
-                return self._located(digest) or self._assemble(resolved, target)
+        name = str(reference)
+        with disk_space.writing(target, name, self._echo, self._stop, "unpacking it"):
+            return self._located(digest) or self._assemble(resolved, target)
 
     def _registry(self, reference: Reference) -> Registry:
         return Registry(reference, self._echo, self._retry, self._stop, plain_http=self._plain_http)
@@ -245,13 +238,10 @@ class Puller:
             _add(files, stored, name)
             entries.update(stored.files)
         _require_directories(files, name)
-        for left in target.parent.glob(f".{target.name}.*"):  # by one that was killed
-            shutil.rmtree(left)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        try:
+        with disk_space.scratch(target) as fresh:
             for file, source in files.items():
                 (fresh / file).parent.mkdir(parents=True, exist_ok=True)
-                link(source, fresh / file)
+                _link(source, fresh / file)
             manifest = engine_manifest.load(fresh)
             if manifest is None:
                 self._echo(f"{name} has no manifest: what it was built for cannot be checked")
@@ -260,8 +250,6 @@ class Puller:
                     raise EngineCorrupt(f"{name}: {difference}")
             fresh.chmod(0o755)
             fresh.rename(target)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
         return target
 
 

@@ -18,7 +18,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -200,30 +199,23 @@ def _fetch(wanted: PackageSet, lock: str, target: Path, echo: Echo) -> None:
             f"{wanted.what} ({', '.join(_lacking(wanted))}) is not installed, and comes as wheels"
             f" for Linux on x86-64 alone; this is {sys.platform} on {platform.machine()}"
         )
-    with disk_space.coded_errors(target, wanted.what):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with disk_space.locked(target, echo, threading.Event()):
-            if target.is_dir():
-                return
-            for killed in target.parent.glob(f".{target.name}.*"):
-                shutil.rmtree(killed, ignore_errors=True)
-            disk_space.require(target.parent, wanted.download + wanted.unpacked, wanted.what)
-            names = [f"{n}=={v}" for n, v in versions(lock).items()]
-            echo(
-                f"[setup] {wanted.what}: fetching {', '.join(names)}"
-                f" ({size_text(wanted.download)}, once, into {target.parent})"
-            )
-            fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-            try:
-                written = fresh / "lock.txt"
-                written.write_text(lock, "utf-8")
-                packages = fresh / "packages"
-                command = install_command(written, packages, wanted.what)
-                run_installer(command, wanted.what, fresh)
-                (packages / OWN_PACKAGES).write_text(lock, "utf-8")
-                packages.rename(target)
-            finally:
-                shutil.rmtree(fresh, ignore_errors=True)
+    with disk_space.writing(target, wanted.what, echo, threading.Event()):
+        if target.is_dir():
+            return
+        disk_space.require(target.parent, wanted.download + wanted.unpacked, wanted.what)
+        names = [f"{n}=={v}" for n, v in versions(lock).items()]
+        echo(
+            f"[setup] {wanted.what}: fetching {', '.join(names)}"
+            f" ({size_text(wanted.download)}, once, into {target.parent})"
+        )
+        with disk_space.scratch(target) as fresh:
+            written = fresh / "lock.txt"
+            written.write_text(lock, "utf-8")
+            packages = fresh / "packages"
+            command = install_command(written, packages, wanted.what)
+            run_installer(command, wanted.what, fresh)
+            (packages / OWN_PACKAGES).write_text(lock, "utf-8")
+            packages.rename(target)
 
 
 def _activate(directory: Path) -> None:

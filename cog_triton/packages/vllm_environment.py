@@ -79,24 +79,23 @@ class VLLMEnvironment:
             DiskFull: there is no room.
         """
         versions = package_set.versions(self.text)
-        with disk_space.coded_errors(self.directory, "vLLM's environment"):
-            self.directory.parent.mkdir(parents=True, exist_ok=True)
-            with disk_space.locked(self.directory, echo, threading.Event()):
-                if self.ready:
-                    return
-                if find_uv() is None:
-                    provide(UV, self.directory.parents[1] / "packages", echo)
-                if "torch" in versions and not self.python.exists():
-                    name = f"vLLM {versions.get('vllm', '')}"
-                    echo(
-                        f"[setup] {name}: {len(versions)} packages, some {size_text(_DOWNLOAD)} to"
-                        f" download, {size_text(_UNPACKED)} in {self.directory}"
-                    )
-                    disk_space.require(self.directory, _DOWNLOAD + _UNPACKED, name)
-                for command in self.commands(python):
-                    run_installer(command, "vLLM's environment", self.directory.parent)
-                self._check(echo, versions)
-                (self.directory / _DONE).write_text(self.text, "utf-8")
+        what = "vLLM's environment"
+        with disk_space.writing(self.directory, what, echo, threading.Event()):
+            if self.ready:
+                return
+            if find_uv() is None:
+                provide(UV, self.directory.parents[1] / "packages", echo)
+            if "torch" in versions and not self.python.exists():
+                name = f"vLLM {versions.get('vllm', '')}"
+                echo(
+                    f"[setup] {name}: {len(versions)} packages, some {size_text(_DOWNLOAD)} to"
+                    f" download, {size_text(_UNPACKED)} in {self.directory}"
+                )
+                disk_space.require(self.directory, _DOWNLOAD + _UNPACKED, name)
+            for command in self.commands(python):
+                run_installer(command, what, self.directory.parent)
+            self._check(echo, versions)
+            (self.directory / _DONE).write_text(self.text, "utf-8")
 
     def _check(self, echo: Echo, versions: dict[str, str]) -> None:
         name = "vllm" if "vllm" in versions else next(iter(versions))

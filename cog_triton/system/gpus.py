@@ -60,7 +60,7 @@ def visible_gpus() -> list[int]:
 
 def gpu_names() -> list[str]:
     """Name of each GPU of `visible_gpus`, as ``NVIDIA H200``; raises as that does."""
-    return [_name(cuda, index) for cuda, index in _devices()]
+    return [_text("cuDeviceGetName", *device) for device in _devices()]
 
 
 def gpu_memory() -> list[int]:
@@ -70,7 +70,8 @@ def gpu_memory() -> list[int]:
 
 def free_memory() -> list[int | None]:
     """Bytes free on each GPU of `visible_gpus`, None where unknown; raises as that does."""
-    return [nvidia_driver.free_memory(_bus_id(cuda, index)) for cuda, index in _devices()]
+    buses = [_text("cuDeviceGetPCIBusId", *device) for device in _devices()]
+    return [nvidia_driver.free_memory(bus) for bus in buses]
 
 
 def _devices() -> list[tuple[ctypes.CDLL, int]]:
@@ -111,9 +112,9 @@ def _capability(cuda: ctypes.CDLL, index: int) -> int:
     return 10 * numbers[0] + numbers[1]
 
 
-def _name(cuda: ctypes.CDLL, index: int) -> str:
+def _text(call: str, cuda: ctypes.CDLL, index: int) -> str:
     text = ctypes.create_string_buffer(_MAX_NAME)
-    _call(cuda, "cuDeviceGetName", text, _MAX_NAME, index)
+    _call(cuda, call, text, _MAX_NAME, index)
     return text.value.decode("utf-8", "replace")
 
 
@@ -121,12 +122,6 @@ def _memory(cuda: ctypes.CDLL, index: int) -> int:
     size = ctypes.c_size_t()
     _call(cuda, "cuDeviceTotalMem_v2", ctypes.byref(size), index)
     return size.value
-
-
-def _bus_id(cuda: ctypes.CDLL, index: int) -> str:
-    text = ctypes.create_string_buffer(_MAX_NAME)
-    _call(cuda, "cuDeviceGetPCIBusId", text, _MAX_NAME, index)
-    return text.value.decode("utf-8", "replace")
 
 
 def _call(cuda: ctypes.CDLL, name: str, *arguments: object) -> None:
@@ -162,14 +157,14 @@ def gpu_memory_use(pids: Iterable[int]) -> list[GPUMemoryUse]:
     """
     ours = {*pids}
     taken: dict[str, int] = {}
-    for uuid, pid, used in _query("compute-apps=gpu_uuid,pid,used_memory"):
+    for uuid, pid, used in nvidia_smi("compute-apps=gpu_uuid,pid,used_memory"):
         if pid.isdecimal() and int(pid) in ours and used.isdecimal():
             taken[uuid] = taken.get(uuid, 0) + int(used)
     if not taken and not any(_opens_gpu(pid) for pid in ours):
         return []
     return [
         GPUMemoryUse(index, (taken[uuid] if taken else int(used)) * _MIB, int(free) * _MIB)
-        for uuid, index, used, free in _query("gpu=uuid,index,memory.used,memory.free")
+        for uuid, index, used, free in nvidia_smi("gpu=uuid,index,memory.used,memory.free")
         if (not taken or uuid in taken) and used.isdecimal() and free.isdecimal()
     ]
 
@@ -182,8 +177,8 @@ def _opens_gpu(pid: int) -> bool:
     return False
 
 
-def _query(what: str) -> list[list[str]]:
-    """Rows of a query of nvidia-smi; memory is in MiB, and not a number where it is not known."""
+def nvidia_smi(what: str) -> list[list[str]]:
+    """Rows of a query of nvidia-smi, none where it does not run; memory is in MiB or unknown."""
     command = ["nvidia-smi", f"--query-{what}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(

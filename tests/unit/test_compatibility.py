@@ -15,6 +15,7 @@ from cog_triton.artifact import compatibility
 from cog_triton.artifact.compatibility import Machine
 from cog_triton.errors import EngineCorrupt, EngineIncompatible
 from cog_triton.system import gpus
+from cog_triton.system.ports import free_ports
 
 
 @pytest.mark.parametrize("image_sm", [None, "", "cpu"])
@@ -76,10 +77,12 @@ def test_a_machine_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch)
 
 def test_serve_refuses_a_wrong_gpu_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text("{}")
+    names = ("PORT", "OPENAI_PORT", *(f"TRITON_{k}_PORT" for k in ("HTTP", "GRPC", "METRICS")))
+    ports = dict(zip(names, map(str, free_ports(5)), strict=True))
     done = subprocess.run(
         [sys.executable, "-m", "cog_triton", "serve", str(tmp_path)],
         # sm_1 is no GPU's, so the image is the wrong one on every machine.
-        env={"COG_TRITON_SM": "1", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        env={"COG_TRITON_SM": "1", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), **ports},
         cwd=Path(compatibility.__file__).parents[2],
         capture_output=True,
         text=True,

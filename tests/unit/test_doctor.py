@@ -177,8 +177,8 @@ def test_gpus_are_checked_against_the_image(
 
 
 def test_gpus_of_a_kind_are_counted() -> None:
-    table = "NVIDIA H200, 143771, 580.1\nNVIDIA H200, 143771, 580.1\nTesla T4, [N/A], 580.1\n"
-    assert hardware.summarize(table) == [
+    h200 = ("NVIDIA H200", "143771", "580.1")
+    assert hardware.summarize([h200, h200, ("Tesla T4", "[N/A]", "580.1")]) == [
         "2 x NVIDIA H200 151 GB, driver 580.1",
         "1 x Tesla T4, driver 580.1",
     ]

@@ -7,9 +7,12 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pytest
+from huggingface_hub import constants
 from range_server import Content, FileServer, Plan, answering
 
 ID = "org/tiny"
@@ -147,6 +150,16 @@ def _send(
     request.end_headers()
     if request.command != "HEAD":
         request.wfile.write(body)
+
+
+def ask_hub(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path | None = None) -> None:
+    """Have the library ask the hub at `url`, as HF_ENDPOINT does when it is imported."""
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    if cache is not None:
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache / "hub"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "token"))
 
 
 @contextmanager

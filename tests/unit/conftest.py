@@ -9,7 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import clean_environment
+import local_registry
 import pytest
+from local_registry import Registry
+from registry_double import RegistryDouble, running
+from sample_engines import V1, directory, with_manifest
 from vllm_engines import double_environment
 
 clean_environment.clean()
@@ -37,6 +41,35 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without credentials of registries."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def double() -> Iterator[RegistryDouble]:
+    """A registry that does as it is told."""
+    with running(RegistryDouble()) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """Docker's registry."""
+    with local_registry.running(tmp_path_factory.mktemp("registry")) as started:
+        yield started
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    """An engine of TensorRT-LLM, of four ranks, with its manifest."""
+    return with_manifest(directory(tmp_path / "engine", V1, 4))
 
 
 @pytest.fixture

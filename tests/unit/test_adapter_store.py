@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import ID, serving_hub
-from huggingface_hub import constants
+from hub_server import ID, ask_hub, serving_hub
 from lora_adapters import adapter
 
 from cog_triton.artifact.lora_adapter import LoRALimits
@@ -218,10 +217,7 @@ def test_two_files_are_fetched_from_the_hub(
     source = adapter(tmp_path / "a")
     files = {path.name: path.read_bytes() for path in source.iterdir()}
     with serving_hub({**files, "adapter_model.bin": b"pickle", "README.md": b"x"}) as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        ask_hub(monkeypatch, hub.url, tmp_path)
         store = make_store()
         store.fetch("sql", ID, tmp_path)
         asked = [request for request in hub.requests if "/resolve/" in request]

@@ -106,50 +106,6 @@ def test_prune_without_its_package_says_where_it_is(arguments: list[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (("inspect",), ("ENGINE", "--check-gpu", "--json", "E1306", "E1305", "Example:")),
-        ((), ("build", "serve", "--version")),
-        (("build",), ("CONFIG", "--output", "-o", "--work-dir", "--check", "--plan", "Example:")),
-        (
-            ("serve",),
-            (
-                "ENGINE",
-                "--host",
-                "--port",
-                "--triton-http-port",
-                "--triton-grpc-port",
-                "--triton-metrics-port",
-                "--openai-port",
-                "8080",
-                "--config",
-                "--family",
-                "--update",
-                "--max-concurrency",
-                "--engine",
-                "--tps",
-                "--jitter",
-                "--prefill",
-                "--tokens-per-response",
-                "--no-join",
-                "--max-batch-size",
-                "MOCK_TPS",
-                "--verbose",
-                "127.0.0.1",
-                "5000",
-                "Example:",
-            ),
-        ),
-    ],
-)
-def test_help_of_each_command(command: tuple[str, ...], words: tuple[str, ...]) -> None:
-    code, output = run(*command, "--help")
-    assert code == 0
-    for word in words:
-        assert word in output
-
-
-@pytest.mark.parametrize(
     "arguments",
     [
         ("frobnicate",),

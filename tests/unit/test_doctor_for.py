@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 import sample_engines
 from cuda_driver import gpu_driver, has_compiler
-from registry_double import RegistryDouble, digest_of, running
+from registry_double import RegistryDouble, digest_of
 
 from cog_triton.doctor import fit_checks
 from cog_triton.doctor.target import Target
@@ -108,26 +107,20 @@ def test_a_model_of_the_hub_without_the_hub_is_coded(tmp_path: Path) -> None:
     assert "E1304 ModelUnavailable: some/model" in found["model"]["found"]
 
 
-def image(registry: RegistryDouble, layer: bytes = b"x" * 1000, **config: Any) -> str:
+def image(double: RegistryDouble, layer: bytes = b"x" * 1000, **config: Any) -> str:
     """An image for H100 at a registry; returns its name."""
     labels = {"cog-triton.sm": "90", "cog-triton.cuda": "13.1", "cog-triton.driver": ">=590.44"}
     value = {"config": {"Labels": labels, **config}, "rootfs": {"type": "layers", "diff_ids": []}}
     manifest = {
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": registry.add(
+        "config": double.add(
             json.dumps(value).encode(), "application/vnd.oci.image.config.v1+json"
         ),
-        "layers": [registry.add(layer), registry.add(layer)],
+        "layers": [double.add(layer), double.add(layer)],
     }
-    registry.manifests["v1"] = json.dumps(manifest).encode()
-    return f"{registry.address}/me/llm:v1"
-
-
-@pytest.fixture
-def registry() -> Iterator[RegistryDouble]:
-    with running(RegistryDouble()) as started:
-        yield started
+    double.manifests["v1"] = json.dumps(manifest).encode()
+    return f"{double.address}/me/llm:v1"
 
 
 COMPAT = {"Env": ["_CUDA_COMPAT_PATH=/usr/local/cuda/compat"]}
@@ -150,38 +143,38 @@ def test_an_image_is_judged_by_its_labels(
     driver: str,
     gpu: str,
     said: str,
-    registry: RegistryDouble,
+    double: RegistryDouble,
     tmp_path: Path,
 ) -> None:
-    _, found = doctor(tmp_path, facts, image(registry, **config))
+    _, found = doctor(tmp_path, facts, image(double, **config))
     assert (found["CUDA driver"]["state"], found["GPU"]["state"]) == (driver, gpu)
     assert said in found["CUDA driver"]["found"]
     assert "an image tells of no model" in found["memory of the GPU"]["found"]
     assert "GB to fetch, 0.0 GB unpacked" in found["disk for it"]["found"]
-    assert len({one.path for one in registry.seen if "blobs" in one.path}) == 1  # no layer
+    assert len({one.path for one in double.seen if "blobs" in one.path}) == 1  # no layer
 
 
-def test_an_index_is_followed_to_linux_amd64(registry: RegistryDouble, tmp_path: Path) -> None:
-    name = image(registry)
-    body = registry.manifests["v1"]
+def test_an_index_is_followed_to_linux_amd64(double: RegistryDouble, tmp_path: Path) -> None:
+    name = image(double)
+    body = double.manifests["v1"]
     digest = digest_of(body)
-    registry.manifests[digest] = body
+    double.manifests[digest] = body
     platforms = [("arm64", "sha256:" + "0" * 64), ("amd64", digest)]
     entries = [
         {"digest": its, "platform": {"os": "linux", "architecture": kind}}
         for kind, its in platforms
     ]
-    registry.manifests["v1"] = json.dumps({"schemaVersion": 2, "manifests": entries}).encode()
+    double.manifests["v1"] = json.dumps({"schemaVersion": 2, "manifests": entries}).encode()
     assert doctor(tmp_path, H100, name)[0] == 0
-    registry.manifests["v1"] = json.dumps({"manifests": entries[:1]}).encode()
+    double.manifests["v1"] = json.dumps({"manifests": entries[:1]}).encode()
     _, found = doctor(tmp_path, H100, name)
     assert "has no image for linux/amd64" in found["engine"]["found"]
     astray = {**entries[1], "digest": "../blobs/" + digest}
-    registry.manifests["v1"] = json.dumps({"manifests": [astray]}).encode()
-    asked = len(registry.seen)
+    double.manifests["v1"] = json.dumps({"manifests": [astray]}).encode()
+    asked = len(double.seen)
     _, found = doctor(tmp_path, H100, name)
     assert "its manifest is no image's" in found["engine"]["found"]
-    assert len(registry.seen) <= asked + 2  # a token, and the index: not where that points
+    assert len(double.seen) <= asked + 2  # a token, and the index: not where that points
 
 
 @pytest.mark.parametrize(

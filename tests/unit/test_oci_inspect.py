@@ -8,16 +8,14 @@ import io
 import json
 import tarfile
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import local_registry
 import pytest
 from local_registry import Registry
-from registry_double import Fault, RegistryDouble, running
-from sample_engines import V1, directory, with_manifest
+from registry_double import Fault, RegistryDouble
+from sample_engines import with_manifest
 from typer.testing import CliRunner
 
 from cog_triton.artifact import engine_manifest
@@ -31,31 +29,10 @@ TITLE = "org.opencontainers.image.title"
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without credentials; output as in a plain terminal."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for name in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
+def _plain(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output as in a plain terminal."""
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
-    return tmp_path / "home"
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    with local_registry.running(tmp_path_factory.mktemp("registry")) as started:
-        yield started
-
-
-@pytest.fixture
-def double() -> Iterator[RegistryDouble]:
-    with running(RegistryDouble()) as started:
-        yield started
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Path:
-    return with_manifest(directory(tmp_path / "engine", V1, 4))
 
 
 def send(address: str, name: str, engine: Path, form: Form = as_image) -> Reference:

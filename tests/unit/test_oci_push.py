@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import local_registry
 import pytest
 from local_registry import Registry
-from registry_double import Fault, RegistryDouble, Seen, digest_of, running
+from registry_double import Fault, RegistryDouble, Seen, digest_of
 from sample_engines import V1, directory, original_tar, pack, with_manifest
 
 from cog_triton.artifact import engine_manifest
@@ -24,29 +22,7 @@ from cog_triton.oci.engine_push import Pushed, as_cog_weight, push
 from cog_triton.oci.reference import Reference
 
 FAST = RetryPolicy(max_failures=3, max_failures_at_start=3, initial_s=0.001, max_s=0.01)
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("DOCKER_CONFIG", raising=False)
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Path:
-    return with_manifest(directory(tmp_path / "engine", V1, 4))
-
-
-@pytest.fixture
-def double() -> Iterator[RegistryDouble]:
-    with running(RegistryDouble()) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    with local_registry.running(tmp_path_factory.mktemp("registry")) as started:
-        yield started
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def send(

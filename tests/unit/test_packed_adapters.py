@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hub_server import ID, serving_hub
-from huggingface_hub import constants
+from hub_server import ID, ask_hub, serving_hub
 from lora_adapters import adapter
 
 from cog_triton.artifact.lora_adapter import CONVERTED_FILES, read_adapter
@@ -55,10 +54,7 @@ def test_an_adapter_of_the_hub_is_recorded_by_its_commit(
 ) -> None:
     source = adapter(tmp_path / "a")
     with serving_hub({path.name: path.read_bytes() for path in source.iterdir()}) as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        ask_hub(monkeypatch, hub.url, tmp_path)
         ((packed,), said) = prepared(config({"sql": ID}), tmp_path)
     assert packed.entry.source == ID
     assert packed.entry.revision is not None

@@ -7,10 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from test_reaper import running, until
 
 WORKER = """
 import sys, threading, time
@@ -42,21 +41,6 @@ time.sleep(60)
 """
 
 
-def alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, f"not within 10 s: {what}"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "exit"])
 def test_the_worker_ends_with_its_parent(start: str, end: str) -> None:
@@ -72,18 +56,18 @@ def test_the_worker_ends_with_its_parent(start: str, end: str) -> None:
         assert parent.stdin is not None
         pid = int(parent.stdout.readline())
         time.sleep(0.05)
-        assert alive(pid), "the worker lives as long as its parent does"
+        assert running(pid), "the worker lives as long as its parent does"
         if end == "exit":
             parent.stdin.write(b"\n")
             parent.stdin.flush()
         else:
             parent.send_signal(getattr(signal, end))
         parent.wait(10)
-        until(lambda: not alive(pid), "the worker ends")
+        until(lambda: not running(pid), "the worker ends")
     finally:
         parent.kill()
         parent.communicate()
-        if pid is not None and alive(pid):
+        if pid is not None and running(pid):
             os.kill(pid, signal.SIGKILL)
 
 
@@ -108,7 +92,7 @@ def test_stop_parent_ends_parent_and_worker() -> None:
     pid = int(parent.stdout.readline())
     try:
         assert parent.wait(10) == -signal.SIGKILL
-        until(lambda: not alive(pid), "the worker ends")
+        until(lambda: not running(pid), "the worker ends")
     finally:
         parent.kill()
         parent.communicate()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import ID, MAIN, serving_hub
+from hub_server import ID, MAIN, ask_hub, serving_hub
 
 from cog_triton.errors import BuildConfigInvalid, EngineIncompatible, InvalidArgument
 from cog_triton.sizing import fit, gpu_table, model_files
@@ -219,14 +219,9 @@ def test_a_directory_without_weights_is_summed_by_its_shape(tmp_path: Path) -> N
 def test_a_model_of_the_hub_is_described_without_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from huggingface_hub import constants
-
     content = {"config.json": json.dumps(LLAMA_8B).encode(), "model.safetensors": b"x" * 5000}
     with serving_hub(content) as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        ask_hub(monkeypatch, hub.url, tmp_path)
         found = model_files.describe(ID)
     assert (found.weight_bytes, found.commit) == (5000, MAIN)
     assert not any("model.safetensors" in request for request in hub.requests)

@@ -1,11 +1,15 @@
-"""Work directories that cannot be used end the start with a code and what to do."""
+"""Work directories that cannot be used, and run directories of dead and live owners in them."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import os
+import secrets
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,12 @@ from cog_triton.serving.cog_process import CogServer
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import free_ports
-from cog_triton.system.work_dir import require_usable, work_dir_errors
+from cog_triton.system.work_dir import (
+    fresh_run_dir,
+    new_shm_prefix,
+    require_usable,
+    work_dir_errors,
+)
 from cog_triton.triton import installation
 
 
@@ -80,3 +89,106 @@ def test_the_default_needs_one_place_that_can_be_written(monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nothing/cache")
     with pytest.raises(InvalidArgument, match="COG_TRITON_WORK_DIR is unset"):
         _ = load_settings().work_dir
+
+
+SHM = Path("/dev/shm")
+OWNER = """
+import sys, time
+from pathlib import Path
+from cog_triton.system.work_dir import fresh_run_dir, new_shm_prefix
+run_dir = fresh_run_dir(Path(sys.argv[1]))
+prefix = new_shm_prefix(run_dir)
+Path("/dev/shm", prefix + "key").write_bytes(b"x")
+Path("/dev/shm", prefix + "mpi").mkdir()
+print(run_dir, prefix, flush=True)
+time.sleep(60)
+"""
+
+
+class Owner:
+    def __init__(self, work_dir: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWNER, str(work_dir)], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        run_dir, self.prefix = self.process.stdout.readline().split()
+        self.run_dir = Path(run_dir)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    @property
+    def shm(self) -> list[str]:
+        return sorted(p.name for p in SHM.iterdir() if p.name.startswith(self.prefix))
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Owner]:
+    owner = Owner(tmp_path)
+    yield owner
+    owner.kill()
+    for name in owner.shm:
+        (SHM / name).rmdir() if name.endswith("mpi") else (SHM / name).unlink()
+
+
+def test_the_shared_memory_of_a_killed_owner_is_removed(owner: Owner, tmp_path: Path) -> None:
+    assert len(owner.shm) == 2
+    owner.kill()
+    fresh_run_dir(tmp_path)
+    assert owner.shm == []
+    assert not owner.run_dir.exists()
+
+
+def test_what_a_live_owner_has_is_kept(owner: Owner, tmp_path: Path) -> None:
+    fresh_run_dir(tmp_path)
+    assert len(owner.shm) == 2
+    assert owner.run_dir.is_dir()
+
+
+def test_an_owner_of_another_pid_namespace_is_alive_by_its_lock(
+    owner: Owner, tmp_path: Path
+) -> None:
+    foreign = owner.run_dir
+    for name in (str(os.getpid()), "999999999"):
+        foreign = foreign.rename(foreign.with_name(name))
+        mine = fresh_run_dir(tmp_path)
+        assert foreign.is_dir()
+        assert mine != foreign
+    assert len(owner.shm) == 2
+
+
+def test_a_second_run_dir_of_a_process_replaces_its_first(tmp_path: Path) -> None:
+    first = fresh_run_dir(tmp_path)
+    (first / "triton.log").touch()
+    assert fresh_run_dir(tmp_path) == first
+    assert not (first / "triton.log").exists()
+
+
+def test_run_dirs_without_a_lock_are_told_by_pid(tmp_path: Path) -> None:
+    for name in ("999999999", str(os.getppid()), str(os.getpid())):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    fresh_run_dir(tmp_path)
+    found = {path.name for path in (tmp_path / "run").iterdir() if path.is_dir()}
+    assert found == {str(os.getppid()), str(os.getpid())}
+
+
+def test_a_record_cannot_name_the_memory_of_others(tmp_path: Path) -> None:
+    other = SHM / f"other-{secrets.token_hex(4)}"
+    other.touch()
+    try:
+        dead = tmp_path / "run" / "999999999"
+        dead.mkdir(parents=True)
+        (dead / "shm-prefixes").write_text(f"{other.name}\ncog_triton_\n/\n\n")
+        fresh_run_dir(tmp_path)
+        assert other.exists()
+    finally:
+        other.unlink()
+
+
+def test_prefixes_are_recorded_before_they_are_used(tmp_path: Path) -> None:
+    prefixes = [new_shm_prefix(tmp_path) for _ in range(2)]
+    assert len(set(prefixes)) == 2
+    assert (tmp_path / "shm-prefixes").read_text().split() == prefixes

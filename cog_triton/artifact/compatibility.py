@@ -18,8 +18,7 @@ from pathlib import Path
 
 from cog_triton.artifact import cuda_support, engine_manifest
 from cog_triton.errors import EngineIncompatible
-from cog_triton.system import nvidia_driver
-from cog_triton.system.gpus import hidden, visible_gpus
+from cog_triton.system.gpus import hidden, installed_driver, nvidia_devices, visible_gpus
 
 # Where NVIDIA's container keeps its Python packages, which our own Python does not see.
 _CONTAINER_PACKAGES = "usr/local/lib/python3*/dist-packages"
@@ -73,8 +72,8 @@ def require_driver() -> None:
     Nothing is asked if CUDA_VISIBLE_DEVICES hides all.
     """
     cuda = cuda_support.cuda_of_image()
-    if cuda and not hidden() and nvidia_driver.devices():
-        cuda_support.require_driver(cuda, nvidia_driver.installed(), "this image")
+    if cuda and not hidden() and nvidia_devices():
+        cuda_support.require_driver(cuda, installed_driver(), "this image")
 
 
 def require_gpu(image_sm: str | None, read: Callable[[], Sequence[int]] | None = None) -> None:

@@ -18,9 +18,7 @@ import re
 from collections.abc import Sequence
 
 from cog_triton.errors import EngineIncompatible
-from cog_triton.system import nvidia_driver
-from cog_triton.system.gpus import hidden
-from cog_triton.system.nvidia_driver import NVIDIADriver
+from cog_triton.system.gpus import NVIDIADriver, hidden, installed_driver
 
 FLOORS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """Oldest driver by major version of CUDA."""
@@ -55,7 +53,7 @@ def cuda_of_packages(paths: Sequence[str]) -> str | None:
 def require_packages(paths: Sequence[str], what: str) -> None:
     """Raise E1305 if the driver here is too old for the CUDA in these directories of packages."""
     if (cuda := cuda_of_packages(paths)) and not hidden():
-        require_driver(cuda, nvidia_driver.installed(), what)
+        require_driver(cuda, installed_driver(), what)
 
 
 def require_driver(

@@ -13,7 +13,7 @@ from cog_triton.artifact.compatibility import backends_in
 from cog_triton.doctor.report import Check, fail, ok, warn
 from cog_triton.errors import EngineIncompatible, TritonStartFailed
 from cog_triton.settings import Settings
-from cog_triton.system import nvidia_driver
+from cog_triton.system.gpus import installed_driver
 from cog_triton.triton import launch
 from cog_triton.triton.installation import TritonInstallation, missing_libpython
 
@@ -67,7 +67,7 @@ def backends(triton: TritonInstallation) -> Check:
 
 def cuda_driver(cuda: str | None, what: str, gpus: Sequence[str] = (), *, compat: bool) -> Check:
     """Check the driver against `cuda` in `what`, as `cuda_support.require_driver` does."""
-    here = nvidia_driver.installed()
+    here = installed_driver()
     if here.cuda is None and here.version is None:
         return warn(
             "CUDA driver",

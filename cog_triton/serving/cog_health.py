@@ -9,7 +9,7 @@ from typing import Any
 
 from cog_triton import errors
 from cog_triton.settings import url_host
-from cog_triton.settings.supervision import SupervisionSettings
+from cog_triton.settings.engine import SupervisionSettings
 
 NO_ANSWER = "NO_ANSWER"
 """Our own status, of a server that takes a connection and does not answer in time."""

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from cog_triton.errors import TritonUnavailable
 from cog_triton.serving.cog_health import HealthClient, HealthLimits, HealthMonitor
-from cog_triton.settings.supervision import SupervisionSettings
+from cog_triton.settings.engine import SupervisionSettings
 from cog_triton.system.process_state import process_state, with_descendants
 
 _ROLES = {

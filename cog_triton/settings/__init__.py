@@ -12,10 +12,9 @@ from cog_triton.environment_types import SettingsGroup
 from cog_triton.errors import InvalidArgument
 from cog_triton.settings.addresses import AccessSettings, PortSettings
 from cog_triton.settings.addresses import url_host as url_host
-from cog_triton.settings.engine import EngineSettings, MockSettings
+from cog_triton.settings.engine import EngineSettings, MockSettings, SupervisionSettings
 from cog_triton.settings.programs import BuilderSettings, FileSettings, RankSettings
 from cog_triton.settings.request_defaults import LogSettings, RequestSettings
-from cog_triton.settings.supervision import SupervisionSettings
 
 Group = TypeVar("Group", bound=SettingsGroup)
 _OFF = ("", "0", "false", "f", "no", "n", "off", "127.0.0.1")

@@ -1,4 +1,8 @@
-"""GPUs of this machine: compute capability and name by CUDA, memory in use by nvidia-smi."""
+"""GPUs of this machine, and NVIDIA's driver of them: what it is, what CUDA can use, what is free.
+
+NVML tells of the driver whatever CUDA can use of it; libcuda may be a newer one than the driver,
+by CUDA's forward compatibility package.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,17 @@ import ctypes
 import os
 import re
 import subprocess
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from cog_triton.errors import EngineIncompatible
-from cog_triton.system import nvidia_driver
 
+_DEVICES = Path("/dev")
+_KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
+_MAX_TEXT = 96
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 """Variable of the GPUs that a process may use, in their order."""
 _CAPABILITY_MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR of cuda.h
@@ -39,6 +46,85 @@ _ADVICE = (
 _MIB = 1 << 20
 _TIMEOUT_S = 30
 _DEVICE = re.compile(r"/dev/nvidia\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class NVIDIADriver:
+    """Version of the driver, as ``580.95.05``, and CUDA's that libcuda has; None is not known."""
+
+    version: str | None = None
+    cuda: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        cuda = f"CUDA {self.cuda[0]}.{self.cuda[1]}" if self.cuda else "no libcuda.so.1"
+        return f"driver {self.version or 'of unknown version'} ({cuda})"
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
+
+
+def installed_driver() -> NVIDIADriver:
+    """The driver of this machine; nothing is initialized on a GPU."""
+    with _nvml() as ask:
+        text = ctypes.create_string_buffer(_MAX_TEXT)
+        told = ask("nvmlSystemGetDriverVersion", text, _MAX_TEXT)
+    version = text.value.decode("utf-8", "replace") if told else _kernel_module()
+    return NVIDIADriver(version, _cuda())
+
+
+def nvidia_devices() -> list[str]:
+    """NVIDIA's GPUs that this process sees, whether CUDA can use them or not."""
+    found = sorted(str(path) for path in _DEVICES.glob("nvidia[0-9]*"))
+    with _nvml() as ask:
+        count = ctypes.c_uint()
+        if not found and ask("nvmlDeviceGetCount_v2", ctypes.byref(count)):
+            found = [f"GPU {index} of nvidia-smi" for index in range(count.value)]
+    return found
+
+
+def free_memory_on(bus_id: str) -> int | None:
+    """Bytes free on the GPU with this PCI bus id; None if NVML does not tell."""
+    with _nvml() as ask:
+        handle, memory = ctypes.c_void_p(), _Memory()
+        known = ask(
+            "nvmlDeviceGetHandleByPciBusId_v2", bus_id.encode(), ctypes.byref(handle)
+        ) and ask("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+    return int(memory.free) if known else None
+
+
+def _cuda() -> tuple[int, int] | None:
+    number = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libcuda.so.1")["cuDriverGetVersion"](ctypes.byref(number)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    return number.value // 1000, number.value % 1000 // 10
+
+
+def _kernel_module() -> str | None:
+    try:
+        match = _VERSION.search(_KERNEL_MODULE.read_text("utf-8", "replace"))
+    except OSError:
+        return None
+    return match[1] if match else None
+
+
+@contextmanager
+def _nvml() -> Iterator[Callable[..., bool]]:
+    """Call of NVML by name: whether it succeeded. All calls fail where there is no NVML."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        there = nvml["nvmlInit_v2"]() == 0
+    except (OSError, AttributeError):
+        yield lambda *_: False
+        return
+    try:
+        yield lambda name, *arguments: there and nvml[name](*arguments) == 0
+    finally:
+        if there:
+            nvml["nvmlShutdown"]()
 
 
 def hidden() -> bool:
@@ -71,7 +157,7 @@ def gpu_memory() -> list[int]:
 def free_memory() -> list[int | None]:
     """Bytes free on each GPU of `visible_gpus`, None where unknown; raises as that does."""
     buses = [_text("cuDeviceGetPCIBusId", *device) for device in _devices()]
-    return [nvidia_driver.free_memory(bus) for bus in buses]
+    return [free_memory_on(bus) for bus in buses]
 
 
 def _devices() -> list[tuple[ctypes.CDLL, int]]:
@@ -94,9 +180,9 @@ def _devices() -> list[tuple[ctypes.CDLL, int]]:
 
 def _require_none(problem: str) -> None:
     """Raise E1305 if there is an NVIDIA GPU, which `problem` keeps CUDA from."""
-    if here := nvidia_driver.devices():
+    if here := nvidia_devices():
         raise EngineIncompatible(
-            f"{', '.join(here)} is here, {nvidia_driver.installed()}, and {problem}: {_ADVICE}"
+            f"{', '.join(here)} is here, {installed_driver()}, and {problem}: {_ADVICE}"
         )
 
 
@@ -132,7 +218,7 @@ def _call(cuda: ctypes.CDLL, name: str, *arguments: object) -> None:
         why = f", {_MEANINGS[code]}" if code in _MEANINGS else ""
         raise EngineIncompatible(
             f"NVIDIA's driver answers {name} with CUDA error {code}{why}; here is"
-            f" {nvidia_driver.installed()}, which may be too old for this image's CUDA (its floor"
+            f" {installed_driver()}, which may be too old for this image's CUDA (its floor"
             f" is the label cog-triton.driver): {_ADVICE}"
         )
 

@@ -14,7 +14,7 @@ from cuda_driver import gpu_driver, has_compiler
 
 from cog_triton.artifact import cuda_support
 from cog_triton.errors import EngineIncompatible
-from cog_triton.system.nvidia_driver import NVIDIADriver
+from cog_triton.system.gpus import NVIDIADriver
 from cog_triton.system.ports import free_ports
 
 A100, RTX = "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090"

@@ -1,4 +1,4 @@
-"""Models from tars, packages and paths, and selection of a request's source; the hub's: test_hub."""
+"""Models from tars, packages and paths, and selection of a request's source; hub: test_hub."""
 
 from __future__ import annotations
 

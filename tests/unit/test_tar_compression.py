@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.artifact import tar_members
-from cog_triton.errors import EngineCorrupt, InvalidArgument
+from cog_triton.errors import EngineCorrupt
 
 # Compressible and not, and over several of zstd's blocks and of our reads.
 CONTENT = random.Random(0).randbytes(700_000) + b"weights " * 300_000
@@ -166,20 +166,3 @@ def test_a_too_large_zstd_window_is_refused(tmp_path: Path) -> None:
     later = framed(PLAIN[:1000]) + wide(30)
     with pytest.raises(EngineCorrupt, match="too much memory"):
         read(tmp_path / "x", later)
-
-
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [("a.tar", "tar"), ("a.tar.gz", "gzip"), ("a.b.tgz", "gzip"), ("/x.y/a.tar.zst", "zstd")],
-)
-def test_the_suffix_selects_the_form(name: str, form: str) -> None:
-    assert tar_members.by_name(Path(name)) == form
-
-
-def test_an_unknown_suffix_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        tar_members.by_name(Path("out/engine.zst"))
-    assert str(caught.value) == (
-        "E1005 InvalidArgument: output 'out/engine.zst': its name must end in one of"
-        " .tar, .tar.gz, .tgz, .tar.zst"
-    )

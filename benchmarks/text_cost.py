@@ -94,7 +94,7 @@ def detokenizing(
     single = [[token] for token in ids]
 
     def feed() -> Feed:
-        stream = Detokenizer(made)
+        stream = Detokenizer.of(made)
         return lambda place: stream.feed(single[place])
 
     def decode(length: int) -> object:

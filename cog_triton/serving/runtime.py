@@ -22,7 +22,7 @@ from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import Observer
 from cog_triton.serving.supervisor import Supervisor
 from cog_triton.settings import Settings
-from cog_triton.text import template_process
+from cog_triton.text import chat_template
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.model_repository import max_batch_size
 from cog_triton.triton.request_streams import RequestStreams
@@ -115,7 +115,7 @@ class Runtime:
         if settings.chat_template is not None:
             tokenizer = tokenizer.with_template(settings.chat_template)
         if tokenizer.chat_template is not None:
-            template_process.POOL.warm_up()
+            chat_template.POOL.warm_up()
         server = TritonServer(
             settings,
             repository,

@@ -1,13 +1,186 @@
-"""Chat template of the tokenizer, rendered in a sandbox as Hugging Face does."""
+"""Chat template of the tokenizer, rendered in a sandbox as Hugging Face does.
+
+It is rendered in a pool of child processes, which are killed above their limits. One round trip
+takes some 20 us; children start on demand, and end with this process.
+"""
 
 from __future__ import annotations
 
+import atexit
+import marshal
+import signal
+import subprocess
+import threading
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from cog_triton.errors import BadMessages
-from cog_triton.text.template_process import POOL, TemplateRefused
+from jinja2 import TemplateError, nodes
+
+from cog_triton.errors import BadMessages, TritonTokenizerError, TritonUnknownError
+from cog_triton.ipc.child import PythonChild
+from cog_triton.text import template_child as child
+from cog_triton.text.template_child import environment
 from cog_triton.text.tokenizer import EngineTokenizer
+
+
+@lru_cache(maxsize=16)
+def template_variables(source: str) -> frozenset[str]:
+    """Names that the template reads, its own variables included; none if it is broken."""
+    try:
+        tree = environment().parse(source)
+        return frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load")
+    except (TemplateError, RecursionError):
+        return frozenset()
+
+
+CPU_S = 2.0
+MEMORY_BYTES = 512 << 20
+_ANSWER_S = 30.0
+_AT_ONCE = 2
+# The second child is for requests that find the first one busy with a slow template.
+_SECOND_AFTER_S = 0.1
+# Text may be rendered twice, and each message has its marks.
+_OUTPUT_FACTOR = 4
+_OUTPUT_CHARS = 1 << 20
+
+
+class TemplateRefused(Exception):
+    """The template refuses its variables, by raise_exception() or by failing."""
+
+
+def most_text(size: int) -> int:
+    """Characters of text that a template may make of `size` characters."""
+    return _OUTPUT_CHARS + _OUTPUT_FACTOR * size
+
+
+def exceeded(reason: str) -> BadMessages:
+    """E1006 for a template that was stopped."""
+    return BadMessages(f"the model's chat template exceeds its limits: {reason}")
+
+
+class TemplatePool:
+    """Renders templates, a few at a time; thread-safe."""
+
+    def __init__(self, cpu_seconds: float = CPU_S, memory_bytes: int = MEMORY_BYTES) -> None:
+        """Limits are CPU seconds of one rendering, and bytes of memory beyond those at start."""
+        self._cpu_seconds, self._memory_bytes = cpu_seconds, memory_bytes
+        self._idle: list[PythonChild] = []
+        self._started = 0
+        self._changed = threading.Condition()
+
+    def render(self, source: str, variables: Mapping[str, Any]) -> str:
+        """The text of the template `source`; `variables` are what JSON has, with `messages`.
+
+        Raises TemplateRefused, BadMessages (E1006) when it exceeds a limit, TritonTokenizerError
+        (E2102) when it is broken, TritonUnknownError (E2100) when no process can be started.
+        """
+        size = sum(map(_size, variables.values()))
+        taken = self._take()
+        kind = child.EXCEEDED
+        try:
+            kind, text = self._ask(taken, source, variables, most_text(size))
+        finally:
+            # After an exception a reply may still come, and after too much its memory is full.
+            self._put_back(taken, usable=kind != child.EXCEEDED)
+        if kind == child.EXCEEDED:
+            raise exceeded(text or f"more than {self._memory_bytes >> 20} MiB of memory")
+        if kind == child.BROKEN:
+            raise TritonTokenizerError(f"the chat template is broken: {text}")
+        if kind == child.REFUSED:
+            raise TemplateRefused(f"the model's chat template refuses the messages: {text}")
+        if kind == child.FAILED:
+            raise TemplateRefused(f"the model's chat template fails: {text}")
+        return text
+
+    def warm_up(self) -> None:
+        """Start a child, so that the first request need not wait for it."""
+        self._put_back(self._take(), usable=True)
+
+    def close(self) -> None:
+        """End the children that are idle."""
+        with self._changed:
+            while self._idle:
+                self._idle.pop().close()
+                self._started -= 1
+
+    def _ask(
+        self, taken: PythonChild, source: str, variables: Mapping[str, Any], most: int
+    ) -> tuple[bytes, str]:
+        """The reply's kind and text; raises BadMessages when the child was killed."""
+        try:
+            taken.send(marshal.dumps((source, most, dict(variables))))
+            kind, text = taken.receive(4 * most + _OUTPUT_CHARS)
+            return kind, str(text, "utf-8", "surrogatepass")
+        except OSError as error:
+            raise exceeded(self._reason_of_death(taken)) from error
+
+    def _reason_of_death(self, taken: PythonChild) -> str:
+        try:
+            code = taken.process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            return f"no answer in {_ANSWER_S:g} s"
+        if code == -signal.SIGPROF:
+            return f"more than {self._cpu_seconds:g} s of CPU time"
+        return f"its process ended with {code}"
+
+    def _take(self) -> PythonChild:
+        """An idle child; a new one if there is none, or all are busy for long."""
+        with self._changed:
+            while self._started:
+                if self._idle:
+                    taken = self._idle.pop()
+                    if taken.alive:
+                        return taken
+                    taken.close()
+                    self._started -= 1
+                elif self._started == _AT_ONCE:
+                    self._changed.wait()
+                elif not self._changed.wait_for(self._free, _SECOND_AFTER_S) and (
+                    self._started < _AT_ONCE  # others have waited, too
+                ):
+                    break
+            self._started += 1
+        try:
+            limits = self._cpu_seconds, self._memory_bytes
+            return PythonChild(child.__name__, *limits, timeout=_ANSWER_S)
+        except BaseException as error:
+            self._forget()
+            if not isinstance(error, OSError):
+                raise
+            raise TritonUnknownError(
+                f"the process that renders chat templates does not start: {error}"
+            ) from error
+
+    def _free(self) -> bool:
+        return bool(self._idle) or not self._started
+
+    def _put_back(self, taken: PythonChild, *, usable: bool) -> None:
+        if not usable:
+            taken.close()
+            self._forget()
+            return
+        with self._changed:
+            self._idle.append(taken)
+            self._changed.notify()
+
+    def _forget(self) -> None:
+        with self._changed:
+            self._started -= 1
+            self._changed.notify()
+
+
+def _size(value: Any) -> int:
+    """Characters of all texts in a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(key) + _size(item) for key, item in value.items())
+    return sum(map(_size, value)) if isinstance(value, list) else 0
+
+
+POOL = TemplatePool()
+atexit.register(POOL.close)
 
 
 def render_chat(

@@ -16,18 +16,18 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Collection, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
 
-from cog_triton.text.tokenizer import EngineTokenizer
-
+TokenText = Callable[[int], bytes]
+"""`token_bytes` of one tokenizer."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
-class Detokenizer:
+class Detokenizer(ABC):
     """Incremental decoder of one stream of token ids; special ones are left out unless `visible`.
 
     ``"".join(feed(ids) ...) + flush()`` equals ``tokenizer.decode(all_ids,
@@ -35,32 +35,38 @@ class Detokenizer:
     depend on how many came before it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, visible: Collection[str] = ()) -> None:
-        """`visible` are special tokens that are part of the text."""
-        self._stream: _Stream
-        if isinstance(tokenizer.decoder, decoders.ByteLevel):
-            self._stream = _ByteLevelStream(tokenizer, visible)
-        else:
-            self._stream = _WindowStream(tokenizer, visible)
+    @staticmethod
+    def of(tokenizer: Tokenizer, visible: Collection[str] = ()) -> Detokenizer:
+        """The kind for the tokenizer; `visible` are special tokens that are part of the text."""
+        of_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        return (_ByteLevelDetokenizer if of_bytes else _WindowDetokenizer)(tokenizer, visible)
 
+    def __init__(self, tokenizer: Tokenizer, visible: Collection[str]) -> None:
+        added = tokenizer.get_added_tokens_decoder()
+        self._hidden = {
+            token_id
+            for token_id, token in added.items()
+            if token.special and token.content not in visible
+        }
+        self._id_to_token = tokenizer.id_to_token
+
+    @abstractmethod
     def feed(self, ids: Sequence[int]) -> str:
         """Text that these ids complete; ``""`` while a character is incomplete."""
-        return self._stream.feed(ids)
 
+    @abstractmethod
     def flush(self) -> str:
         """Text that was held back; call once, after the last id."""
-        return self._stream.flush()
+
+    def _visible(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it; None if it is hidden, or there is no such id."""
+        token: str | None = self._id_to_token(token_id)
+        return None if token_id in self._hidden else token
 
 
-class _Stream(Protocol):
-    def feed(self, ids: Sequence[int]) -> str: ...
-
-    def flush(self) -> str: ...
-
-
-class _ByteLevelStream:
+class _ByteLevelDetokenizer(Detokenizer):
     def __init__(self, tokenizer: Tokenizer, visible: Collection[str]) -> None:
-        self._vocabulary = _Vocabulary(tokenizer, visible)
+        super().__init__(tokenizer, visible)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._bytes: dict[int, bytes] = {}
 
@@ -68,31 +74,28 @@ class _ByteLevelStream:
         known = self._bytes
         for token_id in ids:
             if token_id not in known:
-                known[token_id] = self._token_bytes(token_id)
+                token = self._visible(token_id)
+                known[token_id] = b"" if token is None else _spelled(token)
         return self._decoder.decode(b"".join([known[token_id] for token_id in ids]))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
 
-    def _token_bytes(self, token_id: int) -> bytes:
-        token = self._vocabulary.visible(token_id)
-        return b"" if token is None else _spelled(token)
 
-
-class _WindowStream:
+class _WindowDetokenizer(Detokenizer):
     """Decodes pending ids together with the one visible id before them, as context."""
 
     def __init__(self, tokenizer: Tokenizer, visible: Collection[str]) -> None:
+        super().__init__(tokenizer, visible)
         # Of special tokens, only visible ones are among the ids.
         self._decode = partial(tokenizer.decode, skip_special_tokens=not visible)
-        self._vocabulary = _Vocabulary(tokenizer, visible)
         self._context: list[int] = []
         self._pending: list[int] = []
 
     def feed(self, ids: Sequence[int]) -> str:
         complete = 0
         for token_id in ids:
-            token = self._vocabulary.visible(token_id)
+            token = self._visible(token_id)
             if token is not None:
                 self._pending.append(token_id)
                 if not _BYTE_TOKEN.fullmatch(token):
@@ -110,24 +113,6 @@ class _WindowStream:
         self._context, self._pending = window[-1:], self._pending[count:]
         text: str = self._decode(window)
         return text[skip:]
-
-
-class _Vocabulary:
-    """Tokens as the vocabulary spells them, without special ones that are not `visible`."""
-
-    def __init__(self, tokenizer: Tokenizer, visible: Collection[str]) -> None:
-        added = tokenizer.get_added_tokens_decoder()
-        self._hidden = {
-            token_id
-            for token_id, token in added.items()
-            if token.special and token.content not in visible
-        }
-        self._id_to_token = tokenizer.id_to_token
-
-    def visible(self, token_id: int) -> str | None:
-        """The token; None when it is hidden, or when there is no such id."""
-        token: str | None = self._id_to_token(token_id)
-        return None if token_id in self._hidden else token
 
 
 def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
@@ -168,17 +153,3 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
-
-
-class TokenText:
-    """Cache of `token_bytes` by token id."""
-
-    def __init__(self, tokenizer: EngineTokenizer) -> None:
-        self._tokenizer = tokenizer.tokenizer
-        self._known: dict[int, bytes] = {}
-
-    def raw(self, token_id: int) -> bytes:
-        """See `token_bytes`."""
-        if token_id not in self._known:
-            self._known[token_id] = token_bytes(self._tokenizer, token_id)
-        return self._known[token_id]

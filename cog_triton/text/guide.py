@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from cog_triton.errors import InvalidArgument
 from cog_triton.text.json_schema import parse_schema
 from cog_triton.text.regex_check import check_regex
-from cog_triton.text.structural_tag import check_structural_tag
+from cog_triton.text.tool_schema import check_structural_tag
 
 GuideKind = Literal["json_schema", "regex", "grammar", "structural_tag"]
 """Kinds of guides; grammars are in EBNF, and structural tags in JSON, as xgrammar reads them."""

@@ -19,8 +19,7 @@ from cog_triton.errors import (
     PromptTooLong,
     nearest,
 )
-from cog_triton.text.chat_template import render_chat
-from cog_triton.text.template_process import most_text
+from cog_triton.text.chat_template import most_text, render_chat
 from cog_triton.text.tokenizer import EngineTokenizer
 
 MAX_FIELDS = 16

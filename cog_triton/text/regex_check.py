@@ -170,11 +170,10 @@ class _Parser:
                 high = self._class_member()
                 if low is None or high is None or low > high:
                     raise self._refused("a range of a class has no order")
-            width += (
-                _class_width(self._text[self._at - 1])
-                if low is None or high is None
-                else (ord(high) - ord(low) + 1)
-            )
+            if low is None or high is None:  # about how many characters one like \d is of
+                width += _NARROW + 1 if self._text[self._at - 1] in _WIDE_CLASSES else 10
+            else:
+                width += ord(high) - ord(low) + 1
         self._at += 1
         return _Size(1, int(width > _NARROW))
 
@@ -224,11 +223,6 @@ class _Parser:
         if self._next in ("*", "+", "{", "?") and self._next:
             raise self._refused("nothing to repeat")
         return size.repeated(least, most)
-
-
-def _class_width(letter: str) -> int:
-    """About how many characters a class such as \\d is of."""
-    return _NARROW + 1 if letter in _WIDE_CLASSES else 10
 
 
 def _is_escaped(text: str, place: int) -> bool:

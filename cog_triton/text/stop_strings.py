@@ -30,7 +30,7 @@ class TextStream:
 
         The first token among `stop_ids`, after `min_tokens`, ends the text before it.
         """
-        self._detokenizer = Detokenizer(tokenizer.tokenizer, visible)
+        self._detokenizer = Detokenizer.of(tokenizer.tokenizer, visible)
         self._matcher = StopMatcher(stops)
         self._min_tokens = min_tokens
         self._stop_ids = stop_ids

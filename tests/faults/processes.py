@@ -20,7 +20,7 @@ FRONT_END = ("door", "cog", "worker")
 STUBS = "stub"
 """A victim's name that stands for any stub of Triton's Python backend."""
 TEMPLATE_CHILDREN = 2
-"""Children of `cog_triton.text.template_process` at most."""
+"""Children of `cog_triton.text.chat_template` at most."""
 _MB = 1 << 20
 
 

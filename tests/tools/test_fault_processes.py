@@ -10,13 +10,13 @@ from pathlib import Path
 from faults import processes
 from faults.processes import TEMPLATE_CHILDREN
 
-from cog_triton.text import template_child, template_process
+from cog_triton.text import chat_template, template_child
 
 
 @contextmanager
 def template_children(count: int) -> Iterator[int]:
     """A process with so many children that render templates."""
-    assert template_process._AT_ONCE == TEMPLATE_CHILDREN
+    assert chat_template._AT_ONCE == TEMPLATE_CHILDREN
     code = "import subprocess, sys\nchildren = [subprocess.Popen(sys.argv[1:-1], stdin=-1) "
     code += "for _ in range(int(sys.argv[-1]))]\nprint(flush=True)\ninput()"
     # Such a child is known by its command line.

@@ -33,7 +33,7 @@ from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.listeners import HTTPServer
 from cog_triton.serving.openai.routes import OpenAIRoutes
-from cog_triton.serving.openai.served_models import AdapterRoutes, ServedModels
+from cog_triton.serving.openai.served_models import ServedAPI, ServedModels
 from cog_triton.serving.telemetry.metrics import Metrics
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import bind
@@ -127,10 +127,8 @@ def api(
         served.ended = metrics.generations
         key = settings.openai_api_key
         models = ServedModels("small", adapters)
-        routes = OpenAIRoutes(settings, tokenizer, generator, models, abilities)
-        loading = AdapterRoutes(settings, generator, "small", adapters)
         app = create_app(
-            [*routes.routes(), *loading.routes()],
+            OpenAIRoutes(ServedAPI(settings, generator, models, abilities)).routes(),
             require_ready=served.require_ready,
             api_key=key.get_secret_value() if key else None,
             on_refused=metrics.refused,

@@ -41,7 +41,7 @@ FOREIGN = {
     "system/private_tmpfs.py": "waits for itself after a fork",
 }
 UNREADABLE = {"pickle", "shelve", "multiprocessing", "dill", "cloudpickle"}
-MARSHAL = {"text/template_child.py", "text/template_process.py"}
+MARSHAL = {"text/template_child.py", "text/chat_template.py"}
 """Into the sandbox alone; what comes back is text."""
 
 

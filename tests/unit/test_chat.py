@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -263,11 +262,6 @@ def test_the_servers_system_prompt_comes_first_where_the_chat_has_none() -> None
     assert "You are a helpful assistant" in render_messages([USER], None, chatml).text
 
 
-def test_a_refusal_of_the_template_is_quoted() -> None:
-    with pytest.raises(BadMessages, match="must alternate"):
-        render_messages([USER, USER], None, tokenizer(MISTRAL, "<s>", "</s>"))
-
-
 @pytest.mark.parametrize(
     "attack",
     [
@@ -285,15 +279,3 @@ def test_a_refusal_of_the_template_is_quoted() -> None:
 def test_a_template_cannot_leave_its_sandbox(attack: str) -> None:
     with pytest.raises(BadMessages, match="E1006"):
         render_messages([USER], None, tokenizer(attack))
-
-
-def test_message_text_is_not_a_template() -> None:
-    text = render_messages(
-        [{"role": "user", "content": "{{ 7 * 7 }}{% raw %}"}], None, tokenizer(QWEN)
-    ).text
-    assert "{{ 7 * 7 }}{% raw %}" in text
-
-
-def test_messages_round_trip_through_json() -> None:
-    value = json.loads(json.dumps([{"role": "user", "content": "größer 🦙"}]))
-    assert parse_messages(value)[0]["content"] == "größer 🦙"

@@ -1,14 +1,25 @@
-"""Limits of images, and data: URLs."""
+"""Images: dimensions that decoders find, broken files of all kinds, limits, and data: URLs."""
 
 from __future__ import annotations
 
-import base64
+import random
+from contextlib import suppress
+from io import BytesIO
 
 import pytest
-from image_files import bomb, data_url, image
+from hypothesis import given
+from hypothesis import strategies as st
+from image_files import FORMATS, bomb, data_url, image
+from PIL import Image
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.pictures.image_limits import ImageLimits, ImagePart, read_data_url
+from cog_triton.pictures.image_limits import (
+    ImageHeader,
+    ImageLimits,
+    ImagePart,
+    read_data_url,
+    read_header,
+)
 
 LIMITS = ImageLimits(count=2, size=10_000, pixels=5000)
 
@@ -73,6 +84,62 @@ def test_images_within_limits_pass() -> None:
         LIMITS.check_count("messages", 3)
 
 
-def test_base64_is_what_the_standard_says() -> None:
-    url = "data:image/png;base64," + base64.b64encode(bytes(range(256))).decode()
-    assert read_data_url("a", url, LIMITS) == bytes(range(256))
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("size", [(1, 1), (40, 30), (300, 1000)])
+def test_dimensions_are_those_that_a_decoder_finds(kind: str, size: tuple[int, int]) -> None:
+    assert read_header(image(kind, size)) == (kind, *size)
+
+
+@pytest.mark.parametrize("options", [{"lossless": True}, {"exif": b"Exif\0\0"}, {"quality": 10}])
+def test_all_kinds_of_webp_are_known(options: dict[str, object]) -> None:
+    file = BytesIO()
+    Image.new("RGBA", (33, 44), (1, 2, 3, 4)).save(file, "WEBP", **options)
+    assert read_header(file.getvalue()) == ("WEBP", 33, 44)
+
+
+def test_a_progressive_jpeg_with_metadata_is_known() -> None:
+    file = BytesIO()
+    made = Image.new("L", (123, 45))
+    made.save(file, "JPEG", progressive=True, comment=b"\xff" * 3000, icc_profile=b"a" * 70000)
+    assert read_header(file.getvalue()) == ("JPEG", 123, 45)
+
+
+def test_a_bomb_is_known_by_its_header() -> None:
+    assert read_header(bomb()) == ImageHeader("PNG", 50_000, 50_000)
+    assert len(bomb()) < 1000
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_that_ends_early_is_refused_or_has_its_dimensions(kind: str) -> None:
+    data = image(kind)
+    for length in range(len(data)):
+        with suppress(ValueError):
+            assert read_header(data[:length]) == (kind, 40, 30)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "is no PNG, JPEG, WebP or GIF"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is no PNG"),
+        (b"BM" + bytes(60), "is no PNG"),
+        (b"II*\0" + bytes(60), "is no PNG"),
+        (bomb(0, 7), "0x7 pixels"),
+        (b"\xff\xd8\xff" * 100, "is broken"),
+        (b"\xff\xd8" + b"\xff\xe0\0\2" * 2000, "a JPEG without a frame header"),
+        (b"\xff\xd8\xff\xe0\0\0" + bytes(60), "a JPEG without a frame header"),
+        (b"RIFF\0\0\0\0WEBPJUNK" + bytes(60), "a WebP without a frame header"),
+    ],
+)
+def test_other_files_are_refused(data: bytes, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read_header(data)
+
+
+@given(st.sampled_from(FORMATS), st.integers(0, 1 << 32))
+def test_broken_bytes_end_with_a_value_error_or_dimensions(kind: str, seed: int) -> None:
+    data, chance = bytearray(image(kind)), random.Random(seed)
+    for _ in range(5):
+        data[chance.randrange(min(len(data), 64))] = chance.randrange(256)
+    with suppress(ValueError):
+        assert read_header(bytes(data)).pixels > 0

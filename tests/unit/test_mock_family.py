@@ -68,7 +68,7 @@ def test_output_decodes_to_the_passage_however_it_is_split(
     engine: Path, tokenizer: EngineTokenizer
 ) -> None:
     ids = mock_directory.read_model(engine).output_ids
-    stream = Detokenizer(tokenizer.tokenizer)
+    stream = Detokenizer.of(tokenizer.tokenizer)
     pieces = [stream.feed([token]) for token in ids]
     assert "".join(pieces) + stream.flush() == PASSAGE
     assert "" in pieces, "no character of the passage is of several tokens"

@@ -168,13 +168,6 @@ def test_api_key_is_required() -> None:
             assert httpx.get(f"{served.url}/health").status_code == 200
 
 
-def test_openai_client_raises_authentication_error() -> None:
-    with api(THREE, openai_api_key="secret") as served:
-        with pytest.raises(openai.AuthenticationError):
-            served.client().models.list()
-        assert served.client(api_key="secret").models.list().data
-
-
 def test_too_large_body_is_413_with_or_without_content_length() -> None:
     with api(THREE, max_request_bytes=1000) as served:
         long = {"model": "small", "prompt": "x" * 2000}
@@ -268,54 +261,6 @@ def test_unknown_paths_and_methods_are_refused() -> None:
         for method, path, status in NOT_THERE:
             answer = httpx.request(method, f"{served.url}{path}")
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, "E1009"), path
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [
-        {"response_format": {"type": "json_object"}},
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "a", "schema": {"type": "object"}},
-            }
-        },
-    ],
-)
-def test_guided_decoding_is_refused_without_engine_support(extra: dict[str, Any]) -> None:
-    with api(THREE) as served, pytest.raises(openai.BadRequestError, match="guided decoding") as e:
-        served.client().chat.completions.create(model="small", messages=USER, **extra)
-    assert e.value.param == "response_format"
-
-
-@pytest.mark.parametrize(
-    ("form", "guide"),
-    [
-        ({"type": "json_object"}, {"type": "object"}),
-        (
-            {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": 7}}},
-            {"const": 7},
-        ),
-    ],
-)
-def test_guide_is_passed_to_an_engine_with_support(form: dict[str, Any], guide: Any) -> None:
-    with api(THREE, guides=True) as served:
-        body = {"model": "small", "messages": USER, "response_format": form}
-        assert served.post("/v1/chat/completions", body).status_code == 200
-        sent = served.triton.requests[0].json
-    assert sent["guided_decoding_guide_type"] == "json_schema"
-    assert json.loads(sent["guided_decoding_guide"]) == guide
-
-
-def test_harmful_schema_is_refused_before_the_engine() -> None:
-    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"pattern": "("}}}
-    with api(THREE, guides=True) as served:
-        body = {"model": "small", "messages": USER, "response_format": schema}
-        answer = served.post("/v1/chat/completions", body)
-        assert served.triton.requests == []
-    assert answer.status_code == 400
-    assert "response_format.json_schema.schema.pattern: not supported" in answer.text
-    assert answer.json()["error"]["param"] == "response_format"
 
 
 def test_too_long_prompt_has_openais_code_and_ours() -> None:

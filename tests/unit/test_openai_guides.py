@@ -56,6 +56,16 @@ def test_guides_reach_the_engine(path: str) -> None:
     [
         (Abilities(), {"guided_regex": "a"}, "guided_regex: not supported: this engine has no"),
         (
+            Abilities(),
+            {"response_format": {"type": "json_object"}},
+            "response_format: only type 'text' is supported: this engine has no guided decoding",
+        ),
+        (
+            ALL,
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+            "response_format.json_schema.schema.not: not supported",
+        ),
+        (
             Abilities(guides={"json_schema"}),
             {"structured_outputs": {"grammar": GRAMMAR}},
             "structured_outputs.grammar: not supported: this engine is guided by json_schema alone",
@@ -93,6 +103,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
         assert served.triton.requests == []
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] in fields
 
 
 def test_tools_are_guided_by_json_alone() -> None:

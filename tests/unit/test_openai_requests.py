@@ -1,14 +1,20 @@
-"""OpenAI API request bodies: accepted and refused fields."""
+"""OpenAI API request bodies: accepted and refused fields, and their table in docs/openai.md."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cog_triton.engines.abilities import Abilities
+from cog_triton.engines.mock.family import MockFamily
+from cog_triton.engines.openvino.family import OpenVINOFamily
 from cog_triton.errors import BadMessages, InvalidArgument, UserError
+from cog_triton.serving.openai import requests
 from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest, parse
 from cog_triton.text.sampling import MAX_TOKENS
 
@@ -33,29 +39,13 @@ def test_defaults_are_openais() -> None:
 
 
 def test_given_fields_are_used() -> None:
-    request = parse(
-        ChatRequest,
-        {
-            **CHAT,
-            "max_completion_tokens": 7,
-            "min_tokens": 2,
-            "temperature": 0,
-            "top_p": 0.5,
-            "top_k": 3,
-            "presence_penalty": -1,
-            "frequency_penalty": 1.5,
-            "repetition_penalty": 1.1,
-            "seed": 0,
-            "stop": ["a", "b"],
-            "logprobs": True,
-            "top_logprobs": 0,
-        },
-    )
+    given = {"min_tokens": 2, "temperature": 0, "top_p": 0.5, "top_k": 3, "seed": 0}
+    given |= {"presence_penalty": -1, "frequency_penalty": 1.5, "repetition_penalty": 1.1}
+    others = {"max_completion_tokens": 7, "stop": ["a", "b"], "logprobs": True, "top_logprobs": 0}
+    request = parse(ChatRequest, {**CHAT, **given, **others})
     sampling = request.sampling()
-    assert (sampling.max_tokens, sampling.min_tokens, sampling.seed) == (7, 2, 0)
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0, 0.5, 3)
-    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1, 1.5)
-    assert sampling.repetition_penalty == 1.1
+    assert {name: getattr(sampling, name) for name in given} == given
+    assert sampling.max_tokens == 7
     assert sampling.greedy
     assert request.stops() == ["a", "b"]
     assert request.log_probs
@@ -282,3 +272,41 @@ def test_any_json_is_parsed_or_refused_with_a_code(extra: dict[str, Any]) -> Non
             request.stops()
         except UserError:
             continue
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "openai.md").read_text("utf-8")
+SECTION = PAGE.partition("## Fields\n")[2].partition("\n## ")[0]
+ROWS = [line.split(" | ") for line in SECTION.splitlines() if line.startswith("| `")]
+COLUMNS = {"openvino": 1, "mock": 4}
+
+
+def test_every_field_is_in_the_section() -> None:
+    known = {
+        *requests.ChatRequest.model_fields,
+        *requests.CompletionRequest.model_fields,
+        *requests._NO_OP_VALUES,
+        *requests._IGNORED_FIELDS,
+    }
+    assert known - set(re.findall(r"`(\w+)`", SECTION)) == set()
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "able"),
+    [
+        ("openvino", "min_p", lambda found: "min_p" in found.sampling),
+        ("openvino", "logit_bias", lambda found: "logit_bias" in found.sampling),
+        ("openvino", "top_logprobs", lambda found: found.top_log_probs > 0),
+        ("openvino", "guided_regex", lambda found: "regex" in found.guides),
+        ("openvino", "guided_grammar", lambda found: "grammar" in found.guides),
+        ("mock", "top_logprobs", lambda found: found.top_log_probs > 0),
+        ("mock", "guided_regex", lambda found: "regex" in found.guides),
+    ],
+)
+def test_what_is_refused_is_what_the_engine_cannot(family: str, field: str, able: object) -> None:
+    abilities: dict[str, Abilities] = {
+        "openvino": OpenVINOFamily.abilities.fget(object()),  # type: ignore[attr-defined]
+        "mock": MockFamily.abilities,
+    }
+    row = next(row for row in ROWS if f"`{field}`" in row[0])
+    assert callable(able)
+    assert (row[COLUMNS[family]] != "refused") == bool(able(abilities[family]))

@@ -10,7 +10,6 @@ from cog_triton.errors import (
     BadPromptTemplate,
     PromptRequired,
     PromptTemplateError,
-    TritonTokenizerError,
 )
 from cog_triton.text.chat_template import render_chat
 from cog_triton.text.prompts import RenderedPrompt, render
@@ -199,12 +198,6 @@ def test_a_refused_system_prompt_is_named_as_the_cause() -> None:
 def test_a_failing_template_is_a_coded_error(template: str, reason: str) -> None:
     with pytest.raises(BadMessages, match=f"E1006 .*({reason})"):
         rendered(tokenizer=EngineTokenizer(byte_level(), chat_template=template))
-
-
-def test_a_broken_template_is_the_engines_fault() -> None:
-    broken = EngineTokenizer(byte_level(), chat_template="a\n{% if %}")
-    with pytest.raises(TritonTokenizerError, match=r"E2102 .*line 2"):
-        rendered(tokenizer=broken)
 
 
 def test_messages_need_a_chat_template() -> None:

@@ -23,13 +23,6 @@ FLOATS = (
 )
 
 
-def test_defaults_are_neutral() -> None:
-    params = SamplingParams(max_tokens=1)
-    assert (params.min_tokens, params.temperature, params.seed) == (0, 1.0, 0)
-    assert (params.repetition_penalty, params.length_penalty) == (1.0, 1.0)
-    assert (params.presence_penalty, params.frequency_penalty) == (0.0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
@@ -112,8 +105,3 @@ def test_either_a_valid_set_or_e1005_naming_one_of_the_values(values: dict[str, 
 )
 def test_greedy_is_temperature_0_or_top_k_1(values: dict[str, Any], greedy: bool) -> None:
     assert SamplingParams(max_tokens=1, **values).greedy is greedy
-
-
-def test_parameters_are_immutable() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        SamplingParams(max_tokens=1).max_tokens = 2  # type: ignore[misc]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cog_triton.errors import BadMessages, TritonTokenizerError
-from cog_triton.text import template_process
-from cog_triton.text.template_process import TemplatePool, TemplateRefused
+from cog_triton.text import chat_template
+from cog_triton.text.chat_template import TemplatePool, TemplateRefused
 
 CPU_S = 0.3
 MEMORY_BYTES = 64 << 20
@@ -124,7 +124,7 @@ def test_many_at_once_each_get_their_own(pool: TemplatePool) -> None:
     for thread in threads:
         thread.join()
     assert got == {number: f"[{number}]" for number in range(64)}
-    assert len(pool._idle) == pool._started <= template_process._AT_ONCE
+    assert len(pool._idle) == pool._started <= chat_template._AT_ONCE
 
 
 def test_a_slow_template_does_not_stop_others(pool: TemplatePool) -> None:
@@ -150,10 +150,10 @@ def test_a_child_that_does_not_answer_is_killed(
     pool: TemplatePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool.close()
-    monkeypatch.setattr(template_process, "_ANSWER_S", 5.0)
+    monkeypatch.setattr(chat_template, "_ANSWER_S", 5.0)
     pool.warm_up()
     (stopped,) = pool._idle
-    stopped._child.connection.settimeout(0.2)
+    stopped.connection.settimeout(0.2)
     os.kill(stopped.process.pid, signal.SIGSTOP)
     with pytest.raises(BadMessages, match="no answer"):
         render(pool, GOOD)
@@ -169,5 +169,5 @@ def test_a_child_has_no_secrets_and_ends_with_its_parent(
     pool.warm_up()
     (child,) = pool._idle
     assert b"secret" not in Path(f"/proc/{child.process.pid}/environ").read_bytes()
-    child._child.connection.close()
+    child.connection.close()
     assert child.process.wait(5) == 0

@@ -12,8 +12,7 @@ import pytest
 from text_cases import Work, call, data_url, parse_chat, render, tools
 
 from cog_triton.engines.request import EngineRequest
-from cog_triton.errors import BadMessages, CogTritonError, InvalidArgument, nearest
-from cog_triton.pictures.image_limits import ImageLimits, read_data_url
+from cog_triton.errors import CogTritonError, InvalidArgument, nearest
 from cog_triton.serving.generation import GenerationRequest
 from cog_triton.serving.openai.sequences import MAX_LOG_PROBS, bound_log_probs
 from cog_triton.system import log_notes
@@ -163,12 +162,6 @@ def test_json_of_a_client_has_its_values() -> None:
     assert client_json.parse(json.dumps(",[{" * 100)) == ",[{" * 100
 
 
-@pytest.mark.parametrize("escaped", [r"\ud800", r"\uDFFF", r"\ud800a"])
-def test_lone_surrogates_of_arguments_are_refused(escaped: str) -> None:
-    with pytest.raises(BadMessages, match="not Unicode"):
-        chat.parse_messages(call(f'{{"a":"{escaped}"}}'))
-
-
 def test_sequences_share_the_tables_of_their_stop_strings() -> None:
     stop_strings._fallback.cache_clear()
     for _ in range(64):
@@ -180,9 +173,3 @@ def test_a_data_url_has_few_escapes() -> None:
     with pytest.raises(InvalidArgument, match="more than 65536 escapes"):
         data_url("image/png;base64," + "%41" * 65_537)
     assert data_url("image/png;base64,%2b%2B%2f%3D") == base64.b64decode(b"++/=")
-
-
-def test_base64_is_decoded_within_the_limit() -> None:
-    data = base64.b64encode(bytes(100)).decode()
-    with pytest.raises(InvalidArgument, match="MAX_IMAGE_BYTES"):
-        read_data_url("w", f"data:image/png;base64,{data}", ImageLimits(size=50))

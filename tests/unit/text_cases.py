@@ -15,17 +15,16 @@ from small_tokenizers import byte_fallback, byte_level
 
 from cog_triton import errors
 from cog_triton.errors import CogTritonError
-from cog_triton.pictures.image_header import read_header
-from cog_triton.pictures.image_limits import ImageLimits, read_data_url
+from cog_triton.pictures.image_limits import ImageLimits, read_data_url, read_header
 from cog_triton.serving.openai import requests
 from cog_triton.serving.openai.embeddings import EmbeddingsRequest
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser, ReasoningParser
-from cog_triton.serving.openai.parsers.deltas import Content, merge
+from cog_triton.serving.openai.parsers.call_parser import Content, merge
 from cog_triton.serving.openai.parsers.formats import CALL_PARSERS
 from cog_triton.serving.openai.request_body import parse_body
+from cog_triton.serving.openai.request_fields import MAX_TOOLS, Tool, functions
 from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest
 from cog_triton.serving.openai.responses_request import translate
-from cog_triton.serving.openai.tool_requests import MAX_TOOLS, Tool, functions
 from cog_triton.text import chat, prompts, stop_strings
 from cog_triton.text.detokenize import Detokenizer
 from cog_triton.text.guide import Guide, choice_guide
@@ -115,7 +114,7 @@ def broken_image(data: bytes) -> None:
 
 
 def detokenized(ids: list[int]) -> None:
-    detokenizer = Detokenizer(BYTES)
+    detokenizer = Detokenizer.of(BYTES)
     for token in ids:
         detokenizer.feed([token])
     detokenizer.flush()

@@ -10,8 +10,7 @@ from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.engine_errors import coded_error, is_refusal
 from cog_triton.engines.vllm.model_directory import VLLMModel
 from cog_triton.errors import CogTritonError, InvalidArgument, InvalidPredictorConfig
-from cog_triton.pictures.image_header import FORMATS, read_header
-from cog_triton.pictures.image_limits import ImagePart
+from cog_triton.pictures.image_limits import FORMATS, ImagePart, read_header
 
 # vllm/config/multimodal.py of 0.26 and 0.33.
 _DEFAULT_LIMIT = 999

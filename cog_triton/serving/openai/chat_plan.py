@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from cog_triton.engines.abilities import Abilities
 from cog_triton.errors import InvalidArgument
 from cog_triton.pictures.image_limits import ImagePart
-from cog_triton.serving.openai.guide_fields import GivenGuide, check_guide
 from cog_triton.serving.openai.image_fetch import ChatImages, chat_images
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser, ReasoningParser
 from cog_triton.serving.openai.parsers.call_parser import CallParser
@@ -22,18 +21,23 @@ from cog_triton.serving.openai.parsers.formats import (
     call_parser,
     reasoning_parser,
 )
+from cog_triton.serving.openai.request_fields import (
+    GivenGuide,
+    NamedTool,
+    Tool,
+    check_guide,
+    functions,
+)
 from cog_triton.serving.openai.requests import ChatRequest
-from cog_triton.serving.openai.tool_requests import NamedTool, Tool, functions
 from cog_triton.settings import Settings
 from cog_triton.system.log_notes import UnknownNames, log_once
 from cog_triton.text import chat, json_schema
+from cog_triton.text.chat_template import template_variables
 from cog_triton.text.guide import Guide
 from cog_triton.text.image_messages import ImageURL
 from cog_triton.text.prompts import RenderedPrompt
-from cog_triton.text.structural_tag import CallForm, calls_tag
-from cog_triton.text.template_process import template_variables
 from cog_triton.text.tokenizer import EngineTokenizer
-from cog_triton.text.tool_schema import arguments_guide, calls_guide
+from cog_triton.text.tool_schema import CallForm, arguments_guide, calls_guide, calls_tag
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +91,7 @@ class ChatPlanner:
             "reasoning_parser": self._reasoning,
             "guided_decoding": guided,
             "strict_with_auto": "auto" in choices and self._strict_form is not None,
-            "images": self._images.count if self._images else 0,
+            "images": self._images.limits.count if self._images else 0,
         }
 
     def plan(self, request: ChatRequest) -> ChatPlan:
@@ -97,7 +101,7 @@ class ChatPlanner:
             request.messages, self._settings.max_messages, urls if self._images else None
         )
         if self._images is not None:
-            self._images.check_count(urls)
+            self._images.limits.check_count("messages", len(urls))
         tools = [] if request.tool_choice == "none" else request.tools or []
         guide, parser = self._call_plan(request, tools)
         prompt = chat.render_messages(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from cog_triton.serving.generation import GenerationResult, TextPiece, TokenLogProb
 from cog_triton.serving.openai.envelope import Envelope, Object, encode, sse_event
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
-from cog_triton.serving.openai.parsers.deltas import (
+from cog_triton.serving.openai.parsers.call_parser import (
     Answer,
     CallArguments,
     CallStart,
@@ -153,7 +153,6 @@ class ChatChoiceBuilder(ChoiceBuilder):
         return made
 
     def closing_chunks(self, result: GenerationResult) -> list[Object]:
-        """See `ChoiceBuilder.closing_chunks`."""
         held = [self._delta(delta) for delta in self._held()]
         return [*held, self._chunk({"delta": {}}, self._finish_reason(result))]
 
@@ -224,18 +223,15 @@ class CompletionChoiceBuilder(ChoiceBuilder):
         self._log_prob_builder = CompletionLogProbs(token_text, top=top_log_probs > 0)
 
     def add(self, piece: TextPiece) -> None:
-        """See `ChoiceBuilder.add`."""
         self._prompt_log_probs = piece.prompt or self._prompt_log_probs
         super().add(piece)
 
     def events(self, piece: TextPiece) -> bytes:
-        """See `ChoiceBuilder.events`."""
         if self._echo is None and not self._alone:
             return super().events(piece)
         return b"".join(map(sse_event, self.chunks(piece)))
 
     def chunks(self, piece: TextPiece) -> list[Object]:
-        """See `ChoiceBuilder.chunks`."""
         echoed = self._echo_chunks(piece.prompt)
         if self._alone or not (piece.text or piece.log_probs):
             return echoed
@@ -244,7 +240,6 @@ class CompletionChoiceBuilder(ChoiceBuilder):
         return [*echoed, chunk]
 
     def closing_chunks(self, result: GenerationResult) -> list[Object]:
-        """See `ChoiceBuilder.closing_chunks`."""
         last = self._chunk({"text": ""}, self._finish_reason(result))
         return [*self._echo_chunks(()), last]
 
@@ -283,7 +278,7 @@ def chat_log_probs(token_text: TokenText, log_probs: Iterable[TokenLogProb]) -> 
     """The `logprobs` of a chat's choice."""
 
     def told(token_id: int, log_prob: float) -> Object:
-        raw = token_text.raw(token_id)
+        raw = token_text(token_id)
         return {
             "token": raw.decode("utf-8", "replace"),
             "logprob": log_prob,
@@ -338,7 +333,7 @@ class CompletionLogProbs:
         }
 
     def _text(self, token_id: int) -> str:
-        return self._token_text.raw(token_id).decode("utf-8", "replace")
+        return self._token_text(token_id).decode("utf-8", "replace")
 
 
 def call_id() -> str:

@@ -9,15 +9,14 @@ import logging
 import secrets
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import (
     CogTritonError,
@@ -26,16 +25,12 @@ from cog_triton.errors import (
     TritonMalformedEvent,
     TritonUnavailable,
 )
-from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import GenerationRequest
-from cog_triton.serving.inbox import LoopInboxes
-from cog_triton.serving.openai import error_responses
-from cog_triton.serving.openai.request_body import check_ids, check_unicode, parse_body, read_body
-from cog_triton.serving.openai.requests import validate
+from cog_triton.serving.openai.request_body import check_ids, check_unicode
+from cog_triton.serving.openai.requests import Prompts, listed, validate
 from cog_triton.serving.openai.sequences import SequencePlan, Sequences
-from cog_triton.serving.openai.served_models import ServedModels
-from cog_triton.serving.openai.tool_requests import HashableFailFast
-from cog_triton.settings import Settings
+from cog_triton.serving.openai.served_models import ServedAPI
+from cog_triton.serving.openai.streaming import EngineResponse
 from cog_triton.system.log_format import request_id
 from cog_triton.system.log_notes import UnknownNames
 from cog_triton.system.printable import shortened
@@ -46,8 +41,6 @@ _log = logging.getLogger(__name__)
 MAX_INPUTS = 2048
 """Inputs of one request, as OpenAI has it."""
 
-_FAIL_FAST = HashableFailFast()
-_Ids = Annotated[list[int], _FAIL_FAST]
 # Fields of vLLM's server that would change the numbers -> values that do not.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (None, True),
@@ -66,75 +59,40 @@ class EmbeddingsRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
-    input: (
-        str
-        | Annotated[list[str], _FAIL_FAST]
-        | _Ids
-        | Annotated[list[Annotated[_Ids, _FAIL_FAST]], _FAIL_FAST]
-    )
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(default=None, ge=1)
     user: str | None = None
-
-    def inputs(self) -> list[str | list[int]]:
-        """The inputs; an empty list is a blank one."""
-        if isinstance(self.input, str):
-            return [self.input]
-        found: list[str | list[int]] = [item for item in self.input if not isinstance(item, int)]
-        return found or [[item for item in self.input if isinstance(item, int)]]
 
 
 class EmbeddingRoutes:
     """The endpoint, for one model and its adapters; refused by name where the model has none."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        generator: TextGenerator,
-        models: ServedModels,
-        abilities: Abilities,
-    ) -> None:
-        self._settings = settings
-        self._generator = generator
-        self._models = models
-        self._abilities = abilities
-        self._inboxes: LoopInboxes | None = None
+    def __init__(self, api: ServedAPI) -> None:
+        self._api = api
 
     def routes(self) -> list[Route]:
         """The routes for the application."""
         return [Route("/v1/embeddings", self._embed, methods=["POST"])]
 
-    async def _embed(self, request: Request) -> Response:
+    async def _embed(self, request: Request) -> EngineResponse:
         name = f"embd-{secrets.token_hex(16)}"
         request_id.set(name)
-        raw = [await read_body(request, self._settings.max_request_bytes)]
-        parsed, plan = await asyncio.to_thread(self._plan, raw, name)
-        if self._inboxes is None:  # this is the event loop
-            self._inboxes = LoopInboxes()
-        return EmbeddingResponse(
-            self._generator,
-            plan,
-            self._inboxes,
-            model=parsed.model,
-            at_once=self._settings.max_sequences,
-            as_base64=parsed.encoding_format == "base64",
-        )
+        return await self._api.planned(request, lambda body: self._plan(body, name))
 
-    def _plan(
-        self, raw: list[bytearray], name: str
-    ) -> tuple[EmbeddingsRequest, list[GenerationRequest]]:
-        body = parse_body(raw.pop())
+    def _plan(self, body: Any, name: str) -> EmbeddingResponse:
+        models = self._api.models
         model = body.get("model") if isinstance(body, dict) else None
-        adapter = self._models.adapter(model) if isinstance(model, str) else None
-        if not self._abilities.embeddings:
+        adapter = models.adapter(model) if isinstance(model, str) else None
+        if not self._api.abilities.embeddings:
             raise InvalidArgument(
-                f"model={self._models.base!r}: makes no embeddings: it is served to generate text"
+                f"model={models.base!r}: makes no embeddings: it is served to generate text"
             )
         request = validate(EmbeddingsRequest, dict(_known_fields(body)))
-        inputs = request.inputs()
+        inputs = listed(request.input)
         if len(inputs) > MAX_INPUTS:
             raise InvalidArgument(f"input: has {len(inputs)}; {MAX_INPUTS} at most")
-        return request, [
+        requests = [
             GenerationRequest(
                 engine=EngineRequest(
                     input_ids=ids,
@@ -148,6 +106,8 @@ class EmbeddingRoutes:
             )
             for ids in self._token_ids(inputs)
         ]
+        as_base64 = request.encoding_format == "base64"
+        return EmbeddingResponse(self._api, requests, request.model, as_base64=as_base64)
 
     def _token_ids(self, inputs: list[str | list[int]]) -> Iterator[list[int]]:
         for place, given in enumerate(inputs):
@@ -162,10 +122,11 @@ class EmbeddingRoutes:
     def _encoded(self, where: str, given: str | list[int]) -> list[int]:
         if not given:
             raise PromptRequired(f"{where}: blank")
+        generator = self._api.generator
         if isinstance(given, str):
-            return self._generator.encode(check_unicode(where, given))
-        self._generator.check_length(len(given))
-        check_ids(where, given, self._generator.tokenizer.vocab_size)
+            return generator.encode(check_unicode(where, given))
+        generator.check_length(len(given))
+        check_ids(where, given, generator.tokenizer.vocab_size)
         return given
 
 
@@ -185,64 +146,35 @@ def _known_fields(body: Any) -> Iterable[tuple[str, Any]]:
             raise InvalidArgument(f"{name[:80]!r}: unknown field{hint}")
 
 
-class EmbeddingResponse(Response):
-    """Embeds the inputs when it is sent, some at once, each with its own place in admission.
+@dataclass(slots=True)
+class EmbeddingResponse(EngineResponse):
+    """Embeddings of the inputs, of which some run at once, each with its own place in admission."""
 
-    Cancelled when the client disconnects.
-    """
+    api: ServedAPI
+    requests: Sequence[GenerationRequest]
+    model: str
+    as_base64: bool
+    _running: Sequences | None = None
+    _gone: bool = False
 
-    def __init__(
-        self,
-        generator: TextGenerator,
-        requests: Sequence[GenerationRequest],
-        inboxes: LoopInboxes,
-        *,
-        model: str,
-        at_once: int,
-        as_base64: bool,
-    ) -> None:
-        """`at_once` is how many inputs may run together, where there are places for them."""
-        super().__init__()
-        self._generator = generator
-        self._requests = requests
-        self._inboxes = inboxes
-        self._model = model
-        self._at_once = at_once
-        self._as_base64 = as_base64
-        self._running: Sequences | None = None
-        self._gone = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Embed and send, as an ASGI application."""
-        disconnect = asyncio.ensure_future(self._cancel_on_disconnect(receive))
-        try:
-            await (await self._complete())(scope, receive, send)
-        finally:
-            disconnect.cancel()
-
-    async def _cancel_on_disconnect(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+    def cancel(self) -> None:
         self._gone = True
         if self._running is not None:
             self._running.cancel()
 
-    async def _complete(self) -> Response:
-        try:
-            embeddings = await self._embed()
-        except Exception as error:  # noqa: BLE001 - answered with its code
-            return error_responses.error_response(error_responses.to_coded_error(error))
+    async def complete(self) -> Response:
+        embeddings = await self._embed()
         # Of many numbers, it would hold up the event loop.
         content = await asyncio.to_thread(self._content, embeddings)
         return Response(content, media_type="application/json")
 
     async def _embed(self) -> list[Sequence[float]]:
         found: list[Sequence[float]] = []
-        while len(found) < len(self._requests):
+        while len(found) < len(self.requests):
             if self._gone:
                 raise TritonUnavailable("cancelled")
-            plan = SequencePlan(self._requests[len(found) :][: self._places()])
-            self._running = Sequences(self._generator, plan, self._inboxes.new())
+            plan = SequencePlan(self.requests[len(found) :][: self._places()])
+            self._running = Sequences(self.api.generator, plan, self.api.inboxes.new())
             with self._running as sequences:
                 while not sequences.ended:
                     await sequences.advance()
@@ -253,9 +185,9 @@ class EmbeddingResponse(Response):
 
     def _places(self) -> int:
         """How many inputs to run next: no more than would run at once, nor than have room."""
-        admission = self._generator.admission
+        admission, at_once = self.api.generator.admission, self.api.settings.max_sequences
         room = admission.slots + admission.max_queue - admission.running - admission.waiting
-        return int(max(1, min(self._at_once, admission.slots, room)))
+        return int(max(1, min(at_once, admission.slots, room)))
 
     def _content(self, embeddings: list[Sequence[float]]) -> bytes:
         """The body; each embedding is written alone, so that no call holds the GIL for long."""
@@ -263,12 +195,12 @@ class EmbeddingResponse(Response):
             b'{"object":"embedding","index":%d,"embedding":%s}' % (place, self._written(numbers))
             for place, numbers in enumerate(embeddings)
         ]
-        count = sum(len(request.engine.input_ids) for request in self._requests)
+        count = sum(len(request.engine.input_ids) for request in self.requests)
         usage = {"prompt_tokens": count, "total_tokens": count}
-        tail = json.dumps({"model": self._model, "usage": usage}, separators=(",", ":")).encode()
+        tail = json.dumps({"model": self.model, "usage": usage}, separators=(",", ":")).encode()
         return b'{"object":"list","data":[%s],%s' % (b",".join(items), tail[1:])
 
     def _written(self, numbers: Sequence[float]) -> bytes:
-        if self._as_base64:  # of little-endian float32
+        if self.as_base64:  # of little-endian float32
             return b'"%s"' % base64.b64encode(array("f", numbers).tobytes())
         return json.dumps(numbers, separators=(",", ":")).encode()

@@ -105,11 +105,9 @@ class ResponseEnvelope(Envelope):
         )
 
     def event(self, chunk: Object) -> bytes:
-        """See `Envelope.event`."""
         return f"event: {chunk['type']}\n".encode() + sse_event(chunk)
 
     def failure(self, error: CogTritonError) -> bytes:
-        """See `Envelope.failure`."""
         body = error_responses.error_body(error)
         return self.event({**body["error"], **body, "type": "error"})
 
@@ -135,7 +133,7 @@ class ResponseEnvelope(Envelope):
         }
 
 
-def usage(prompt: int, output: int) -> Object:
+def usage_of(prompt: int, output: int) -> Object:
     """OpenAI's usage object for `prompt` and `output` tokens."""
     return {
         "prompt_tokens": prompt,

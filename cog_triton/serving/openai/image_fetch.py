@@ -39,35 +39,26 @@ from cog_triton.text.tokenizer import EngineTokenizer
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class ChatImages:
     """Images of chats with one model, and the form its template takes them in; thread-safe."""
 
-    def __init__(self, form: ImageForm, limits: ImageLimits, fetcher: ImageFetcher) -> None:
-        self.form = form
-        self._limits = limits
-        self._fetcher = fetcher
-
-    @property
-    def count(self) -> int:
-        """Images that a request may have."""
-        return self._limits.count
-
-    def check_count(self, urls: Sequence[ImageURL]) -> None:
-        """Raise E1005 for more images than a request may have."""
-        self._limits.check_count("messages", len(urls))
+    form: ImageForm
+    limits: ImageLimits
+    fetcher: ImageFetcher
 
     def load(self, urls: Sequence[ImageURL]) -> tuple[ImagePart, ...]:
         """The images at `urls`; raises E1005 naming the part at fault, E2107 under load."""
-        deadline = time.monotonic() + self._fetcher.timeout
+        deadline = time.monotonic() + self.fetcher.timeout
         images: list[ImagePart] = []
-        left = self._limits.size
+        left = self.limits.size
         for where, url in urls:
             if url[:5].lower() == "data:":
-                data = read_data_url(where, url, self._limits)
+                data = read_data_url(where, url, self.limits)
             else:
-                data = self._fetcher.fetch(where, url, left, deadline)
+                data = self.fetcher.fetch(where, url, left, deadline)
             images.append(ImagePart(where, data))
-            self._limits.check(images)  # before the next one is fetched
+            self.limits.check(images)  # before the next one is fetched
             left -= len(data)
         return tuple(images)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import Callable
 
 import uvicorn
 from starlette.requests import Request
@@ -20,7 +21,7 @@ from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.serving.openai.routes import OpenAIRoutes
 from cog_triton.serving.openai.schema import openapi
-from cog_triton.serving.openai.served_models import AdapterRoutes, ServedModels
+from cog_triton.serving.openai.served_models import ServedAPI, ServedModels
 from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.observers import CompositeObserver
 from cog_triton.serving.telemetry.platform_metrics import (
@@ -100,18 +101,11 @@ class HTTPListeners:
                 Route("/metrics/triton", self._triton_metrics, methods=["GET"]),
             ]
             if port == "OPENAI_PORT":
-                name, generator = model_name(runtime), runtime.generator
-                api = OpenAIRoutes(
-                    self._settings,
-                    runtime.tokenizer,
-                    generator,
-                    ServedModels(name, runtime.adapters),
-                    runtime.family.abilities,
-                )
-                adapters = AdapterRoutes(self._settings, generator, name, runtime.adapters)
+                models = ServedModels(model_name(runtime), runtime.adapters)
+                abilities = runtime.family.abilities
+                api = ServedAPI(self._settings, runtime.generator, models, abilities)
                 routes += [
-                    *api.routes(),
-                    *adapters.routes(),
+                    *OpenAIRoutes(api).routes(),
                     Route("/openapi.json", _schema, methods=["GET"]),
                     Route("/version", _version, methods=["GET"]),
                 ]
@@ -172,13 +166,16 @@ class HTTPListeners:
             )
 
     async def _own_metrics(self, request: Request) -> Response:
-        text = await asyncio.to_thread(self._metrics.text)
-        return Response(text, headers={"Content-Type": _PROMETHEUS_CONTENT_TYPE})
+        return await _metrics_response(self._metrics.text)
 
     async def _triton_metrics(self, request: Request) -> Response:
         """Proxy for Triton's metrics, whose port may be reachable from this machine only."""
-        text = await asyncio.to_thread(self._triton.text)
-        return Response(text, headers={"Content-Type": _PROMETHEUS_CONTENT_TYPE})
+        return await _metrics_response(self._triton.text)
+
+
+async def _metrics_response(text: Callable[[], str | bytes]) -> Response:
+    content = await asyncio.to_thread(text)
+    return Response(content, headers={"Content-Type": _PROMETHEUS_CONTENT_TYPE})
 
 
 class _SwappableApp:

@@ -16,8 +16,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from cog_triton.engines.abilities import Abilities
 from cog_triton.errors import BadMessages, InvalidArgument
-from cog_triton.serving.openai.guide_fields import GuideFields
-from cog_triton.serving.openai.tool_requests import (
+from cog_triton.serving.openai.request_fields import (
+    GuideFields,
     HashableFailFast,
     ToolChoice,
     Tools,
@@ -53,6 +53,23 @@ def _sampled(name: str) -> Any:
 
 # Else each of a million wrong items would be an error of its own.
 _FAIL_FAST = HashableFailFast()
+Prompts = (
+    str
+    | Annotated[list[str], _FAIL_FAST]
+    | Annotated[list[int], _FAIL_FAST]
+    | Annotated[list[Annotated[list[int], _FAIL_FAST]], _FAIL_FAST]
+)
+"""Texts, or token ids: one of either, or several."""
+
+
+def listed(given: Prompts) -> list[str | list[int]]:
+    """The prompts one by one, at least one; an empty list is a blank one."""
+    if isinstance(given, str):
+        return [given]
+    several: list[str | list[int]] = [item for item in given if not isinstance(item, int)]
+    return several or [[item for item in given if isinstance(item, int)]]
+
+
 # Of the other endpoint: an answer that ignores it answers nothing.
 _PROMPTS = ("messages", "prompt", "input", "suffix")
 _EMPTY: tuple[Any, ...] = (None, [], {}, "")
@@ -231,24 +248,17 @@ class ChatRequest(OpenAIRequest):
 
     @property
     def log_probs(self) -> bool:
-        """See `OpenAIRequest.log_probs`."""
         return bool(self.logprobs)
 
     @property
     def top_log_probs(self) -> int:
-        """See `OpenAIRequest.top_log_probs`."""
         return self.top_logprobs or 0
 
 
 class CompletionRequest(OpenAIRequest):
     """POST /v1/completions; each prompt is a text, or token ids."""
 
-    prompt: (
-        str
-        | Annotated[list[str], _FAIL_FAST]
-        | Annotated[list[int], _FAIL_FAST]
-        | Annotated[list[Annotated[list[int], _FAIL_FAST]], _FAIL_FAST]
-    )
+    prompt: Prompts
     max_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS)
     best_of: Whole | None = Field(default=None, ge=1)
     logprobs: int | None = Field(default=None, ge=0, le=_MOST_LOG_PROBS)
@@ -261,38 +271,27 @@ class CompletionRequest(OpenAIRequest):
 
     @property
     def made(self) -> int:
-        """See `OpenAIRequest.made`."""
         return self.best_of or self.shown
 
     @property
     def prompt_count(self) -> int:
-        """See `OpenAIRequest.prompt_count`."""
-        prompt = self.prompt
-        lists = not isinstance(prompt, str) and prompt and not isinstance(prompt[0], int)
-        return len(prompt) if lists else 1
+        return len(self.prompts())
 
     @property
     def log_probs(self) -> bool:
-        """See `OpenAIRequest.log_probs`."""
         return self.logprobs is not None
 
     @property
     def top_log_probs(self) -> int:
-        """See `OpenAIRequest.top_log_probs`."""
         return self.logprobs or 0
 
     @property
     def prompt_log_probs(self) -> bool:
-        """See `OpenAIRequest.prompt_log_probs`."""
         return bool(self.echo) and self.log_probs
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, at least one; an empty list is a blank one."""
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        texts: list[str | list[int]] = [item for item in prompt if isinstance(item, str | list)]
-        return texts or [[item for item in prompt if isinstance(item, int)]]
+        return listed(self.prompt)
 
 
 R = TypeVar("R", bound=OpenAIRequest)

@@ -10,7 +10,7 @@ from cog_triton.serving.generation import GenerationResult, TextPiece
 from cog_triton.serving.openai.choices import ChatChoiceBuilder, call_id
 from cog_triton.serving.openai.envelope import Object, ResponseEnvelope, usage_object
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
-from cog_triton.serving.openai.parsers.deltas import (
+from cog_triton.serving.openai.parsers.call_parser import (
     CallArguments,
     CallStart,
     Content,
@@ -37,7 +37,6 @@ class ResponseChoiceBuilder(ChatChoiceBuilder):
         self._events = 0
 
     def first_chunks(self) -> list[Object]:
-        """See `ChoiceBuilder.first_chunks`."""
         begun = self._response.response("in_progress", [], None)
         return self._numbered(
             [
@@ -47,15 +46,12 @@ class ResponseChoiceBuilder(ChatChoiceBuilder):
         )
 
     def events(self, piece: TextPiece) -> bytes:
-        """See `ChoiceBuilder.events`."""
         return b"".join(map(self._response.event, self.chunks(piece)))
 
     def chunks(self, piece: TextPiece) -> list[Object]:
-        """See `ChoiceBuilder.chunks`."""
         return self._numbered(self._items.feed(self._parse(piece.text)))
 
     def closing_chunks(self, result: GenerationResult) -> list[Object]:
-        """See `ChoiceBuilder.closing_chunks`."""
         status, events = self._finish(result)
         counts = {"completion_tokens": result.output_token_count}
         usage = usage_object(result.prompt_length or self._prompt_tokens, counts)
@@ -63,7 +59,6 @@ class ResponseChoiceBuilder(ChatChoiceBuilder):
         return self._numbered([*events, {"type": f"response.{status}", "response": response}])
 
     def choice(self, result: GenerationResult) -> Object:
-        """See `ChoiceBuilder.choice`."""
         status, _ = self._finish(result)
         return {"status": status, "output": self._items.output}
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
@@ -14,12 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cog_triton import errors
-from cog_triton.engines.abilities import Abilities
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument
 from cog_triton.pictures.image_limits import ImagePart
-from cog_triton.serving.generate import TextGenerator
-from cog_triton.serving.inbox import LoopInboxes
 from cog_triton.serving.openai.chat_plan import ChatPlan, ChatPlanner
 from cog_triton.serving.openai.choices import (
     ChatChoiceBuilder,
@@ -30,14 +27,12 @@ from cog_triton.serving.openai.choices import (
 from cog_triton.serving.openai.embeddings import EmbeddingRoutes
 from cog_triton.serving.openai.envelope import Envelope, Object, ResponseEnvelope
 from cog_triton.serving.openai.error_responses import json_response
-from cog_triton.serving.openai.guide_fields import check_guide
 from cog_triton.serving.openai.request_body import (
     check_ids,
     check_unicode,
     longest_id_list,
-    parse_body,
-    read_body,
 )
+from cog_triton.serving.openai.request_fields import check_guide
 from cog_triton.serving.openai.requests import (
     ChatRequest,
     CompletionRequest,
@@ -54,16 +49,14 @@ from cog_triton.serving.openai.sequences import (
     check_count,
     plan_sequences,
 )
-from cog_triton.serving.openai.served_models import ServedModels
+from cog_triton.serving.openai.served_models import AdapterRoutes, ServedAPI
 from cog_triton.serving.openai.streaming import GenerationResponse
 from cog_triton.serving.openai.token_routes import TokenRoutes
-from cog_triton.settings import Settings
 from cog_triton.system.log_format import request_id
-from cog_triton.text.detokenize import TokenText
+from cog_triton.text.detokenize import token_bytes
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import ABILITIES, MAX_TOKENS, SAMPLING
 from cog_triton.text.stop_strings import WordLimits, parse_stop_sequences
-from cog_triton.text.tokenizer import EngineTokenizer
 
 R = TypeVar("R", bound=OpenAIRequest)
 
@@ -82,26 +75,17 @@ class Prompts(NamedTuple):
 
 
 class OpenAIRoutes:
-    """The API's endpoints over a `TextGenerator`, for one model and its adapters."""
+    """All of the API's endpoints."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        tokenizer: EngineTokenizer,
-        generator: TextGenerator,
-        models: ServedModels,
-        abilities: Abilities,
-    ) -> None:
-        self._settings = settings
+    def __init__(self, api: ServedAPI) -> None:
+        self._api = api
+        settings, self._abilities = api.settings, api.abilities
+        self._settings, self._generator, self._models = settings, api.generator, api.models
+        self._tokenizer = api.generator.tokenizer
         self._stop_limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
-        self._tokenizer = tokenizer
-        self._generator = generator
-        self._models = models
-        self._planner = ChatPlanner(settings, tokenizer, abilities)
-        self._abilities = abilities
-        self._token_text = TokenText(tokenizer)
+        self._planner = ChatPlanner(settings, self._tokenizer, self._abilities)
+        self._token_text = cache(partial(token_bytes, self._tokenizer.tokenizer))
         self._created = int(time.time())
-        self._inboxes: LoopInboxes | None = None
 
     def routes(self) -> list[Route]:
         """The routes for the application."""
@@ -111,16 +95,9 @@ class OpenAIRoutes:
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
             Route("/v1/responses", self._respond, methods=["POST"]),
-            *TokenRoutes(
-                self._settings.max_request_bytes,
-                self._tokenizer,
-                self._generator,
-                self._models,
-                self._planner,
-            ).routes(),
-            *EmbeddingRoutes(
-                self._settings, self._generator, self._models, self._abilities
-            ).routes(),
+            *TokenRoutes(self._api, self._planner).routes(),
+            *EmbeddingRoutes(self._api).routes(),
+            *AdapterRoutes(self._api).routes(),
         ]
 
     async def _list(self, request: Request) -> Response:
@@ -131,7 +108,7 @@ class OpenAIRoutes:
         adapter = self._models.adapter(request.path_params["model"])
         return json_response(self._models.object(self._description(), adapter))
 
-    async def _chat(self, request: Request) -> Response:
+    async def _chat(self, request: Request) -> GenerationResponse:
         envelope = Envelope.of_chat(self._models.base)
 
         def prompts(chat: ChatRequest) -> Prompts:
@@ -147,7 +124,7 @@ class OpenAIRoutes:
 
         return await self._answer(request, ChatRequest, prompts, envelope)
 
-    async def _respond(self, request: Request) -> Response:
+    async def _respond(self, request: Request) -> GenerationResponse:
         envelope = ResponseEnvelope.of_response(self._models.base)
 
         def to_chat(body: Any) -> Object:
@@ -166,7 +143,7 @@ class OpenAIRoutes:
         special = plan.prompt.add_special_tokens
         return plan, self._generator.encode(plan.prompt.text, add_special_tokens=special)
 
-    async def _complete(self, request: Request) -> Response:
+    async def _complete(self, request: Request) -> GenerationResponse:
         envelope = Envelope.of_completion(self._models.base)
 
         def prompts(completion: CompletionRequest) -> Prompts:
@@ -199,40 +176,32 @@ class OpenAIRoutes:
         kind: type[R],
         to_prompts: Callable[[R], Prompts],
         envelope: Envelope,
-        translate_body: Callable[[Any], Any] = lambda body: body,
-    ) -> Response:
+        to_body: Callable[[Any], Any] = lambda value: value,
+    ) -> GenerationResponse:
         request_id.set(envelope.id)  # this task is of this request alone
-        # In a list, so that it is freed as soon as it is parsed.
-        raw = [await read_body(request, self._settings.max_request_bytes)]
-        # A long prompt takes long to parse and encode, and must not block the event loop.
-        parsed, plan, builders = await asyncio.to_thread(
-            self._plan, raw, kind, to_prompts, envelope, translate_body
-        )
-        if self._inboxes is None:  # this is the event loop
-            self._inboxes = LoopInboxes()
+
+        def planned(value: Any) -> tuple[R, SequencePlan, list[ChoiceBuilder]]:
+            self._abilities.require_generation()
+            value = to_body(value)
+            self._generator.check_length(longest_id_list(value))
+            parsed = parse(kind, value)
+            del value
+            return parsed, *self._plan(parsed, to_prompts, envelope)
+
+        parsed, plan, builders = await self._api.planned(request, planned)
         options = parsed.stream_options
         return GenerationResponse(
-            Sequences(self._generator, plan, self._inboxes.new()),
+            Sequences(self._generator, plan, self._api.inboxes.new()),
             envelope,
             builders,
-            stream=bool(parsed.stream),
+            streamed=bool(parsed.stream),
             include_usage=bool(options and options.include_usage),
             usage_so_far=bool(options and options.continuous_usage_stats),
         )
 
     def _plan(
-        self,
-        raw: list[bytearray],
-        kind: type[R],
-        to_prompts: Callable[[R], Prompts],
-        envelope: Envelope,
-        translate_body: Callable[[Any], Any],
-    ) -> tuple[R, SequencePlan, list[ChoiceBuilder]]:
-        self._abilities.require_generation()
-        body = translate_body(parse_body(raw.pop()))
-        self._generator.check_length(longest_id_list(body))
-        request = parse(kind, body)
-        del body
+        self, request: R, to_prompts: Callable[[R], Prompts], envelope: Envelope
+    ) -> tuple[SequencePlan, list[ChoiceBuilder]]:
         adapter = self._models.adapter(request.model)
         envelope.model = request.model
         self._check_count(request)
@@ -274,7 +243,7 @@ class OpenAIRoutes:
             limited = request.limit < MAX_TOKENS
             planned = bound_log_probs(planned, made, request.top_log_probs, limited=limited)
         plan = plan_sequences(planned, made, shown, seeded=request.seed not in (None, -1))
-        return request, plan, [prompts.builder(place) for place in range(len(plan.requests))]
+        return plan, [prompts.builder(place) for place in range(len(plan.requests))]
 
     def _check_count(self, request: OpenAIRequest) -> None:
         limit, admission = self._settings.max_sequences, self._generator.admission

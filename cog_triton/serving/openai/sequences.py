@@ -215,18 +215,12 @@ class _Place:
         self._items: deque[StepItem | None] = deque()
 
     def put(self, item: StepItem | None) -> None:
-        """See `Inbox.put`."""
         self._items.append(item)
         self._inbox.put(None)
 
     def take(self) -> list[StepItem] | None:
         """What has come: nothing is None, a mere wake-up an empty list."""
-        items = self._items
-        if not items:
+        if not self._items:
             return None
-        arrived = []
-        while items:
-            item = items.popleft()
-            if item is not None:
-                arrived.append(item)
-        return arrived
+        arrived = [self._items.popleft() for _ in range(len(self._items))]
+        return [item for item in arrived if item is not None]

@@ -1,11 +1,14 @@
 """Served models: the base model and its LoRA adapters, and routes that load and unload those.
 
-The routes are as vLLM's server has them.
+The routes are as vLLM's server has them; `ServedAPI` is what all endpoints answer with.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -13,9 +16,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from cog_triton.engines.abilities import Abilities
 from cog_triton.errors import CogTritonError, InvalidArgument, NotFound, Unauthorized, nearest
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.generate import TextGenerator
+from cog_triton.serving.inbox import LoopInboxes
 from cog_triton.serving.openai.request_body import parse_body, read_body
 from cog_triton.settings import Settings
 
@@ -29,7 +34,7 @@ class ServedModels:
     def __init__(self, base: str, adapters: AdapterStore | None = None) -> None:
         """`base` is the name of the base model; raises E1005 if an adapter has it, too."""
         self.base = base
-        self._adapters = adapters
+        self.adapters = adapters
         if adapters is not None and adapters.get(base) is not None:
             raise InvalidArgument(f"lora_name={base!r}: is the name of the base model")
 
@@ -37,7 +42,7 @@ class ServedModels:
         """The adapter that `model` names, None for the base model; raises E1009."""
         if model == self.base:
             return None
-        names = list(self._adapters.adapters()) if self._adapters else []
+        names = list(self.adapters.adapters()) if self.adapters else []
         if model in names:
             return model
         served = f"the model is {self.base!r}"
@@ -52,8 +57,35 @@ class ServedModels:
 
     def objects(self, base: dict[str, Any]) -> list[dict[str, Any]]:
         """The model objects of the base model and of each adapter."""
-        names = self._adapters.adapters() if self._adapters else {}
+        names = self.adapters.adapters() if self.adapters else {}
         return [base, *(self.object(base, name) for name in names)]
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ServedAPI:
+    """What endpoints answer with: one model and its adapters; `abilities` are its engine's."""
+
+    settings: Settings
+    generator: TextGenerator
+    models: ServedModels
+    abilities: Abilities
+
+    @cached_property
+    def inboxes(self) -> LoopInboxes:
+        """Inboxes of the event loop, on which this is read."""
+        return LoopInboxes()
+
+    async def planned(self, request: Request, plan: Callable[[Any], T]) -> T:
+        """What `plan` makes of the body's JSON value, on a thread.
+
+        A long text takes long to parse and encode, and must not block the event loop.
+        """
+        # In a list, so that it is freed as soon as it is parsed.
+        raw = [await read_body(request, self.settings.max_request_bytes)]
+        return await asyncio.to_thread(lambda: plan(parse_body(raw.pop())))
 
 
 class AdapterRequest(BaseModel):
@@ -84,18 +116,8 @@ B = TypeVar("B", bound=AdapterRequest)
 class AdapterRoutes:
     """Endpoints that change which adapters are served; only with a key, and below LORA_DIR."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        generator: TextGenerator,
-        base: str,
-        adapters: AdapterStore | None,
-    ) -> None:
-        """`base` is the name of the base model, which no adapter may have."""
-        self._settings = settings
-        self._generator = generator
-        self._base = base
-        self._adapters = adapters
+    def __init__(self, api: ServedAPI) -> None:
+        self._api = api
 
     def routes(self) -> list[Route]:
         """The routes for the application."""
@@ -109,8 +131,8 @@ class AdapterRoutes:
         body = await self._parse(request, LoadAdapterRequest)
         if body.is_3d_lora_weight:
             raise InvalidArgument("is_3d_lora_weight=true: is not supported")
-        if body.lora_name == self._base:
-            raise InvalidArgument(f"lora_name={self._base!r}: is the name of the base model")
+        if body.lora_name == self._api.models.base:
+            raise InvalidArgument(f"lora_name={body.lora_name!r}: is the name of the base model")
         await asyncio.to_thread(self._load_and_try, adapters, body)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
@@ -119,7 +141,7 @@ class AdapterRoutes:
         before = adapters.get(body.lora_name)
         adapters.load_requested(body.lora_name, body.lora_path, replace=body.load_inplace)
         try:
-            self._generator.probe(body.lora_name)
+            self._api.generator.probe(body.lora_name)
         except CogTritonError:
             adapters.restore(before, body.lora_name)
             raise
@@ -132,16 +154,17 @@ class AdapterRoutes:
 
     def _changeable(self) -> AdapterStore:
         """The adapters, if requests may change them; raises E1007 or E1009."""
-        if self._adapters is None or self._settings.lora_dir is None:
+        settings, adapters = self._api.settings, self._api.models.adapters
+        if adapters is None or settings.lora_dir is None:
             raise NotFound("adapters are loaded at run time where LORA_DIR is set, and it is not")
-        if not (self._settings.api_key or self._settings.cog_triton_key_at_door):
+        if not (settings.api_key or settings.cog_triton_key_at_door):
             raise Unauthorized(
                 "adapters are loaded at run time where COG_TRITON_API_KEY is set, and it is not"
             )
-        return self._adapters
+        return adapters
 
     async def _parse(self, request: Request, kind: type[B]) -> B:
-        body = parse_body(await read_body(request, self._settings.max_request_bytes))
+        body = parse_body(await read_body(request, self._api.settings.max_request_bytes))
         try:
             return kind.model_validate(body)
         except ValidationError as error:

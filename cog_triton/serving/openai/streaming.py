@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
@@ -12,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from cog_triton.serving.generation import TextPiece
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.choices import ChoiceBuilder
-from cog_triton.serving.openai.envelope import Envelope, sse_event, usage
+from cog_triton.serving.openai.envelope import Envelope, sse_event, usage_of
 from cog_triton.serving.openai.sequences import Sequences
 
 # An error before this, such as E2107, sets the HTTP status; after it, the headers are sent, and
@@ -31,79 +33,88 @@ Pieces = Sequence[tuple[int, TextPiece | None]]
 """What sequences got, by their places; see `Sequences.advance`."""
 
 
-class GenerationResponse(Response):
-    """Generates when it is sent; cancels all of its sequences if the client disconnects."""
-
-    def __init__(
-        self,
-        sequences: Sequences,
-        envelope: Envelope,
-        builders: Sequence[ChoiceBuilder],
-        *,
-        stream: bool,
-        include_usage: bool,
-        usage_so_far: bool = False,
-    ) -> None:
-        """`builders` are those of the sequences, in their order."""
-        super().__init__()
-        self._sequences = sequences
-        self._envelope = envelope
-        self._builders = builders
-        self._streamed = stream
-        self._include_usage = include_usage
-        self._usage_so_far = usage_so_far
+class EngineResponse(ABC):
+    """Response, as an ASGI application, that the engine works at while it is sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate and send, as an ASGI application."""
+        """Have it made and send it; cancelled when the client disconnects."""
         disconnect = asyncio.ensure_future(self._cancel_on_disconnect(receive))
         try:
-            if self._streamed:
-                await self._send_stream(scope, receive, send)
-            else:
-                await (await self._complete_response())(scope, receive, send)
+            await self.send(scope, receive, send)
         finally:
             disconnect.cancel()
 
     async def _cancel_on_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._sequences.cancel()
+        self.cancel()
 
-    async def _complete_response(self) -> Response:
-        builders = self._builders
+    @abstractmethod
+    def cancel(self) -> None:
+        """End the engine's work."""
+
+    @abstractmethod
+    async def complete(self) -> Response:
+        """The whole response; raises the error to answer with."""
+
+    async def send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the whole response."""
         try:
-            with self._sequences as sequences:
-                while not sequences.ended:
-                    for place, piece in await sequences.advance() or ():
-                        if piece is not None:
-                            builders[place].add(piece)
+            response = await self.complete()
         except Exception as error:  # noqa: BLE001 - answered with its code
-            return error_responses.error_response(error_responses.to_coded_error(error))
-        tokens = self._sequences.output_tokens
-        return error_responses.json_response(
-            self._envelope.whole(self._choices(), self._usage(tokens))
-        )
+            response = error_responses.error_response(error_responses.to_coded_error(error))
+        await response(scope, receive, send)
+
+
+@dataclass(slots=True)
+class GenerationResponse(EngineResponse):
+    """Streamed or complete answers of sequences; `builders` are theirs, in their order."""
+
+    sequences: Sequences
+    envelope: Envelope
+    builders: Sequence[ChoiceBuilder]
+    streamed: bool
+    include_usage: bool
+    usage_so_far: bool
+
+    async def send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.streamed:
+            await self._send_stream(scope, receive, send)
+        else:
+            await EngineResponse.send(self, scope, receive, send)
+
+    def cancel(self) -> None:
+        self.sequences.cancel()
+
+    async def complete(self) -> Response:
+        with self.sequences as sequences:
+            while not sequences.ended:
+                for place, piece in await sequences.advance() or ():
+                    if piece is not None:
+                        self.builders[place].add(piece)
+        usage = self._usage(self.sequences.output_tokens)
+        return error_responses.json_response(self.envelope.whole(self._choices(), usage))
 
     def _choices(self) -> list[dict[str, Any]]:
         """The choices to answer: of each prompt all, or the best ones."""
-        plan = self._sequences.plan
+        plan = self.sequences.plan
         choices: list[dict[str, Any]] = []
-        for first in range(0, len(self._builders), plan.made):
+        for first in range(0, len(self.builders), plan.made):
             places = list(range(first, first + plan.made))
             if plan.shown < plan.made:
-                places.sort(key=lambda place: -self._builders[place].mean_log_prob)
+                places.sort(key=lambda place: -self.builders[place].mean_log_prob)
             for place in places[: plan.shown]:
-                result = self._sequences.generations[place].result
-                choices.append({**self._builders[place].choice(result), "index": len(choices)})
+                result = self.sequences.generations[place].result
+                choices.append({**self.builders[place].choice(result), "index": len(choices)})
         return choices
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sequences, builders = self._sequences, self._builders
+        sequences, builders = self.sequences, self.builders
         headers_sent = False
         try:
             with sequences:
                 pieces = await self._first_pieces()
-                headers = [*_HEADERS, (b"x-request-id", self._envelope.id.encode())]
+                headers = [*_HEADERS, (b"x-request-id", self.envelope.id.encode())]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 headers_sent = True
                 firsts = [chunk for builder in builders for chunk in builder.first_chunks()]
@@ -116,33 +127,33 @@ class GenerationResponse(Response):
                         await send({"type": "http.response.body", "body": data, "more_body": True})
                         data = b""
                     pieces, data = await self._next_pieces()
-            if self._include_usage:
-                chunk = self._envelope.chunk([])
+            if self.include_usage:
+                chunk = self.envelope.chunk([])
                 data += sse_event({**chunk, "usage": self._usage(sequences.output_tokens)})
-            data += self._envelope.done
+            data += self.envelope.done
         except Exception as error:  # noqa: BLE001 - sent with its code
             coded = error_responses.to_coded_error(error)
             if not headers_sent:
                 await error_responses.error_response(coded)(scope, receive, send)
                 return
-            data = self._envelope.failure(coded)
+            data = self.envelope.failure(coded)
         await send({"type": "http.response.body", "body": data})
 
     async def _next_pieces(self) -> tuple[Pieces, bytes]:
         """The next pieces; or none and a comment, from time to time while the engine is gone."""
-        timeout = _COMMENT_AFTER_S if self._sequences.interrupted else None
-        pieces = await self._sequences.advance(timeout)
+        timeout = _COMMENT_AFTER_S if self.sequences.interrupted else None
+        pieces = await self.sequences.advance(timeout)
         return ((), _COMMENT) if pieces is None else (pieces, b"")
 
     async def _first_pieces(self) -> Pieces:
         """The first pieces; none when they are not there in time for the headers."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _HEADERS_AFTER_S
-        while not self._sequences.ended:
-            pieces = await self._sequences.advance(max(deadline - loop.time(), 0))
+        while not self.sequences.ended:
+            pieces = await self.sequences.advance(max(deadline - loop.time(), 0))
             if pieces is None:
                 return ()
-            generations = self._sequences.generations
+            generations = self.sequences.generations
             if any(piece is not None or generations[place].ended for place, piece in pieces):
                 return pieces
         return ()
@@ -150,26 +161,26 @@ class GenerationResponse(Response):
     def _events(self, pieces: Pieces) -> bytes:
         data = b""
         for place, piece in pieces:
-            builder = self._builders[place]
+            builder = self.builders[place]
             if piece is not None:
                 data += self._piece_event(builder, piece)
-            generation = self._sequences.generations[place]
+            generation = self.sequences.generations[place]
             if generation.ended:
-                tokens = self._sequences.output_tokens
+                tokens = self.sequences.output_tokens
                 chunks = builder.closing_chunks(generation.result)
                 data += b"".join([self._event(chunk, tokens) for chunk in chunks])
         return data
 
     def _piece_event(self, builder: ChoiceBuilder, piece: TextPiece) -> bytes:
-        if not self._include_usage:
+        if not self.include_usage:
             return builder.events(piece)
-        tokens = self._sequences.output_tokens
+        tokens = self.sequences.output_tokens
         return b"".join([self._event(chunk, tokens) for chunk in builder.chunks(piece)])
 
     def _event(self, chunk: dict[str, Any], tokens: int) -> bytes:
-        if not self._include_usage:
-            return self._envelope.event(chunk)
-        return sse_event({**chunk, "usage": self._usage(tokens) if self._usage_so_far else None})
+        if not self.include_usage:
+            return self.envelope.event(chunk)
+        return sse_event({**chunk, "usage": self._usage(tokens) if self.usage_so_far else None})
 
     def _usage(self, tokens: int) -> dict[str, int]:
-        return usage(self._sequences.prompt_tokens, tokens)
+        return usage_of(self.sequences.prompt_tokens, tokens)

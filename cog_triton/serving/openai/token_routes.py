@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,14 +10,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.openai.chat_plan import ChatPlanner
 from cog_triton.serving.openai.error_responses import json_response
-from cog_triton.serving.openai.request_body import check_ids, check_unicode, parse_body, read_body
+from cog_triton.serving.openai.request_body import check_ids, check_unicode
+from cog_triton.serving.openai.request_fields import HashableFailFast
 from cog_triton.serving.openai.requests import ChatRequest, parse, validate
-from cog_triton.serving.openai.served_models import ServedModels
-from cog_triton.serving.openai.tool_requests import HashableFailFast
-from cog_triton.text.tokenizer import EngineTokenizer
+from cog_triton.serving.openai.served_models import ServedAPI
 
 _CHAT = ("messages", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort")
 
@@ -54,18 +50,10 @@ class DetokenizeRequest(BaseModel):
 class TokenRoutes:
     """The endpoints, for one model and its adapters."""
 
-    def __init__(
-        self,
-        max_request_bytes: int,
-        tokenizer: EngineTokenizer,
-        generator: TextGenerator,
-        models: ServedModels,
-        planner: ChatPlanner,
-    ) -> None:
-        self._max_request_bytes = max_request_bytes
-        self._tokenizer = tokenizer
-        self._generator = generator
-        self._models = models
+    def __init__(self, api: ServedAPI, planner: ChatPlanner) -> None:
+        self._api = api
+        self._generator, self._models = api.generator, api.models
+        self._tokenizer = api.generator.tokenizer
         self._planner = planner
 
     def routes(self) -> list[Route]:
@@ -76,15 +64,10 @@ class TokenRoutes:
         ]
 
     async def _tokenize(self, request: Request) -> Response:
-        return await self._answer(request, self._tokens)
+        return json_response(await self._api.planned(request, self._tokens))
 
     async def _detokenize(self, request: Request) -> Response:
-        return await self._answer(request, self._text)
-
-    async def _answer(self, request: Request, answer: Callable[[Any], dict[str, Any]]) -> Response:
-        raw = [await read_body(request, self._max_request_bytes)]
-        # A long text takes long, and must not block the event loop.
-        return json_response(await asyncio.to_thread(lambda: answer(parse_body(raw.pop()))))
+        return json_response(await self._api.planned(request, self._text))
 
     def _tokens(self, body: Any) -> dict[str, Any]:
         request = validate(TokenizeRequest, body)

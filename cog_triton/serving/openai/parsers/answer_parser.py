@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cog_triton.serving.openai.parsers.call_parser import CallParser, open_length
-from cog_triton.serving.openai.parsers.deltas import (
+from cog_triton.serving.openai.parsers.call_parser import (
     CallArguments,
+    CallParser,
     CallStart,
     Content,
     Delta,
     Reasoning,
     merge,
+    open_length,
 )
 from cog_triton.serving.openai.parsers.formats import NamedCallParser
 

@@ -1,17 +1,112 @@
-"""Fields of a request that guide its answer, in OpenAI's spelling and vLLM's."""
+"""Fields of a request: tools and which of them to call, and what guides its answer.
+
+Guides are in OpenAI's spelling and vLLM's.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from cog_triton.engines.abilities import Abilities
-from cog_triton.errors import InvalidArgument
-from cog_triton.serving.openai.tool_requests import HashableFailFast
+from cog_triton.errors import InvalidArgument, nearest
+from cog_triton.system.printable import shortened
 from cog_triton.text import json_schema
 from cog_triton.text.guide import Guide, GuideKind, choice_guide
+from cog_triton.text.tool_schema import ToolFunction
+
+
+class HashableFailFast(FailFast):
+    """`FailFast` for members of a union, which Python hashes."""
+
+    __hash__ = object.__hash__
+
+
+class Function(BaseModel):
+    """A function: its name, what it does, and a JSON Schema of its arguments.
+
+    With `strict`, calls that are guided follow the whole schema, or the request is refused.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    name: str = Field(pattern=r"^[\w.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """A tool that the model may call."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(BaseModel):
+    """The name of a function."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    """The one tool that the model must call."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+MAX_TOOLS = 1024
+_MOST_COMPARED = 64  # names that the client chose may all be near
+Tools = Annotated[list[Tool], HashableFailFast(), Field(max_length=MAX_TOOLS)]
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+    """Raise E1005 for two tools of a name, and for a choice that is not among the tools."""
+    names: dict[str, None] = {}
+    for place, tool in enumerate(tools):
+        if tool.function.name in names:
+            raise InvalidArgument(
+                f"tools[{place}].function.name={tool.function.name!r}: is there twice"
+            )
+        names[tool.function.name] = None
+        kind = (tool.function.parameters or {}).get("type", "object")
+        if kind != "object":
+            raise InvalidArgument(
+                f"tools[{place}].function.parameters.type={shortened(kind)}: must be 'object'"
+            )
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        name = choice.function.name
+        hint = nearest(name, list(names)[:_MOST_COMPARED])
+        raise InvalidArgument(
+            f"tool_choice.function.name={name[:80]!r}: is not among the tools{hint}"
+        )
+    if choice == "required" and not tools:
+        raise InvalidArgument("tool_choice='required': needs tools to choose from")
+
+
+def functions(tools: Sequence[Tool]) -> list[ToolFunction]:
+    """The functions, with the schemas of their arguments."""
+    return [
+        ToolFunction(
+            f"tools[{place}].function.parameters",
+            tool.function.name,
+            tool.function.parameters or {"properties": {}, "additionalProperties": False},
+            bool(tool.function.strict),
+        )
+        for place, tool in enumerate(tools)
+    ]
+
 
 _FORBID = ConfigDict(extra="forbid", strict=True)
 Schema = dict[str, Any] | str
@@ -74,19 +169,9 @@ class GuideFields(BaseModel):
 
     def given_guide(self) -> GivenGuide | None:
         """The guide of the answer, None for free text; raises E1005."""
-        outputs = self.structured_outputs or StructuredOutputs()
-        given = {
-            "structured_outputs.json": outputs.json_,
-            "structured_outputs.regex": outputs.regex,
-            "structured_outputs.choice": outputs.choice,
-            "structured_outputs.grammar": outputs.grammar,
-            "structured_outputs.json_object": outputs.json_object,
-            "guided_json": self.guided_json,
-            "guided_regex": self.guided_regex,
-            "guided_choice": self.guided_choice,
-            "guided_grammar": self.guided_grammar,
-            "guided_json_object": self.guided_json_object,
-        }
+        outputs = (self.structured_outputs or StructuredOutputs()).model_dump(by_alias=True)
+        given = {f"structured_outputs.{kind}": value for kind, value in outputs.items()}
+        given |= self.model_dump(include={f"guided_{kind}" for kind in outputs})
         found = [_made(field, value) for field, value in given.items() if value]
         if (form := self.response_format) is not None and form.type != "text":
             found.insert(0, GivenGuide("response_format", _of_format(form)))

@@ -105,7 +105,7 @@ def _command(
     from cog_triton.door.control import Command
     from cog_triton.errors import InvalidArgument
     from cog_triton.models.model_name import recognize
-    from cog_triton.serving.cog_environment import engine_environment
+    from cog_triton.serving.cog_process import engine_environment
     from cog_triton.settings import load_settings
 
     if family and not engine:

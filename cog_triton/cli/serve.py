@@ -216,7 +216,7 @@ def serve(
             name = recognize(engine)  # before what follows is imported, which takes seconds
 
     from cog_triton.serving.cog_process import CogServer, require_ports
-    from cog_triton.serving.coglet.slot_limit import MAX_SLOTS
+    from cog_triton.serving.coglet.server_environment import MAX_SLOTS
     from cog_triton.settings import load_settings
     from cog_triton.system.redaction import redact_address
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cog_triton.door.cog_state import CogState
 from cog_triton.door.upstream_connections import UpstreamConnections, ask, read_json
 from cog_triton.errors import CogTritonError, TritonStartFailed
-from cog_triton.serving.cog_liveness import CogWatch
+from cog_triton.serving.cog_health import CogWatch
 from cog_triton.serving.drain_watch import request_drain
 from cog_triton.serving.triton_use import TritonUseReport
 from cog_triton.settings import Settings

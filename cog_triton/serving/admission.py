@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from cog_triton.errors import CogTritonError, FatalRequest, Overloaded
-from cog_triton.serving.coglet.slot_limit import MAX_SLOTS
+from cog_triton.serving.coglet.server_environment import MAX_SLOTS
 from cog_triton.serving.resume_order import MAX_DEATHS, ResumeOrder, Stay
 from cog_triton.settings import Settings
 
@@ -160,10 +160,6 @@ class Admission:
         ticket.turn = False
         ticket.stay.epoch = self._order.epoch
         ticket.stay.exposed = True
-
-    def taken(self, ticket: Ticket, replica: int) -> None:
-        """A request was sent, to the engine `replica` if there are several."""
-        ticket.stay.replica = replica
 
     def proven(self, ticket: Ticket) -> None:
         """The engine has made a token of a request since it was sent."""

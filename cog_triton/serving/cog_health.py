@@ -1,21 +1,34 @@
-"""Cog's health: reads /health-check, and decides when an unhealthy server has to end."""
+"""Cog's health: its processes, /health-check, and when an unhealthy server has to end."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+import signal
+import time
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from cog_triton import errors
 from cog_triton.settings import url_host
 from cog_triton.settings.engine import SupervisionSettings
+from cog_triton.system.process_state import process_state, with_descendants
 
 NO_ANSWER = "NO_ANSWER"
 """Our own status, of a server that takes a connection and does not answer in time."""
 _UNHEALTHY_S = 5.0
 _EXIT_S = 15.0
 _PARENT_TIMEOUT_S = 2.0
+_ROLES = {
+    b"\0cog_triton.door\0": "front door",
+    b"\0cog_triton.serving.coglet.http_server\0": "parent",
+    b"_run_worker": "worker",
+}
+"""Names of the processes, by a part of their command line, where a NUL ends each word."""
+_REAPER = b"reaper.py"
+_TELL_S = 2.0
 
 
 def still_starting(settings: SupervisionSettings, seconds: float) -> str:
@@ -65,33 +78,15 @@ class HealthClient:
             connection.close()
 
 
-@dataclass(frozen=True, slots=True)
-class HealthLimits:
-    """How long a server may go without an answer.
+class HealthMonitor:
+    """State of a server that was ready at `now`; times are seconds of one monotonic clock.
 
-    `failures` probes in a row may get none in `timeout` seconds each; one that listens no more, as
-    while it drains, may take `exit_s` seconds to end.
+    COG_PROBE_FAILURES probes in a row may get no answer in COG_PROBE_TIMEOUT each; one that listens
+    no more, as while it drains, may take DRAIN_TIMEOUT and 15 s to end.
     """
 
-    failures: int = 3
-    timeout: float = 5.0
-    exit_s: float = 40.0
-
-    @classmethod
-    def of(cls, settings: SupervisionSettings) -> HealthLimits:
-        """The limits that the settings ask for."""
-        return cls(
-            settings.cog_probe_failures,
-            settings.cog_probe_timeout,
-            settings.drain_timeout + _EXIT_S,
-        )
-
-
-class HealthMonitor:
-    """State of a server that was ready at `now`; times are seconds of one monotonic clock."""
-
-    def __init__(self, now: float, limits: HealthLimits = HealthLimits()) -> None:
-        self._limits = limits
+    def __init__(self, now: float, settings: SupervisionSettings) -> None:
+        self._settings = settings
         self._healthy_at = now
         self._listened_at = now
         self._unanswered = 0
@@ -130,15 +125,101 @@ class HealthMonitor:
 
     def _count_no_answer(self) -> None:
         self._unanswered += 1
-        if self._unanswered >= self._limits.failures:
+        if self._unanswered >= self._settings.cog_probe_failures:
             raise errors.TritonUnavailable(
                 f"Cog did not answer {self._unanswered} health checks in a row within"
-                f" {self._limits.timeout:g} s each (COG_PROBE_FAILURES, COG_PROBE_TIMEOUT);"
-                " stopping"
+                f" {self._settings.cog_probe_timeout:g} s each (COG_PROBE_FAILURES,"
+                " COG_PROBE_TIMEOUT); stopping"
             )
 
     def _check_exit(self, now: float) -> None:
-        if now - self._listened_at > self._limits.exit_s:
+        limit = self._settings.drain_timeout + _EXIT_S
+        if now - self._listened_at > limit:
             raise errors.TritonUnavailable(
-                f"Cog has not listened for {self._limits.exit_s:g} s, and does not exit; stopping"
+                f"Cog has not listened for {limit:g} s, and does not exit; stopping"
             )
+
+
+class CogProcesses:
+    """Cog's front door, parent and worker, and their reapers, from the process `root` on."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+
+    def stopped(self) -> str | None:
+        """Describes a process that is stopped (SIGSTOP), None if none is.
+
+        Of several Cogs, as in a rolling replacement, one may be stopped that does not serve: then
+        only the front door counts, and health checks tell of the one that does.
+        """
+        roles = self._roles()
+        several = list(roles.values()).count("parent") > 1
+        for pid, role in roles.items():
+            if process_state(pid) == "T" and not (several and not role.startswith("front door")):
+                return f"Cog's {role} (process {pid}) was stopped"
+        return None
+
+    def kill(self, role: str) -> bool:
+        """SIGKILL the worker or the parent, so that what is before it fails its requests.
+
+        Returns whether there is one.
+        """
+        found = [pid for pid, has in self._roles().items() if has == role]
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(found)
+
+    def _roles(self) -> dict[int, str]:
+        """By process id; that of a reaper is to be the reaper of the process that has a role."""
+        found: dict[int, str] = {}
+        for pid in with_descendants(self._root):
+            with suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes()
+                for part, role in _ROLES.items():
+                    if part in line:
+                        found[pid] = f"{role}'s reaper" if _REAPER in line else role
+        return found
+
+
+class CogWatch:
+    """Watchdog of a Cog that is ready and listens on `host` and `port`, below the process `root`.
+
+    Whoever started Cog calls `check` every COG_PROBE_PERIOD seconds, on any thread.
+    """
+
+    def __init__(self, settings: SupervisionSettings, host: str, port: int, root: int) -> None:
+        self._health = HealthClient(host, port, settings.cog_probe_timeout)
+        self._processes = CogProcesses(root)
+        self._monitor = HealthMonitor(time.monotonic(), settings)
+
+    @property
+    def failure(self) -> errors.TritonUnavailable | None:
+        """Why requests fail now, while Triton is being restarted."""
+        return self._monitor.failure
+
+    def check(self) -> str | None:
+        """Look once; returns the line to show if the state has changed. Blocks for one probe.
+
+        When Cog is lost, running requests have been failed by its parent, or by the front door.
+
+        Raises:
+            TritonStartFailed: Triton was given up.
+            TritonUnavailable: Cog is stopped, hangs, or is unhealthy for any other reason.
+        """
+        try:
+            if stopped := self._processes.stopped():
+                raise errors.TritonUnavailable(f"{stopped}; stopping")
+            return self._monitor.update(self._health.read(), time.monotonic())
+        except errors.TritonUnavailable:
+            self._fail_requests()
+            raise
+
+    def give_up(self, reason: str) -> NoReturn:
+        """Fail running requests, and raise E2105."""
+        self._fail_requests()
+        raise errors.TritonUnavailable(f"{reason}; stopping")
+
+    def _fail_requests(self) -> None:
+        if self._processes.kill("worker" if self._health.parent_answers() else "parent"):
+            time.sleep(_TELL_S)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-from cog_triton.serving.engine_checks import TICK_S, EngineChecks, Sick, done_within
+from cog_triton.errors import CogTritonError
+from cog_triton.serving.admission import Admission
 from cog_triton.serving.triton_use import TritonUse
 from cog_triton.settings import Settings
 from cog_triton.triton.liveness import ProcessLiveness
@@ -14,7 +18,73 @@ from cog_triton.triton.server import TritonClient, TritonServer
 from cog_triton.triton.step_stream import ReplicaStreams
 from cog_triton.triton.token_transport import TokenTransport
 
+_TICK_S = 0.1
+_TIMEOUT_S = 30.0
+_PAUSE_S = 5.0
 _DEATH_S = 10.0
+
+
+class Sick(NamedTuple):
+    """An engine that fails its checks, None for the only one, and how."""
+
+    replica: int | None
+    reason: str
+
+
+class EngineChecks:
+    """Checks of the engines behind `transport`, once they are `requested`."""
+
+    def __init__(
+        self,
+        transport: TokenTransport,
+        probe: Callable[..., None],
+        admission: Admission,
+        replicas: ReplicaStreams | None,
+    ) -> None:
+        """See `Supervisor`."""
+        self.requested = asyncio.Event()
+        self.probe = probe
+        self._transport = transport
+        self._admission = admission
+        self._replicas = replicas
+
+    async def watch(self) -> Sick:
+        """Engine checks after failed requests; returns the first engine that fails them."""
+        while True:
+            await self.requested.wait()
+            self.requested.clear()
+            if self._replicas is None:
+                if reason := await self._check(self._transport, self.probe):
+                    return Sick(None, reason)
+            else:
+                # What has died is known then, and its requests go on as those of a dead engine.
+                await asyncio.sleep(_TICK_S)
+                for replica, stream in self._replicas.serving.items():
+                    probe = partial(self.probe, transport=stream)
+                    reason = await self._check(stream, probe)
+                    if reason and replica in self._replicas.serving:
+                        return Sick(replica, reason)
+            self._admission.release()
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _check(self, transport: TokenTransport, probe: Callable[[], None]) -> str:
+        """Check of an engine: what is wrong with it, if two one-token requests fail; else blank.
+
+        The first of them may have gone the way of the failed one, a connection that was breaking.
+        """
+        for last in (False, True):
+            began = time.monotonic()
+            check = asyncio.ensure_future(asyncio.to_thread(probe))
+            if not await _done_within(check, _TIMEOUT_S):
+                if transport.last_token_at < began:
+                    silence = f"silent for {_TIMEOUT_S:g} s"
+                    return f"a request failed, and the engine has been {silence}"
+                break
+            if not isinstance(error := check.exception(), CogTritonError):
+                break
+            if last:
+                return f"the engine fails every request: {error}"
+        return ""
 
 
 class Failure(NamedTuple):
@@ -62,7 +132,7 @@ class FailureDetection:
                 done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
                 if done.isdisjoint(deaths):
                     # What is dead refuses requests, too, but its death is the better reason.
-                    await asyncio.wait(deaths, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(deaths, timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
                 first = next(watch for watch in watches if watch.done())
                 found = first.result()
                 if isinstance(found, str):
@@ -93,8 +163,20 @@ class FailureDetection:
             began = time.monotonic()
             probe = asyncio.ensure_future(self._client.is_ready())
             limit = self._timeout
-            if not await done_within(probe, limit):
+            if not await _done_within(probe, limit):
                 if self._transport.last_token_at < began:
                     return f"tritonserver did not answer for {limit:g} s (TRITON_PROBE_TIMEOUT)"
             elif not probe.result() and not await self._client.is_ready():
                 return "tritonserver says that it is not ready"
+
+
+async def _done_within(task: asyncio.Future[Any], seconds: float) -> bool:
+    """Whether `task` is done in time, counted in ticks of this loop, so that its own delays
+    are not taken for the task's."""
+    # Its failure may come when nobody waits any more, which asyncio would log.
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    for _ in range(math.ceil(seconds / _TICK_S)):
+        if (await asyncio.wait({task}, timeout=_TICK_S))[0]:
+            return True
+    task.cancel()
+    return False

@@ -69,10 +69,11 @@ class TextGenerator:
         self.limits = limits
         self._end_id = limits.end_id if settings.end_id is None else settings.end_id
         self._pad_id = limits.pad_id if settings.pad_id is None else settings.pad_id
-        self._max_seq_len = min(
+        self.max_seq_len = min(
             limits.max_seq_len, settings.max_sequence_length or limits.max_seq_len
         )
-        self._max_input_len = min(limits.max_input_len, self._max_seq_len - limits.min_output)
+        """Maximum number of tokens of prompt and output together."""
+        self._max_input_len = min(limits.max_input_len, self.max_seq_len - limits.min_output)
         self._prompt_encoder = PromptEncoder(tokenizer, self._max_input_len)
         self.tokenizer = tokenizer
         self.transport = transport
@@ -83,11 +84,6 @@ class TextGenerator:
         self.resume_rules = resume_rules or ResumeRules()
         self.adapter_use = AdapterUse()
         self.quarantine = Quarantine()
-
-    @property
-    def max_seq_len(self) -> int:
-        """Maximum number of tokens of prompt and output together."""
-        return self._max_seq_len
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a prompt; raises E1002, often before all of it is encoded; blocks."""
@@ -113,11 +109,11 @@ class TextGenerator:
         """
         count, sampling = len(request.input_ids), request.sampling
         self.check_length(count)
-        room = self._max_seq_len - count
+        room = self.max_seq_len - count
         if sampling.max_tokens > room:
             clamped = (
                 f"max_tokens {sampling.max_tokens} was clamped to {room}: prompt"
-                f" ({count}) and output share {self._max_seq_len} tokens"
+                f" ({count}) and output share {self.max_seq_len} tokens"
             )
             notes = (clamped, *notes)
             sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
@@ -301,7 +297,7 @@ class Generation:
                 return
             self._report_failure()
             raise
-        generator.admission.taken(self.ticket, self._submission.replica)
+        self.ticket.stay.replica = self._submission.replica
         if self.ticket.ended:
             self._submission.cancel()
 

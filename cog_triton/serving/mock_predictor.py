@@ -114,7 +114,8 @@ class MockPredictor(Predictor):
             chunks: Generator[str, None, None], generation: Generation
         ) -> Generator[str, None, None]:
             if chunk_size:
-                chunks = buffered(chunks, _TokenCounter(generation), chunk_size)
+                result = generation.result
+                chunks = buffered(chunks, lambda: result.output_token_count, chunk_size)
             yield from chunks
             self._report_expected(generation)
 
@@ -136,19 +137,6 @@ class MockPredictor(Predictor):
         print(f"Expected tokens per second: {tps:g}")
         print(f"Expected execution time: {duration:.2f} seconds")
         print(f"Expected time to first token: {first:.2f} seconds")
-
-
-class _TokenCounter:
-    """Counts the tokens of a generation that have arrived."""
-
-    def __init__(self, generation: Generation) -> None:
-        self._arrivals = generation.result.arrivals
-        self._seen = self._count = 0
-
-    def __call__(self) -> int:
-        self._count += sum(count for _, count in self._arrivals[self._seen :])
-        self._seen = len(self._arrivals)
-        return self._count
 
 
 def buffered(

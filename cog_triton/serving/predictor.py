@@ -13,7 +13,7 @@ from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import BadMessages, CogTritonError
 from cog_triton.serving import drain_watch
 from cog_triton.serving.admission import Ticket
-from cog_triton.serving.coglet import concurrent_streaming, log_streams, thread_interrupts
+from cog_triton.serving.coglet import concurrent_streaming, log_streams
 from cog_triton.serving.generate import Generation, Stream
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai.listeners import HTTPListeners
@@ -39,7 +39,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         """Start the runtime and the HTTP listeners; an exception makes Cog report SETUP_FAILED."""
         exit_with_parent()
         process_tuning.limit_arenas()
-        thread_interrupts.disable()
+        concurrent_streaming.disable_interrupts()
         concurrent_streaming.install(type(self).run)
         settings = self._load_settings()
         log_format.configure(

@@ -1,13 +1,13 @@
 """Resumption: the request that goes on with a generation whose engine died, or why none can.
 
-`PARAMETERS` says what is carried over, and how; docs/supervision.md has it as a table.
+`parameters` says what is carried over, and how; docs/supervision.md has it as a table.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cog_triton.engines.abilities import ResumeRules
@@ -59,11 +59,18 @@ class Resumption:
 
     def require(self, error: CogTritonError) -> None:
         """Raise E2105 saying why it cannot go on after the engine's `error`, if it cannot."""
-        if obstacle := self._obstacle():
-            self._result.obstacle = obstacle.parameter
+        found: EngineRequest | Obstacle
+        if self._tries >= _MAX_TRIES:
+            found = Obstacle("tries", f"{_MAX_TRIES} tries in a row brought no token")
+        elif self._result.interruptions >= _MAX_INTERRUPTIONS:
+            found = Obstacle("interruptions", f"it was interrupted {_MAX_INTERRUPTIONS} times")
+        else:
+            found = self._continuation()
+        if isinstance(found, Obstacle):
+            self._result.obstacle = found.parameter
             raise TritonUnavailable(
                 f"{error.detail}; it does not go on after {len(self._decoder.made)} tokens:"
-                f" {obstacle.text}"
+                f" {found.text}"
             )
 
     def begin(self) -> None:
@@ -89,14 +96,6 @@ class Resumption:
             waited = time.perf_counter() - self._since
             self._result.resumptions.append((self._decoder.base, waited))
             self._since = None
-
-    def _obstacle(self) -> Obstacle | None:
-        if self._tries >= _MAX_TRIES:
-            return Obstacle("tries", f"{_MAX_TRIES} tries in a row brought no token")
-        if self._result.interruptions >= _MAX_INTERRUPTIONS:
-            return Obstacle("interruptions", f"it was interrupted {_MAX_INTERRUPTIONS} times")
-        found = self._continuation()
-        return found if isinstance(found, Obstacle) else None
 
     def _continuation(self) -> EngineRequest | Obstacle:
         decoder = self._decoder
@@ -178,32 +177,7 @@ def _carried_penalties(
     return replace(sampling, logit_bias=bias)
 
 
-_FRONT_END = "lives in the front end"
-_AGAIN = "sent again"
 _ENDS = "E2105"
-
-
-def _always(how: str) -> Callable[[ResumeRules], str]:
-    return lambda rules: how
-
-
-def _frequency(rules: ResumeRules) -> str:
-    return {
-        "sequence": "counts prompt and output",
-        "logit_bias": "as `logit_bias`; E2105 beside `repetition_penalty`, beyond 1024 tokens,"
-        " and where a bias exceeds 100",
-        None: _ENDS,
-    }[rules.frequency_penalty]
-
-
-def _presence(rules: ResumeRules) -> str:
-    return _ENDS if rules.presence_penalty is None else "counts prompt and output"
-
-
-def _length(rules: ResumeRules) -> str:
-    return _ENDS if rules.max_input_len else "goes on"
-
-
 _CARRIED = ("max_tokens", "min_tokens", "seed")
 _SENT_AGAIN = ", ".join(
     f"`{item.name}`"
@@ -212,29 +186,39 @@ _SENT_AGAIN = ", ".join(
 )
 """Parameters that a continuation has as the request had them."""
 
-PARAMETERS: Mapping[str, Callable[[ResumeRules], str]] = {
-    "`max_tokens`, `min_tokens`": _always("less what was made"),
-    "stop strings, stop token ids, detokenizer": _always(_FRONT_END),
-    "usage, finish reason": _always("as of one request"),
-    _SENT_AGAIN: _always(_AGAIN),
-    "`seed`": _always("derived from seed and tokens made"),
-    "`repetition_penalty`": _always("counts prompt and output"),
-    "`frequency_penalty`": _frequency,
-    "`presence_penalty`": _presence,
-    "log probabilities": _always("of the new tokens; the prompt's not again"),
-    "guided decoding, forced tool calls": _always("E2105 once there is a token"),
-    "`n`, `best_of`": _always("each sequence by itself"),
-    "LoRA adapter, images": _always(_AGAIN),
-    "prompt and output beyond `max_input_len`": _length,
-}
-"""By parameter: how a family of these rules goes on with it, once tokens were made."""
+
+def parameters(rules: ResumeRules) -> Mapping[str, str]:
+    """By parameter: how a family of these rules goes on with it, once tokens were made."""
+    counted = "counts prompt and output"
+    frequency = {
+        "sequence": counted,
+        "logit_bias": "as `logit_bias`; E2105 beside `repetition_penalty`, beyond 1024 tokens,"
+        " and where a bias exceeds 100",
+        None: _ENDS,
+    }
+    return {
+        "`max_tokens`, `min_tokens`": "less what was made",
+        "stop strings, stop token ids, detokenizer": "lives in the front end",
+        "usage, finish reason": "as of one request",
+        _SENT_AGAIN: "sent again",
+        "`seed`": "derived from seed and tokens made",
+        "`repetition_penalty`": counted,
+        "`frequency_penalty`": frequency[rules.frequency_penalty],
+        "`presence_penalty`": _ENDS if rules.presence_penalty is None else counted,
+        "log probabilities": "of the new tokens; the prompt's not again",
+        "guided decoding, forced tool calls": "E2105 once there is a token",
+        "`n`, `best_of`": "each sequence by itself",
+        "LoRA adapter, images": "sent again",
+        "prompt and output beyond `max_input_len`": _ENDS if rules.max_input_len else "goes on",
+    }
 
 
 def table(families: Mapping[str, ResumeRules]) -> str:
     """The table of docs/supervision.md; what all families do alike stands once."""
     lines = [f"| | {' | '.join(families)} |", "|---" * (len(families) + 1) + "|"]
-    for parameter, how in PARAMETERS.items():
-        told = [how(rules) for rules in families.values()]
+    columns = [parameters(rules) for rules in families.values()]
+    for parameter in columns[0]:
+        told = [column[parameter] for column in columns]
         cells = told if len(set(told)) > 1 else [told[0], *["same"] * (len(told) - 1)]
         lines.append(f"| {parameter} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Self
 
+from cog_triton.artifact import canary
 from cog_triton.engines.base import EngineFamily
 from cog_triton.errors import (
     CogTritonError,
@@ -16,7 +18,6 @@ from cog_triton.errors import (
 )
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.admission import Admission, admission_for
-from cog_triton.serving.engine_checks import check_canary
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import Observer
@@ -30,6 +31,8 @@ from cog_triton.triton.server import TritonClient, TritonServer
 from cog_triton.triton.step_session import StepStatistics
 from cog_triton.triton.step_stream import ReplicaStatistics, ReplicaStreams, StepStream
 from cog_triton.triton.token_transport import TokenTransport
+
+_log = logging.getLogger(__name__)
 
 _STOPPING = "the server is stopping; try again"
 _ABORT_GRACE_S = 2.0
@@ -192,6 +195,28 @@ class Runtime:
             )
             self.admission.wait_until_idle(_ABORT_GRACE_S)
         self.supervisor.disable_restarts()
+
+
+def check_canary(family: EngineFamily, generator: TextGenerator, *, required: bool) -> None:
+    """Send the canary of the engine directory, if it has one; blocks.
+
+    A failure is logged, for another machine's arithmetic may break a near tie otherwise, and
+    raised only where it is `required`, as while the engine is to take the place of one that serves.
+
+    Raises:
+        CogTritonError: E2112 if the answer differs, or what the request failed with.
+    """
+    try:
+        expected = canary.load(family.directory)
+        if expected is None:
+            return
+        expected.require(generator.greedy_ids(expected.input_ids, len(expected.output_ids)))
+    except CogTritonError as error:
+        if required:
+            raise
+        _log.warning("%s", error)
+    else:
+        _log.info("the canary of %d tokens was answered as built", len(expected.output_ids))
 
 
 def _rank_0_settings(settings: Settings) -> Settings:

@@ -13,8 +13,7 @@ from typing import Any
 
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
 from cog_triton.serving.admission import Admission
-from cog_triton.serving.engine_checks import EngineChecks
-from cog_triton.serving.failure_detection import FailureDetection
+from cog_triton.serving.failure_detection import EngineChecks, FailureDetection
 from cog_triton.serving.lifecycle import Lifecycle, SupervisorState, first_line
 from cog_triton.serving.memory_limit import MemoryLimit
 from cog_triton.settings import Settings

@@ -109,7 +109,7 @@ def test_what_replaces_an_adapter_has_another_name_in_the_engine(
         ("none", "no such directory below LORA_DIR"),
         ("a\0", "no such directory below LORA_DIR"),
         ("a" * 5000, "no such directory below LORA_DIR"),
-        ("linked-file", "is a link that leads out of LORA_DIR"),
+        ("linked-file", r"lora_path: adapter_\S+ is a link that leads out of LORA_DIR"),
         (".", "missing"),
     ],
 )
@@ -135,16 +135,6 @@ def test_nothing_leads_out_of_the_directory(
     with pytest.raises((InvalidArgument, EngineCorrupt), match=refused):
         store.load_requested("sql", path, replace=False)
     assert names(store.registry) == []
-
-
-def test_files_that_lead_out_are_named(make_store: MakeStore, tmp_path: Path) -> None:
-    outside = adapter(tmp_path / "outside")
-    root = tmp_path / "adapters"
-    (root / "a").mkdir(parents=True)
-    for file in outside.iterdir():
-        (root / "a" / file.name).symlink_to(file)
-    with pytest.raises(InvalidArgument, match=r"lora_path: adapter_\S+ is a link that leads out"):
-        make_store(lora_dir=root).load_requested("sql", "a", replace=False)
 
 
 def test_special_files_do_not_block(make_store: MakeStore, tmp_path: Path) -> None:

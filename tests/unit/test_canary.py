@@ -14,7 +14,7 @@ from cog_triton.artifact import canary
 from cog_triton.artifact.canary import CANARY_NAME, Canary
 from cog_triton.builder.canary_run import make
 from cog_triton.errors import CanaryFailed, EngineCorrupt, TritonTimeout
-from cog_triton.serving.engine_checks import check_canary
+from cog_triton.serving.runtime import check_canary
 
 KNOWN = Canary(input_ids=[5, 6], output_ids=[7, 8, 9])
 

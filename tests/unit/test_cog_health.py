@@ -13,14 +13,16 @@ from typing import Any
 import pytest
 
 from cog_triton.errors import TritonStartFailed, TritonUnavailable
-from cog_triton.serving.cog_health import NO_ANSWER, HealthClient, HealthLimits, HealthMonitor
+from cog_triton.serving.cog_health import NO_ANSWER, HealthClient, HealthMonitor
+from cog_triton.settings import load_settings
 from cog_triton.system.ports import free_ports
 
+SETTINGS = load_settings(cog_probe_failures=3, cog_probe_timeout=5, drain_timeout=25)
 READY = {"status": "READY", "setup": {}}
 
 
 class Handler(BaseHTTPRequestHandler):
-    body: bytes
+    body = json.dumps(READY).encode()
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/health-check" else 404)
@@ -33,11 +35,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def cog_that_answers(body: bytes, host: str = "127.0.0.1") -> Iterator[int]:
+def cog_that_answers(kind: type[Handler], host: str = "127.0.0.1") -> Iterator[int]:
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
-    with Server((host, 0), type("Answer", (Handler,), {"body": body})) as answering:
+    with Server((host, 0), kind) as answering:
         thread = threading.Thread(target=answering.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -45,12 +47,6 @@ def cog_that_answers(body: bytes, host: str = "127.0.0.1") -> Iterator[int]:
         finally:
             answering.shutdown()
             thread.join()
-
-
-def test_health_is_read_from_any_bound_address() -> None:
-    with cog_that_answers(json.dumps(READY).encode()) as port:
-        assert HealthClient("127.0.0.1", port).read() == READY
-        assert HealthClient("0.0.0.0", port).read() == READY
 
 
 def has_ipv6() -> bool:
@@ -62,11 +58,24 @@ def has_ipv6() -> bool:
     return True
 
 
-@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
-@pytest.mark.parametrize("host", ["::1", "::"])
-def test_health_is_read_over_ipv6(host: str) -> None:
-    with cog_that_answers(json.dumps(READY).encode(), "::1") as port:
-        assert HealthClient(host, port).read() == READY
+NO_IPV6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+
+
+@pytest.mark.parametrize(
+    ("bound", "asked"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1", "0.0.0.0"),
+        pytest.param("::1", "::1", marks=NO_IPV6),
+        pytest.param("::1", "::", marks=NO_IPV6),
+    ],
+)
+def test_health_is_read_from_any_bound_address_without_a_proxy(
+    bound: str, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with cog_that_answers(Handler, bound) as port:
+        assert HealthClient(asked, port).read() == READY
 
 
 def test_health_is_empty_before_cog_listens() -> None:
@@ -75,7 +84,7 @@ def test_health_is_empty_before_cog_listens() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"null"])
 def test_health_is_empty_for_a_body_that_is_no_json_object(body: bytes) -> None:
-    with cog_that_answers(body) as port:
+    with cog_that_answers(type("Answer", (Handler,), {"body": body})) as port:
         assert HealthClient("127.0.0.1", port).read() == {}
 
 
@@ -96,12 +105,6 @@ def test_health_is_empty_for_a_server_that_does_not_speak_http() -> None:
         thread.join()
 
 
-def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    with cog_that_answers(json.dumps(READY).encode()) as port:
-        assert HealthClient("127.0.0.1", port).read() == READY
-
-
 def unhealthy(reason: str) -> dict[str, Any]:
     return {"status": "UNHEALTHY", "user_healthcheck_error": reason}
 
@@ -111,7 +114,7 @@ GIVEN_UP = unhealthy("Healthcheck failed: TritonStartFailed: E2106 TritonStartFa
 
 
 def test_a_restart_of_triton_is_reported_once_and_so_is_its_end() -> None:
-    monitor = HealthMonitor(0)
+    monitor = HealthMonitor(0, SETTINGS)
     lines = [monitor.update(RESTARTING, now) for now in (1, 20, 40)]
     assert lines == ["E2105 TritonUnavailable: it died", None, None]
     assert str(monitor.failure) == "E2105 TritonUnavailable: it died"
@@ -121,7 +124,7 @@ def test_a_restart_of_triton_is_reported_once_and_so_is_its_end() -> None:
 
 def test_a_triton_that_was_given_up_ends_the_server() -> None:
     with pytest.raises(TritonStartFailed, match="given up"):
-        HealthMonitor(0).update(GIVEN_UP, 1)
+        HealthMonitor(0, SETTINGS).update(GIVEN_UP, 1)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +132,7 @@ def test_a_triton_that_was_given_up_ends_the_server() -> None:
     [(unhealthy("healthcheck timed out"), "timed out"), ({"status": "DEFUNCT"}, "has died")],
 )
 def test_other_failures_end_the_server_after_a_while(health: dict[str, Any], reason: str) -> None:
-    monitor = HealthMonitor(0)
+    monitor = HealthMonitor(0, SETTINGS)
     assert monitor.update(health, 4) is None
     monitor.update(READY, 5)
     assert monitor.update(health, 9) is None
@@ -146,11 +149,10 @@ def test_a_server_that_takes_connections_and_is_silent_gives_no_answer() -> None
 
 
 SILENT = {"status": NO_ANSWER}
-LIMITS = HealthLimits(failures=3, timeout=5, exit_s=40)
 
 
 def test_some_probes_in_a_row_without_an_answer_end_the_server() -> None:
-    monitor = HealthMonitor(0, LIMITS)
+    monitor = HealthMonitor(0, SETTINGS)
     for health in (SILENT, SILENT, READY, SILENT, SILENT):
         assert monitor.update(health, 1) is None
     with pytest.raises(TritonUnavailable, match="did not answer 3 health checks in a row"):
@@ -158,14 +160,14 @@ def test_some_probes_in_a_row_without_an_answer_end_the_server() -> None:
 
 
 def test_unanswered_probes_hide_no_recovery_of_triton() -> None:
-    monitor = HealthMonitor(0, LIMITS)
+    monitor = HealthMonitor(0, SETTINGS)
     monitor.update(RESTARTING, 1)
     assert monitor.update(SILENT, 2) is None
     assert monitor.update(READY, 3) == "Ready again"
 
 
 def test_a_server_that_listens_no_more_may_take_its_drain_timeout_to_exit() -> None:
-    monitor = HealthMonitor(0, LIMITS)
+    monitor = HealthMonitor(0, SETTINGS)
     monitor.update(READY, 10)
     assert monitor.update({}, 49) is None
     with pytest.raises(TritonUnavailable, match="has not listened for 40 s"):
@@ -184,14 +186,8 @@ def test_the_parent_alone_is_asked_whether_it_answers() -> None:
             self.end_headers()
 
     def answers(kind: type[Server]) -> bool:
-        with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
-            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-            thread.start()
-            try:
-                return HealthClient("127.0.0.1", server.server_address[1]).parent_answers()
-            finally:
-                server.shutdown()
-                thread.join()
+        with cog_that_answers(kind) as port:
+            return HealthClient("127.0.0.1", port).parent_answers()
 
     assert answers(Server)
     # The front door answers in the place of a parent that is not there, or wants a key.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from scripted_server import wait_until
 
-from cog_triton.serving.cog_liveness import CogProcesses
+from cog_triton.serving.cog_health import CogProcesses
 from cog_triton.system import reaper
 from cog_triton.system.process_state import process_state
 

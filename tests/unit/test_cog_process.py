@@ -1,4 +1,4 @@
-"""`cog-triton serve` before it starts Cog: ports, concurrency, and the message when it is ready."""
+"""`cog-triton serve` before it starts Cog: ports, environment, and the message when it is ready."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.serving.cog_health import still_starting
-from cog_triton.serving.cog_process import CogServer, ready_message
+from cog_triton.serving.cog_process import CogServer, cog_environment, ready_message
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import free_ports
 
@@ -42,31 +43,24 @@ def start_error(cog: CogServer) -> str:
     return caught.value.detail
 
 
-@pytest.mark.parametrize("name", ["TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT"])
-def test_a_triton_port_in_use_fails_the_start_by_name(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT"),
+        *("OPENAI_PORT", "METRICS_PORT", "PORT"),
+    ],
+)
+def test_a_port_in_use_fails_the_start_by_name(name: str) -> None:
     with listening() as port:
         error = start_error(server(**{name.lower(): port}))
-    assert error.startswith(f"{name}={port}: ")
-    assert f"127.0.0.1:{port}" in error
+    assert error.startswith(f"{name}={port}: cannot listen on 127.0.0.1:{port}")
     assert "in use" in error
-
-
-@pytest.mark.parametrize("name", ["OPENAI_PORT", "METRICS_PORT"])
-def test_our_http_ports_are_checked_on_cogs_address(name: str) -> None:
-    with listening() as port:
-        error = start_error(server(**{name.lower(): port}))
-    assert error.startswith(f"{name}={port}: cannot listen")
 
 
 def test_waiting_is_told_with_its_limit_and_what_for() -> None:
     line = still_starting(load_settings(triton_start_timeout=1800), 30.4)
     assert line.startswith("still starting after 30 s: the engine is unpacked and loaded")
     assert line.endswith("Triton has 1800 s (TRITON_START_TIMEOUT)")
-
-
-def test_cogs_port_in_use_fails_the_start() -> None:
-    with listening() as port:
-        assert start_error(server(port=port)).startswith(f"PORT={port}: ")
 
 
 def test_a_port_in_use_on_one_address_is_in_use_for_all_addresses() -> None:
@@ -111,3 +105,63 @@ def test_the_ready_message_has_a_request_to_try(host: str, url: str) -> None:
     assert f"{url}predictions" in message
     _, _, body = message.rpartition(" -d ")
     assert json.loads(body.strip("'"))["input"]["prompt"]
+
+
+def environment(*, verbose: bool = False, **settings: Any) -> dict[str, str]:
+    return cog_environment(load_settings(**settings), "127.0.0.2", 5001, 16, verbose=verbose)
+
+
+def test_settings_are_passed_on_as_variables() -> None:
+    found = environment(
+        openai_port=8123,
+        triton_http_port=8124,
+        cog_triton_engine="mock",
+        mock_tps=100,
+        mock_max_batch_size=8,
+        mock_join=False,
+        cog_triton_vllm_python="/env/bin/python",
+        served_model_name="org/name",
+    )
+    assert (
+        found.items()
+        >= {
+            "COG_HOST": "127.0.0.2",
+            "PORT": "5001",
+            "COG_MAX_CONCURRENCY": "16",
+            "OPENAI_PORT": "8123",
+            "METRICS_PORT": "",
+            "TRITON_HOST": "127.0.0.1",
+            "TRITON_HTTP_PORT": "8124",
+            "COG_TRITON_ENGINE": "mock",
+            "MOCK_TPS": "100.0",
+            "MOCK_MAX_BATCH_SIZE": "8",
+            "COG_TRITON_VLLM_PYTHON": "/env/bin/python",
+            "SERVED_MODEL_NAME": "org/name",
+        }.items()
+    )
+    assert load_settings(mock_join=found["MOCK_JOIN"]).mock_join is False
+    assert environment()["COG_TRITON_VLLM_PYTHON"] == ""
+
+
+def test_paths_are_absolute_since_cog_runs_in_its_projects_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = (
+        "ENGINE_DIR",
+        "COG_WEIGHTS",
+        "COG_TRITON_CONFIG",
+        "COG_TRITON_WORK_DIR",
+        "TRITONSERVER",
+    )
+    found = environment(**{name.lower(): f"below/{name}" for name in names})
+    assert found.items() >= {name: str(tmp_path / "below" / name) for name in names}.items()
+    for url in ("https://host/engine.tar?a=b", "file:///engines/a.tar"):
+        assert environment(cog_weights=url)["COG_WEIGHTS"] == url
+
+
+def test_cogs_log_level_is_error_unless_set_or_verbose(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment()["COG_LOG_LEVEL"] == "error"
+    assert "COG_LOG_LEVEL" not in environment(verbose=True)
+    monkeypatch.setenv("COG_LOG_LEVEL", "debug")
+    assert environment()["COG_LOG_LEVEL"] == "debug"

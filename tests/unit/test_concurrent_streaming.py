@@ -108,15 +108,6 @@ def test_error_comes_unchanged_after_earlier_chunks(loop: asyncio.AbstractEventL
     assert not source.cancelled.is_set()
 
 
-def test_closing_the_stream_closes_the_chunks(loop: asyncio.AbstractEventLoop) -> None:
-    source = Source()
-    _, stream = start(loop, source.chunks())
-    source.send("a")
-    assert next(stream) == "a"
-    stream.close()  # type: ignore[attr-defined]
-    assert source.closed.is_set()
-
-
 def test_dropping_the_stream_closes_the_chunks(loop: asyncio.AbstractEventLoop) -> None:
     source = Source()
     future, stream = start(loop, source.chunks())
@@ -162,42 +153,32 @@ def watched_end(seen: list[str], error: Exception | None = None) -> Generator[st
         seen.append(PREDICTION.get())
 
 
-def test_failing_chunks_run_in_their_context(loop: asyncio.AbstractEventLoop) -> None:
+@pytest.mark.parametrize("error", [None, ValueError("no")], ids=["closed", "failing"])
+def test_chunks_end_in_their_context(
+    error: Exception | None, loop: asyncio.AbstractEventLoop
+) -> None:
     seen: list[str] = []
-    _, stream = start(loop, watched_end(seen, ValueError("no")))
-    with pytest.raises(ValueError, match="no"):
-        list(stream)
-    assert seen == ["one"]
-
-
-def test_closed_chunks_run_in_their_context(loop: asyncio.AbstractEventLoop) -> None:
-    seen: list[str] = []
-    _, stream = start(loop, watched_end(seen))
+    _, stream = start(loop, watched_end(seen, error))
     assert next(stream) == "a"
-    stream.close()  # type: ignore[attr-defined]
+    if error:
+        with pytest.raises(ValueError, match="no"):
+            next(stream)
+    else:
+        stream.close()  # type: ignore[attr-defined]
     assert seen == ["one"]
 
 
 def test_cancelling_the_future_cancels_the_stream(loop: asyncio.AbstractEventLoop) -> None:
     source = Source()
     future, stream = start(loop, source.chunks(), source.cancel)
-    source.send("a")
+    source.send("a", "b")
     assert next(stream) == "a"
     assert future.cancel() is True
     assert source.cancelled.is_set()
+    assert next(stream) == "b", "what came before it is kept"
     with pytest.raises(CancelationException):
         next(stream)
     assert source.closed.is_set()
-
-
-def test_chunks_before_a_cancellation_are_kept(loop: asyncio.AbstractEventLoop) -> None:
-    source = Source()
-    future, stream = start(loop, source.chunks(), source.cancel)
-    source.send("a", "b")
-    future.cancel()
-    assert [next(stream), next(stream)] == ["a", "b"]
-    with pytest.raises(CancelationException):
-        next(stream)
 
 
 def test_cancellation_wakes_a_waiting_reader(loop: asyncio.AbstractEventLoop) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from scripted_server import wait_until
 
 from cog_triton.serving import drain_watch
 from cog_triton.serving.drain_watch import request_drain
@@ -76,10 +76,7 @@ def test_drain_file_triggers_drain_and_is_removed_after_it(tmp_path: Path) -> No
     assert told.wait(PATIENCE_S)
     assert file.exists()
     ended.set()
-    deadline = time.monotonic() + PATIENCE_S
-    while file.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: not file.exists())
 
 
 def test_a_drain_file_may_limit_the_time(tmp_path: Path) -> None:
@@ -87,9 +84,6 @@ def test_a_drain_file_may_limit_the_time(tmp_path: Path) -> None:
     limits: list[float | None] = []
     drain_watch.start(free_ports(1)[0], file, limits.append)
     request_drain(file, 1.5)
-    deadline = time.monotonic() + PATIENCE_S
-    while file.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: not file.exists())
     assert limits == [1.5]
     assert list(file.parent.iterdir()) == []

@@ -102,7 +102,7 @@ def plan(
 LENGTHS = st.integers(1, 64)
 
 
-@given(LENGTHS, LENGTHS, LENGTHS, LENGTHS, LENGTHS, st.sampled_from([0, 5, 40]))
+@given(LENGTHS, LENGTHS, LENGTHS, LENGTHS, LENGTHS, st.sampled_from([0, 5, 40, 10**6]))
 def test_plan_fits_the_limits_and_clamps_only_when_needed(
     max_input: int, max_seq: int, prompt: int, max_tokens: int, min_tokens: int, own: int
 ) -> None:
@@ -111,8 +111,9 @@ def test_plan_fits_the_limits_and_clamps_only_when_needed(
     if prompt > max_input or prompt >= limit:
         with pytest.raises(PromptTooLong) as caught:
             plan(limits(max_input, max_seq), prompt, sampling, own)
-        assert f"({prompt})" in caught.value.detail
-        assert f"({min(max_input, limit - 1)})" in caught.value.detail
+        assert caught.value.detail == (
+            f"Prompt length ({prompt}) exceeds maximum input length ({min(max_input, limit - 1)})"
+        )
         return
     generation = plan(limits(max_input, max_seq), prompt, sampling, own)
     assert prompt + generation.engine.sampling.max_tokens <= limit
@@ -128,21 +129,6 @@ def test_clamped_max_tokens_is_noted() -> None:
     (note,) = generation.notes
     for number in ("512", "20", "80", "100"):
         assert number in note
-
-
-@pytest.mark.parametrize(("prompt", "own"), [(91, 0), (100, 0), (5000, 0), (10, 10), (60, 50)])
-def test_too_long_prompt_names_length_and_limit(prompt: int, own: int) -> None:
-    with pytest.raises(PromptTooLong) as caught:
-        plan(limits(), prompt, SamplingParams(max_tokens=1), own)
-    limit = min(90, own - 1) if own else 90
-    assert caught.value.detail == (
-        f"Prompt length ({prompt}) exceeds maximum input length ({limit})"
-    )
-
-
-def test_max_sequence_length_above_the_engines_is_ignored() -> None:
-    planned = plan(limits(), 90, SamplingParams(max_tokens=99), own=10**6)
-    assert planned.engine.sampling.max_tokens == 10
 
 
 def tokens(*texts: str) -> list[bytes]:
@@ -189,13 +175,6 @@ def test_generation_has_counts_times_and_finish_reason() -> None:
     assert result.tokens_per_second == pytest.approx(result.output_token_count / result.duration)
 
 
-def test_character_split_over_events_is_joined() -> None:
-    ids = TOKENIZER.encode("\U0001f600")
-    assert len(ids) > 1
-    chunks, _, _ = text_of([event(output_ids=[token]) for token in ids])
-    assert chunks == ["\U0001f600"]
-
-
 def test_engine_request_has_all_parameters() -> None:
     settings = load_settings(end_id=11)
     _, _, sent = text_of(
@@ -207,38 +186,6 @@ def test_engine_request_has_all_parameters() -> None:
     assert (sent["end_id"], sent["pad_id"]) == (11, 7)
     assert sent["streaming"] is True
     assert sent["id"]
-
-
-def test_generation_without_tokens_is_empty() -> None:
-    chunks, result, _ = text_of([])
-    assert chunks == []
-    assert (result.output_token_count, result.finish_reason) == (0, "stop")
-    assert result.time_to_first_token is None
-    assert result.tokens_per_second == 0
-
-
-def test_max_tokens_reached_is_finish_reason_length() -> None:
-    events = [event(output_ids=TOKENIZER.encode("a")) for _ in range(4)]
-    assert text_of(events, max_tokens=4)[1].finish_reason == "length"
-    assert text_of(events, max_tokens=5)[1].finish_reason == "stop"
-
-
-def test_stop_string_across_events_ends_the_text() -> None:
-    chunks, result, _ = text_of(tokens("the la", "zy d", "og x"), stops=["lazy dog"])
-    assert "".join(chunks) == "the "
-    assert result.finish_reason == "stop"
-
-
-def test_partial_stop_string_at_the_end_is_released() -> None:
-    chunks, _, _ = text_of(tokens("the la", "zy d"), stops=["lazy dog"])
-    assert "".join(chunks) == "the lazy d"
-
-
-def test_stop_string_in_the_last_token_is_finish_reason_stop() -> None:
-    count = len(TOKENIZER.encode("the")) + len(TOKENIZER.encode("END"))
-    chunks, result, _ = text_of(tokens("the", "END"), stops=["END"], max_tokens=count)
-    assert chunks == ["the"]
-    assert result.finish_reason == "stop"
 
 
 def test_stop_strings_are_ignored_before_min_tokens() -> None:
@@ -281,7 +228,9 @@ def stoppable(request: Request) -> Sequence[Part]:
 
 def test_cancelling_before_the_first_token_stops_the_request_by_its_id() -> None:
     """Triton notices a closed connection only when it writes to it."""
+    failed = []
     with ThreadPoolExecutor() as pool, generating(stoppable) as (generator, server):
+        generator.on_failure = lambda: failed.append(1)
         texts = started(generator)
         reader = pool.submit(list, texts)
         first = server.request()
@@ -292,36 +241,9 @@ def test_cancelling_before_the_first_token_stops_the_request_by_its_id() -> None
         second = server.request(1)
     assert second.json["stop"] is True
     assert second.json["id"] == first.json["id"]
+    assert failed == []
     assert texts.generation.result.finish_reason is None
     assert texts.generation.result.duration > 0
-
-
-def test_cancelling_twice_stops_once() -> None:
-    with ThreadPoolExecutor() as pool, generating(stoppable) as (generator, server):
-        texts = started(generator)
-        reader = pool.submit(list, texts)
-        server.request()
-        texts.generation.ticket.cancel()
-        texts.generation.ticket.cancel()
-        assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
-        server.request(1)
-    assert [bool(request.json.get("stop")) for request in server.requests] == [False, True]
-
-
-def test_cancelling_after_the_first_token_only_closes_the_connection() -> None:
-    with (
-        ThreadPoolExecutor() as pool,
-        generating([*stream(*tokens("a"), end=False), HANG]) as (generator, server),
-    ):
-        texts = started(generator)
-        assert next(texts) == "a"
-        reader = pool.submit(next, texts)
-        texts.generation.ticket.cancel()
-        assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
-        assert server.request().left.wait(PATIENCE_S)
-    assert len(server.requests) == 1
-    assert texts.generation.result.output_token_count == len(TOKENIZER.encode("a"))
-    assert texts.generation.result.finish_reason is None
 
 
 def test_request_cancelled_before_admission_is_not_sent() -> None:
@@ -333,15 +255,6 @@ def test_request_cancelled_before_admission_is_not_sent() -> None:
             next(texts)
     assert texts.generation.result.output_token_count == 0
     assert server.requests == []
-
-
-def test_cancelling_after_the_end_does_nothing() -> None:
-    with generating(stream(*tokens("a"))) as (generator, server):
-        texts = started(generator)
-        assert list(texts) == ["a"]
-        texts.generation.ticket.cancel()
-    assert len(server.requests) == 1
-    assert texts.generation.result.finish_reason == "stop"
 
 
 def test_failed_stop_is_logged_and_does_not_hide_the_error(
@@ -358,33 +271,6 @@ def test_failed_stop_is_logged_and_does_not_hide_the_error(
         assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
         wait_until(lambda: "no such request" in caplog.text)
     assert f"request {request_id} could not be stopped" in caplog.text
-
-
-def test_failed_engine_gets_no_stop_request() -> None:
-    with generating([RESET]) as (generator, server):
-        texts = started(generator)
-        with pytest.raises(TritonUnavailable):
-            next(texts)
-    assert [bool(request.json.get("stop")) for request in server.requests] == [False]
-
-
-def test_request_ids_are_unique() -> None:
-    with ThreadPoolExecutor(20) as pool, generating(stream(*tokens("a"))) as (generator, server):
-
-        def one(_: int) -> list[str]:
-            return list(started(generator))
-
-        assert list(pool.map(one, range(20))) == [["a"]] * 20
-    assert len({request.json["id"] for request in server.requests}) == 20
-
-
-def test_error_comes_after_text_generated_before_it() -> None:
-    events = [*tokens("a"), event(error="E2105 TritonUnavailable: the engine has gone")]
-    with generating(stream(*events)) as (generator, _):
-        texts = started(generator)
-        assert next(texts) == "a"
-        with pytest.raises(TritonUnavailable, match="the engine has gone"):
-            next(texts)
 
 
 def test_probe_generates_one_token() -> None:
@@ -471,23 +357,12 @@ def test_failed_ticket_ends_the_stream_with_its_error() -> None:
 )
 def test_engine_failure_calls_on_failure(answer: Answer, failures: int) -> None:
     failed = []
-    with generating(answer) as (generator, _):
+    with generating(answer) as (generator, server):
         generator.on_failure = lambda: failed.append(1)
         with suppress(errors.CogTritonError):
             list(started(generator))
     assert len(failed) == failures
-
-
-def test_cancelled_request_does_not_call_on_failure() -> None:
-    failed = []
-    with ThreadPoolExecutor() as pool, generating(stoppable) as (generator, server):
-        generator.on_failure = lambda: failed.append(1)
-        texts = started(generator)
-        reader = pool.submit(list, texts)
-        server.request()
-        texts.generation.ticket.cancel()
-        assert reader.exception(PATIENCE_S)
-    assert failed == []
+    assert [bool(request.json.get("stop")) for request in server.requests] == [False]
 
 
 def test_min_tokens_may_be_reached_within_one_read() -> None:

@@ -120,7 +120,7 @@ def test_end_without_text_is_no_piece() -> None:
     assert decoding.feed([StepItem(1, 0, 0, [], [], STOP)]) == (None, None)
     assert decoding.ended
     assert (result.output_token_count, result.finish_reason) == (0, "stop")
-    assert result.time_to_first_token is None
+    assert (result.time_to_first_token, result.tokens_per_second) == (None, 0)
 
 
 @pytest.mark.parametrize(("max_tokens", "reason"), [(4, "length"), (5, "stop")])
@@ -143,9 +143,16 @@ def test_a_cut_character_is_held_back_and_left_out() -> None:
     )
 
 
-def test_stop_string_ends_it_before_the_engine() -> None:
-    decoding, result = decoder(stops=["END"])
-    piece, error = decoding.feed(items("a", "END", "b"))
+@pytest.mark.parametrize(
+    ("texts", "max_tokens", "end"),
+    [
+        (["a", "END", "b"], 50, 0),
+        (["a", "END"], len(TOKENIZER.encode("aEND")), LENGTH),
+    ],
+)
+def test_stop_string_ends_it_before_the_engine(texts: list[str], max_tokens: int, end: int) -> None:
+    decoding, result = decoder(max_tokens, ["END"])
+    piece, error = decoding.feed(items(*texts, end=end))
     assert (piece and piece.text, error) == ("a", None)
     assert decoding.ended
     assert result.finish_reason == "stop"
@@ -176,19 +183,12 @@ def test_error_of_the_transport_has_no_offset() -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 2, 4])
-@pytest.mark.parametrize("end", [0, STOP])
-def test_gap_is_e2105(offset: int, end: int) -> None:
+@pytest.mark.parametrize(("text", "end"), [("d", 0), ("d", STOP), ("", STOP)])
+def test_gap_is_e2105(offset: int, text: str, end: int) -> None:
     decoding, _ = decoder()
     decoding.feed(items("abc"))
     with pytest.raises(TritonUnavailable, match="tokens were lost on their way"):
-        decoding.feed([StepItem(1, 0, offset, TOKENIZER.encode("d"), [], end)])
-
-
-def test_lost_last_tokens_are_e2105() -> None:
-    decoding, _ = decoder()
-    decoding.feed(items("abc"))
-    with pytest.raises(TritonUnavailable):
-        decoding.feed([StepItem(1, 0, 4, [], [], STOP)])
+        decoding.feed([StepItem(1, 0, offset, TOKENIZER.encode(text) if text else [], [], end)])
 
 
 @pytest.mark.parametrize("width", [1, 3])

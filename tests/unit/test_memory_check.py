@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +46,20 @@ def vllm_engine(tmp_path: Path, weights: int = WEIGHTS, **arguments: Any) -> Pat
     return made
 
 
-def told(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    engine: Path,
-    gpus: list[Gpu],
-    *,
-    alone: bool = True,
-    gpu_device_ids: str | None = None,
-) -> str:
-    monkeypatch.setattr(gpu_table, "gpus_here", lambda: gpus)
+Told = Callable[..., str]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Told:
+    """What is logged of the check of an engine beside some GPUs."""
     caplog.set_level(logging.INFO)
-    memory_check.require_memory(
-        load_settings(), open_engine(engine), alone=alone, gpu_device_ids=gpu_device_ids
-    )
-    return " ".join(f"{one.levelname} {one.getMessage()}" for one in caplog.records)
+
+    def check(engine: Path, gpus: list[Gpu], *, alone: bool = True, **given: str) -> str:
+        monkeypatch.setattr(gpu_table, "gpus_here", lambda: gpus)
+        memory_check.require_memory(load_settings(), open_engine(engine), alone=alone, **given)
+        return " ".join(f"{one.levelname} {one.getMessage()}" for one in caplog.records)
+
+    return check
 
 
 def gpu(memory: float, free: float | None = None) -> Gpu:
@@ -89,10 +89,8 @@ def test_the_driver_of_another_image_counts_for_engines_of_gpus(tmp_path: Path) 
     assert "this image has CUDA 13.1.0, which needs driver 580.65.06" in said
 
 
-def test_what_fits_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    said = told(monkeypatch, caplog, vllm_engine(tmp_path), [gpu(80, 79)])
+def test_what_fits_is_one_line(tmp_path: Path, told: Told) -> None:
+    said = told(vllm_engine(tmp_path), [gpu(80, 79)])
     assert said.startswith("INFO ")
     assert said.count("fits by an estimate") == 1
     assert "the largest max_model_len is 131072" in said
@@ -122,20 +120,20 @@ def test_only_what_cannot_run_is_refused(
     said: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    told: Told,
 ) -> None:
     engine, here = vllm_engine(tmp_path, **more), [gpu(memory, free)] * 2
     if said is None:
-        assert told(monkeypatch, caplog, engine, here)
+        assert told(engine, here)
         return
     with pytest.raises(EngineIncompatible, match=said):
-        told(monkeypatch, caplog, engine, here)
+        told(engine, here)
     monkeypatch.setenv("COG_TRITON_SKIP_PREFLIGHT", "1")
-    assert "so this is served" in told(monkeypatch, caplog, engine, here)
+    assert "so this is served" in told(engine, here)
 
 
 def test_a_copy_of_quantized_weights_in_another_format_is_not_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, told: Told
 ) -> None:
     engine = vllm_engine(tmp_path)
     config = tmp_path / "model" / "config.json"
@@ -145,13 +143,11 @@ def test_a_copy_of_quantized_weights_in_another_format_is_not_counted(
     )
     with (config.parent / "consolidated.safetensors").open("wb") as file:
         file.truncate(WEIGHTS)
-    assert "fits" in told(monkeypatch, caplog, engine, [gpu(24)])
+    assert "fits" in told(engine, [gpu(24)])
 
 
-def test_gpus_of_a_serve_config_are_not_the_first_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    said = told(monkeypatch, caplog, vllm_engine(tmp_path), [gpu(8)], gpu_device_ids="1")
+def test_gpus_of_a_serve_config_are_not_the_first_ones(tmp_path: Path, told: Told) -> None:
+    said = told(vllm_engine(tmp_path), [gpu(8)], gpu_device_ids="1")
     assert said.endswith("not compared: gpu_device_ids is given")
 
 
@@ -170,41 +166,34 @@ def test_a_driver_that_fails_does_not_refuse_what_is_to_skip_the_check(
     assert "so this is served: E1305" in caplog.text
 
 
-def test_memory_that_an_engine_of_ours_may_hold_does_not_refuse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    said = told(monkeypatch, caplog, vllm_engine(tmp_path), [gpu(80, 10)], alone=False)
+def test_memory_that_an_engine_of_ours_may_hold_does_not_refuse(tmp_path: Path, told: Told) -> None:
+    said = told(vllm_engine(tmp_path), [gpu(80, 10)], alone=False)
     assert said.startswith("WARNING ")
 
 
-def test_a_longer_sequence_than_fits_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_longer_sequence_than_fits_is_told(tmp_path: Path, told: Told) -> None:
     engine = vllm_engine(tmp_path, max_model_len=131072)
-    said = told(monkeypatch, caplog, engine, [gpu(24)])
+    said = told(engine, [gpu(24)])
     assert said.startswith("WARNING ")
     assert "131072 tokens (max_model_len in model.json) does not fit the KV cache" in said
 
 
-def test_copies_of_the_weights_and_32_bits_are_not_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_copies_of_the_weights_and_32_bits_are_not_counted(tmp_path: Path, told: Told) -> None:
     engine = vllm_engine(tmp_path, 4 * WEIGHTS)
-    assert "fits" in told(monkeypatch, caplog, engine, [gpu(24)])
+    assert "fits" in told(engine, [gpu(24)])
 
 
 @pytest.mark.parametrize("change", [None, ("hidden_size", "wide")])
 def test_what_cannot_be_summed_is_not_compared(
     change: tuple[str, str] | None,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    told: Told,
 ) -> None:
     engine = vllm_engine(tmp_path)
     config = tmp_path / "model" / "config.json"
     if change:
         config.write_text(json.dumps({**json.loads(config.read_text()), change[0]: change[1]}))
-    said = told(monkeypatch, caplog, engine, [gpu(1)] if change else [])
+    said = told(engine, [gpu(1)] if change else [])
     assert said.startswith("INFO memory of the GPU: not compared: ")
     assert said.count("not compared") == 1
 
@@ -253,7 +242,7 @@ def test_the_doctor_sums_a_directory_for_vllm(tmp_path: Path) -> None:
 
 
 def test_a_built_engine_is_held_against_memory_by_its_rank_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, told: Told
 ) -> None:
     engine = built_engine(tmp_path)
     for path in engine.glob("rank*.engine"):
@@ -262,9 +251,9 @@ def test_a_built_engine_is_held_against_memory_by_its_rank_files(
     tokenizer = Tokenizer(WordLevel({"a": 0}, "a"))
     tokenizer.save(str(engine / "tokenizer.json"))
     (engine / "tokenizer_config.json").write_text("{}")
-    assert "fits by an estimate" in told(monkeypatch, caplog, engine, [gpu(24)] * 4)
+    assert "fits by an estimate" in told(engine, [gpu(24)] * 4)
     with pytest.raises(EngineIncompatible, match=r"10\.0 GiB of weights on each"):
-        told(monkeypatch, caplog, engine, [gpu(8)] * 4)
+        told(engine, [gpu(8)] * 4)
 
 
 def test_an_engine_for_the_cpu_is_told_and_not_refused(

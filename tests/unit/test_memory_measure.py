@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from test_supervisor import PATIENCE_S, Supervised, until
+from test_supervisor import PATIENCE_S, Make, Supervised, make, until
 
 from cog_triton.serving import memory_limit
 from cog_triton.serving.supervisor import SupervisorState
 from cog_triton.triton import liveness
 
 LIMIT = 100
+__all__ = ["make"]
 
 
 class Memory:
@@ -43,10 +43,16 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
     return found
 
 
-def make(directory: Path, *, resumes: bool) -> Supervised:
-    item = Supervised(directory, resumes=resumes, triton_memory_limit=LIMIT)
-    item.start()
-    return item
+@pytest.fixture
+def limited(make: Make) -> Make:
+    """Makes and starts one with a memory limit."""
+
+    def one(*, resumes: bool) -> Supervised:
+        item = make(resumes=resumes, triton_memory_limit=LIMIT)
+        item.start()
+        return item
+
+    return one
 
 
 def restarted(item: Supervised) -> Callable[[], bool]:
@@ -56,10 +62,10 @@ def restarted(item: Supervised) -> Callable[[], bool]:
 
 
 def test_streams_that_never_pause_go_on_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: Memory
+    limited: Make, monkeypatch: pytest.MonkeyPatch, memory: Memory
 ) -> None:
     monkeypatch.setattr(memory_limit, "_QUIET_WAIT_S", 0)
-    item = make(tmp_path, resumes=True)
+    item = limited(resumes=True)
     streams = [item.stream(200) for _ in range(4)]
     assert all(stream.flowing.wait(PATIENCE_S) for stream in streams[:2])
     memory.grow(item.triton.starts[0])
@@ -69,14 +75,12 @@ def test_streams_that_never_pause_go_on_after_it(
     assert len({stream.text for stream in streams}) == 1
     until(restarted(item))
     assert item.supervisor.restarts == 0
-    item.stop()
 
 
 @pytest.mark.parametrize("resumes", [True, False])
-def test_it_waits_until_nothing_runs(tmp_path: Path, memory: Memory, resumes: bool) -> None:
-    item = make(tmp_path, resumes=resumes)
-    stream = item.stream()
-    assert stream.flowing.wait(PATIENCE_S)
+def test_it_waits_until_nothing_runs(limited: Make, memory: Memory, resumes: bool) -> None:
+    item = limited(resumes=resumes)
+    stream = item.flowing()
     memory.grow(item.triton.starts[0])
     time.sleep(0.5)
     assert len(item.triton.starts) == 1
@@ -84,26 +88,23 @@ def test_it_waits_until_nothing_runs(tmp_path: Path, memory: Memory, resumes: bo
     stream.leave()
     until(restarted(item))
     assert item.stream(3).end() is None
-    item.stop()
 
 
-def test_requests_during_it_are_queued(tmp_path: Path, memory: Memory) -> None:
-    item = make(tmp_path, resumes=False)
+def test_requests_during_it_are_queued(limited: Make, memory: Memory) -> None:
+    item = limited(resumes=False)
     memory.grow(item.triton.starts[0])
     until(lambda: item.supervisor.state is SupervisorState.RESTARTING)
     assert item.stream(3).end() is None
     assert restarted(item)()
-    item.stop()
 
 
 def test_limit_exceeded_from_the_start_is_ignored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    limited: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(liveness, "anonymous_bytes", lambda pid: 2 * LIMIT << 20)
     monkeypatch.setattr(memory_limit, "_PERIOD_S", 0.01)
-    item = make(tmp_path, resumes=True)
+    item = limited(resumes=True)
     until(lambda: "holds 200 MiB, more than 100 (TRITON_MEMORY_LIMIT)" in caplog.text)
     assert "ignored" in caplog.text
     time.sleep(0.1)
     assert len(item.triton.starts) == 1
-    item.stop()

@@ -17,7 +17,7 @@ from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import InvalidArgument, TritonUnknownError
 from cog_triton.serving import engine_preparation
 from cog_triton.serving.admission import Admission
-from cog_triton.serving.engine_checks import EngineChecks
+from cog_triton.serving.failure_detection import EngineChecks
 from cog_triton.settings import load_settings
 
 

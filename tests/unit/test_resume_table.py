@@ -18,12 +18,7 @@ from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.serving import quarantine
 from cog_triton.serving.generation import GenerationRequest
 from cog_triton.serving.quarantine import Quarantine
-from cog_triton.serving.resume import (
-    PARAMETERS,
-    Obstacle,
-    continuation,
-    resumed_seed,
-)
+from cog_triton.serving.resume import Obstacle, continuation, parameters, resumed_seed
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import SamplingParams
 
@@ -117,7 +112,7 @@ ASKED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @pytest.mark.parametrize("parameter", ASKED)
 def test_the_table_says_what_ends(parameter: str, family: type[EngineFamily]) -> None:
-    ends = PARAMETERS[parameter](family.resume_rules).startswith("E2105")
+    ends = parameters(family.resume_rules)[parameter].startswith("E2105")
     assert isinstance(resumed(family=family, **ASKED[parameter]), Obstacle) is ends
 
 

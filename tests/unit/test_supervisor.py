@@ -22,7 +22,7 @@ from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import TritonStartFailed, TritonUnavailable, TritonUnknownError
-from cog_triton.serving import engine_checks, lifecycle, supervisor
+from cog_triton.serving import failure_detection, lifecycle, supervisor
 from cog_triton.serving.admission import Admission, Ticket
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.supervisor import Supervisor, SupervisorState
@@ -72,6 +72,12 @@ class Supervised:
     def stream(self, tokens: int = 5000) -> Stream:
         return Stream(self.generator, tokens)
 
+    def flowing(self) -> Stream:
+        """A stream that has begun."""
+        stream = self.stream()
+        assert stream.flowing.wait(PATIENCE_S)
+        return stream
+
     def until(self, state: SupervisorState) -> None:
         until(lambda: self.supervisor.state is state)
 
@@ -117,15 +123,36 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+Make = Callable[..., Supervised]
+
+
 @pytest.fixture
-def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes one; at the end of the test it is stopped."""
     monkeypatch.setattr(lifecycle, "_BACKOFF_S", 0.01)
+    made: list[Supervised] = []
+
+    def one(**settings: Any) -> Supervised:
+        made.append(Supervised(tmp_path, **settings))
+        return made[-1]
+
+    yield one
+    for item in made:
+        item.triton.recover()
+        item.stop()
+        assert not item.triton.server.alive
+
+
+@pytest.fixture
+def supervised(make: Make, monkeypatch: pytest.MonkeyPatch) -> Supervised:
     monkeypatch.setattr(supervisor, "STABLE_S", 0)
-    item = Supervised(tmp_path)
-    yield item
-    item.triton.recover()
-    item.stop()
-    assert not item.triton.server.alive
+    return make()
+
+
+@pytest.fixture
+def resuming(make: Make, monkeypatch: pytest.MonkeyPatch) -> Supervised:
+    monkeypatch.setattr(supervisor, "STABLE_S", 0)
+    return make(resumes=True, resume_timeout=0.5)
 
 
 def test_start_serve_and_stop(supervised: Supervised) -> None:
@@ -184,23 +211,10 @@ def test_crash_fails_all_requests_and_restart_serves_new_ones(
     assert supervised.supervisor.error is None
 
 
-@pytest.fixture
-def resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
-    monkeypatch.setattr(lifecycle, "_BACKOFF_S", 0.01)
-    monkeypatch.setattr(supervisor, "STABLE_S", 0)
-    item = Supervised(tmp_path, resumes=True, resume_timeout=0.5)
-    yield item
-    item.triton.recover()
-    item.stop()
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_with_resume_a_crash_costs_no_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    monkeypatch.setattr(lifecycle, "_BACKOFF_S", 0.01)
+def test_with_resume_a_crash_costs_no_request(make: Make, number: int) -> None:
     # On a slow machine, a probe that is late would be a second failure.
-    item = Supervised(tmp_path, resumes=True, triton_probe_timeout=PATIENCE_S)
+    item = make(resumes=True, triton_probe_timeout=PATIENCE_S)
     item.start()
     streams = [item.stream(90) for _ in range(4)]
     assert all(stream.flowing.wait(PATIENCE_S) for stream in streams[:2])
@@ -209,13 +223,11 @@ def test_with_resume_a_crash_costs_no_request(
     assert len({stream.text for stream in streams}) == 1
     assert len(streams[0].text) >= 90
     assert item.supervisor.restarts == 1
-    item.stop()
 
 
 def test_those_that_wait_end_after_resume_timeout(resuming: Supervised) -> None:
     resuming.start()
-    stream = resuming.stream()
-    assert stream.flowing.wait(PATIENCE_S)
+    stream = resuming.flowing()
     resuming.triton.fail("unready")
     error = stream.end()
     assert isinstance(error, TritonUnavailable)
@@ -227,27 +239,9 @@ def test_those_that_wait_end_after_resume_timeout(resuming: Supervised) -> None:
 
 def test_stopping_ends_those_that_wait(resuming: Supervised) -> None:
     resuming.start()
-    stream = resuming.stream()
-    assert stream.flowing.wait(PATIENCE_S)
+    stream = resuming.flowing()
     resuming.stop()
     assert "the server is stopping" in str(stream.end())
-
-
-def test_a_single_suspect_is_no_restart_in_a_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lifecycle, "_BACKOFF_S", 0.01)
-    item = Supervised(tmp_path, resumes=True, triton_max_restarts=1)
-    item.start()
-    for count in range(1, 4):
-        until(lambda count=count: len(item.triton.starts) == count)
-        item.until(SupervisorState.READY)
-        monkeypatch.setattr(Admission, "suspects", 1)
-        os.kill(item.triton.starts[-1], signal.SIGKILL)
-        until(lambda: item.supervisor.state is not SupervisorState.READY)
-    item.until(SupervisorState.READY)
-    assert not item.failed.is_set()
-    item.stop()
 
 
 def test_requests_are_admitted_before_readiness_is_told(
@@ -285,8 +279,7 @@ def test_hanging_server_is_restarted(
 ) -> None:
     caplog.set_level("INFO", "cog_triton")
     supervised.start()
-    stream = supervised.stream()
-    assert stream.flowing.wait(PATIENCE_S)
+    stream = supervised.flowing()
     supervised.triton.fail("hangs")
     error = stream.end()
     supervised.triton.recover()
@@ -359,7 +352,7 @@ def test_one_failed_check_does_not_restart(
         probe()
 
     monkeypatch.setattr(supervised.supervisor._checks, "probe", fail_first)
-    monkeypatch.setattr(engine_checks, "_PAUSE_S", 0)
+    monkeypatch.setattr(failure_detection, "_PAUSE_S", 0)
     supervised.supervisor.check_engine()
     until(lambda: len(checks) == 2 or supervised.supervisor.restarts > 0)
     supervised.supervisor.check_engine()
@@ -384,11 +377,8 @@ def test_one_failed_request_does_not_restart(supervised: Supervised) -> None:
     assert supervised.supervisor.restarts == 0
 
 
-def test_gives_up_after_max_restarts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(lifecycle, "_BACKOFF_S", 0.01)
-    item = Supervised(tmp_path, triton_max_restarts=2)
+def test_gives_up_after_max_restarts(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    item = make(triton_max_restarts=2)
     item.start()
     item.triton.fail("dies")
     os.kill(item.triton.starts[0], signal.SIGKILL)
@@ -402,33 +392,35 @@ def test_gives_up_after_max_restarts(
     assert isinstance(error, TritonUnavailable)
     assert "a line of the log" not in str(error)
     assert caplog.messages[-1].startswith("The server stops: given up after 2 restarts")
-    item.stop()
 
 
-def test_short_readiness_counts_as_a_crash_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("stable_s", "suspects", "deaths", "gives_up"),
+    [(5, 0, 3, True), (5, 1, 3, False), (0, 0, 8, False)],
+    ids=["short readiness", "single suspect", "stable readiness"],
+)
+def test_which_deaths_count_as_restarts_in_a_row(
+    stable_s: float,
+    suspects: int,
+    deaths: int,
+    gives_up: bool,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lifecycle, "_BACKOFF_S", 0.01)
-    item = Supervised(tmp_path, triton_max_restarts=2)
+    monkeypatch.setattr(supervisor, "STABLE_S", stable_s)
+    item = make(resumes=bool(suspects), triton_max_restarts=1 if suspects else 2)
     item.start()
-    for count in range(1, 4):
+    for count in range(1, deaths + 1):
         until(lambda count=count: len(item.triton.starts) == count)
         item.until(SupervisorState.READY)
+        monkeypatch.setattr(Admission, "suspects", suspects)
         os.kill(item.triton.starts[-1], signal.SIGKILL)
         until(lambda: item.supervisor.state is not SupervisorState.READY)
-    assert item.failed.wait(PATIENCE_S)
-    item.stop()
-
-
-def test_stable_readiness_resets_the_restart_count(supervised: Supervised) -> None:
-    supervised.start()
-    for count in range(1, 9):
-        until(lambda count=count: len(supervised.triton.starts) == count)
-        supervised.until(SupervisorState.READY)
-        os.kill(supervised.triton.starts[-1], signal.SIGKILL)
-        until(lambda: supervised.supervisor.state is not SupervisorState.READY)
-    supervised.until(SupervisorState.READY)
-    assert not supervised.failed.is_set()
+    if gives_up:
+        assert item.failed.wait(PATIENCE_S)
+    else:
+        item.until(SupervisorState.READY)
+        assert not item.failed.is_set()
 
 
 def test_disabled_restarts_leave_it_stopped(supervised: Supervised) -> None:

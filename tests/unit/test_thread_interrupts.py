@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from cog_triton.serving.coglet import thread_interrupts
+from cog_triton.serving.coglet import concurrent_streaming
 
 PATIENCE_S = 10.0
 
@@ -16,7 +16,7 @@ PATIENCE_S = 10.0
 @pytest.fixture(autouse=True)
 def _disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "get_ident", threading.get_ident)
-    thread_interrupts.disable()
+    concurrent_streaming.disable_interrupts()
 
 
 def test_python_code_gets_its_own_identifier() -> None:
@@ -39,7 +39,7 @@ def test_native_code_gets_that_of_no_thread() -> None:
     )
     _thread.start_new_thread(idents.extend, (calls,))
     assert ended.acquire(timeout=PATIENCE_S)
-    assert idents[:1] == [thread_interrupts.NO_THREAD]
+    assert idents[:1] == [concurrent_streaming.NO_THREAD]
 
 
 def _released(lock: _thread.LockType) -> int:

@@ -1,4 +1,4 @@
-"""Workaround: concurrent, cancellable streaming out of Cog 0.23.1. Delete when upstream streams.
+"""Workarounds: concurrent, cancellable streaming out of Cog 0.23.1. Delete when upstream streams.
 
 coglet collects an async generator into a list and sends it at the end; a sync generator
 streams, but only at concurrency 1. What does stream concurrently is an ``async def run``
@@ -7,6 +7,15 @@ cancellation reaches only the future that ``asyncio.run_coroutine_threadsafe`` g
 by then that future is done. So coglet gets one of ours, which cancels the stream. It also
 saves each prediction the round trip to the event loop: a ``run`` that only returns its
 stream awaits nothing, and so is run on the calling thread.
+
+Until coglet has a prediction's future, a cancellation raises CancelationException in the
+prediction's thread (PyThreadState_SetAsyncExc), and waits for the GIL before it does. By then the
+thread generates, and the exception comes at any instruction: between the acquisition of a
+condition's lock and the block that would release it, for example, so that every later request
+waits for ever. coglet learns the thread from ``threading.get_ident()``, which it calls without a
+Python frame. Such a caller gets an identifier that no thread has, and coglet logs that the thread
+was not found. So a client that leaves in the first moments of a prediction does not end it: it is
+generated to its end.
 """
 
 from __future__ import annotations
@@ -14,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Iterator
@@ -32,6 +42,22 @@ _cancellers: weakref.WeakKeyDictionary[Iterator[str], Callable[[], None]] = (
 _original_run_coroutine_threadsafe = asyncio.run_coroutine_threadsafe
 _PREDICTION_COROUTINE = "_ctx_wrapper"
 """Name of the coroutine that coglet wraps each prediction in."""
+NO_THREAD = 0
+_original_get_ident = threading.get_ident
+
+
+def disable_interrupts() -> None:
+    """Patch threading so that coglet interrupts no thread of this process; idempotent."""
+    threading.get_ident = _get_ident
+
+
+def _get_ident() -> int:
+    """Identifier of the calling thread; NO_THREAD for callers that are not Python code."""
+    try:
+        sys._getframe(1)
+    except ValueError:
+        return NO_THREAD
+    return _original_get_ident()
 
 
 def install(run: Callable[..., Any]) -> None:

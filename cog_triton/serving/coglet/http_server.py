@@ -23,8 +23,7 @@ from pathlib import Path
 
 from cog_triton.errors import TritonStartFailed
 from cog_triton.serving.coglet.prediction_directory import prediction_directory
-from cog_triton.serving.coglet.readiness_file import require_writable
-from cog_triton.serving.coglet.slot_limit import limit_slots
+from cog_triton.serving.coglet.server_environment import limit_slots, require_writable
 from cog_triton.system import log_format
 
 _log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from prometheus_client.utils import floatToGoString
 
 from cog_triton.errors import CogTritonError, TritonUnknownError
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
-from cog_triton.serving.telemetry.platform_metrics import LoRARequests
+from cog_triton.serving.telemetry.platform_metrics import LoRARequests, labelled
 
 
 class BatchHistogram(Collector):
@@ -202,6 +202,4 @@ class _CallbackCounter(Collector):
         self._name, self._help, self._value, self._labels = name, help_text, value, labels
 
     def collect(self) -> Iterable[Metric]:
-        family = CounterMetricFamily(self._name, self._help, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), self._value())
-        yield family
+        yield labelled(CounterMetricFamily, self._name, self._help, self._labels, self._value())

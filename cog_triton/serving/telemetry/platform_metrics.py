@@ -24,6 +24,19 @@ _ERROR_AGE_S = 1.0
 _LORA_LABELS = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
 
 
+def labelled(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    help_text: str,
+    labels: Mapping[str, str],
+    value: float,
+) -> Metric:
+    """A metric of one series, with these labels."""
+    family = kind(name, help_text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
 class PlatformMetrics(Collector):
     """Model server metrics of one model; all are read when the metrics are.
 
@@ -59,50 +72,36 @@ class PlatformMetrics(Collector):
             if total is not None:
                 name = f"prefix_cache_{name}"
                 yield CounterMetricFamily(f"cog_triton_{name}", help_text, total)
-                counter = CounterMetricFamily(f"vllm:{name}", help_text, labels=list(self._labels))
-                counter.add_metric(list(self._labels.values()), total)
-                yield counter
+                yield labelled(CounterMetricFamily, f"vllm:{name}", help_text, self._labels, total)
 
     def _gauge(self, name: str, help_text: str, value: float) -> Metric:
-        gauge = GaugeMetricFamily(f"vllm:{name}", help_text, labels=list(self._labels))
-        gauge.add_metric(list(self._labels.values()), value)
-        return gauge
+        return labelled(GaugeMetricFamily, f"vllm:{name}", help_text, self._labels, value)
 
     def _cache_config(self, cache: KVCacheStats) -> Metric:
         sizes = {"block_size": cache.block_size, "num_gpu_blocks": cache.blocks}
         labels = {name: str(size) for name, size in sizes.items() if size is not None}
-        labels |= self._labels
-        info = GaugeMetricFamily(
-            "vllm:cache_config_info",
-            "KV cache: its blocks, and tokens a block",
-            labels=list(labels),
-        )
-        info.add_metric(list(labels.values()), 1)
-        return info
+        help_text = "KV cache: its blocks, and tokens a block"
+        info = "vllm:cache_config_info"
+        return labelled(GaugeMetricFamily, info, help_text, {**labels, **self._labels}, 1)
 
 
 class LoRARequests(Collector):
     """Gauge ``vllm:lora_requests_info``: the adapters of now as labels; absent until `set`."""
 
     def __init__(self) -> None:
-        self._state: tuple[list[str], float] | None = None
+        self._state: tuple[dict[str, str], float] | None = None
 
     def set(self, max_lora: int, running: Collection[str], waiting: Collection[str]) -> None:
         """Set the adapters that requests run with, and wait for; at most `max_lora` run at once."""
         names = (",".join(sorted(set(adapters))) for adapters in (running, waiting))
-        self._state = [str(max_lora), *names], time.time()
+        self._state = dict(zip(_LORA_LABELS, (str(max_lora), *names), strict=True)), time.time()
 
     def collect(self) -> Iterable[Metric]:
         if self._state is None:
             return
         labels, changed = self._state
-        info = GaugeMetricFamily(
-            "vllm:lora_requests_info",
-            "LoRA adapters of running and waiting requests; when they were last set",
-            labels=_LORA_LABELS,
-        )
-        info.add_metric(labels, changed)
-        yield info
+        help_text = "LoRA adapters of running and waiting requests; when they were last set"
+        yield labelled(GaugeMetricFamily, "vllm:lora_requests_info", help_text, labels, changed)
 
 
 class EngineMemory(Collector):

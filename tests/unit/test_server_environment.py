@@ -1,13 +1,18 @@
-"""The limit on Cog's slots, which leaves its worker threads for health checks."""
+"""Environment of Cog's server: a limit on its slots, a readiness file that can be written."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from cog_triton.serving.coglet.slot_limit import MAX_SLOTS, limit_slots
+from cog_triton.serving.coglet.server_environment import (
+    MAX_SLOTS,
+    limit_slots,
+    require_writable,
+)
 
 TOKIO_BLOCKING_THREADS = 512
 
@@ -27,10 +32,24 @@ def test_no_more_slots_than_the_worker_has_threads_for(
     assert MAX_SLOTS < TOKIO_BLOCKING_THREADS - 2  # a read and a write of the control channel
 
 
-def test_an_environment_that_asks_for_nothing_stays() -> None:
+@pytest.mark.parametrize("place", ["run/cog", "/proc/nothing/cog"])
+def test_a_readiness_file_is_given_up_where_it_cannot_be_written(
+    place: str, tmp_path: Path
+) -> None:
+    kubernetes = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    environment = {**kubernetes, "HOME": "/"}
+    directory = tmp_path / place
+    require_writable(environment, directory)
+    assert environment == {**(kubernetes if directory.is_dir() else {}), "HOME": "/"}
+    assert directory.is_dir() is directory.is_relative_to(tmp_path)
+
+
+def test_an_environment_that_asks_for_nothing_stays(tmp_path: Path) -> None:
     environment: dict[str, str] = {}
     limit_slots(environment)
+    require_writable(environment, tmp_path / "cog")
     assert environment == {}
+    assert not (tmp_path / "cog").exists()
 
 
 def test_cog_is_started_within_the_limit() -> None:

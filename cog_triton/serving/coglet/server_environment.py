@@ -1,0 +1,56 @@
+"""Workarounds in the environment of Cog 0.23.1's server: fewer slots, maybe no readiness file.
+
+Delete when coglet streams without a thread for each prediction, and, for the file, when it logs
+the failure once. coglet keeps a thread of tokio's pool in each prediction until it ends
+(block_in_place), waiting ones included. The pool has 512, which no option changes, and the worker's
+control channel uses one for each read and write. With 512 predictions at once, health checks,
+cancellations and freed slots wait until one ends, and the server is taken for dead; with 511 they
+do not.
+
+On Kubernetes, which it tells by a variable, every answer of READY writes /var/run/cog/ready; under
+a read-only root, or another user, each logs a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+
+MAX_SLOTS = 500
+"""Predictions at once that leave threads for everything else."""
+_SLOTS = "COG_MAX_CONCURRENCY"
+_KUBERNETES = "KUBERNETES_SERVICE_HOST"
+_DIRECTORY = Path("/var/run/cog")
+
+_log = logging.getLogger(__name__)
+
+
+def limit_slots(environment: MutableMapping[str, str]) -> None:
+    """Cut COG_MAX_CONCURRENCY in `environment` to `MAX_SLOTS`, with a warning in the log."""
+    asked = environment.get(_SLOTS, "")
+    if asked.isdecimal() and int(asked) > MAX_SLOTS:
+        _log.warning(
+            "%s=%s: Cog's worker has threads for %d predictions at once, so that is the limit;"
+            " more can run at once over OPENAI_PORT",
+            _SLOTS,
+            asked,
+            MAX_SLOTS,
+        )
+        environment[_SLOTS] = str(MAX_SLOTS)
+
+
+def require_writable(environment: MutableMapping[str, str], directory: Path = _DIRECTORY) -> None:
+    """Remove the variable from `environment`, with a note, unless `directory` can be written."""
+    if _KUBERNETES not in environment:
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if os.access(directory, os.W_OK | os.X_OK):
+            return
+        reason = "it belongs to another user"
+    except OSError as error:
+        reason = str(error.strerror)
+    del environment[_KUBERNETES]
+    _log.info("Cog writes no readiness file in %s: %s; /health-check tells it", directory, reason)

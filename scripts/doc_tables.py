@@ -12,12 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
+from pydantic import BaseModel
+
 from cog_triton import errors
 from cog_triton.artifact import cuda_support
 from cog_triton.builder import checks, legacy_options, migration
+from cog_triton.builder.adapter_config import AdapterSource
+from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.openvino.family import OpenVINOFamily
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
+from cog_triton.engines.tensorrt_llm.runtime_settings import RuntimeSettings
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.vllm_version import known_versions
 from cog_triton.serving import resume
@@ -92,6 +97,29 @@ def _bounds(given: Mapping[str, float] | None) -> str:
     return " ".join(words[name].format(value) for name, value in given.items()) or "any"
 
 
+def build_keys() -> str:
+    """docs/build.md's tables of keys."""
+    return (
+        "Of the config:\n\n"
+        f"{_keys(BuildConfig)}\n"
+        "Of each step (`convert`, `quantize`, `build`):\n\n"
+        f"{_keys(StepConfig)}\n"
+        "Of `runtime`, with the values that [the serve config](serve-config.md) has for them:\n\n"
+        f"{_keys(RuntimeSettings)}\n"
+        "Of each of `lora_adapters`:\n\n"
+        f"{_keys(AdapterSource)}"
+    )
+
+
+def _keys(model: type[BaseModel]) -> str:
+    rows = ["| key | meaning |", "|---|---|"]
+    for name, field in model.model_fields.items():
+        required = " **Required.**" if field.is_required() else ""
+        meaning = " ".join((field.description or "").split())
+        rows.append(f"| `{name}` | {meaning}{required} |")
+    return "\n".join(rows) + "\n"
+
+
 TABLES = {
     "request fields": ("openai.md", request_fields),
     "resume": ("supervision.md", resumption),
@@ -99,6 +127,7 @@ TABLES = {
     "drivers": ("images.md", cuda_support.markdown),
     "errors": ("errors.md", errors.markdown_table),
     "vllm": ("vllm.md", vllm_versions),
+    "keys": ("build.md", build_keys),
     "combinations": ("build.md", checks.markdown),
     "legacy options": ("build.md", legacy_options.markdown),
     "migration": ("migrate.md", migration.markdown),

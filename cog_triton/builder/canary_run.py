@@ -11,36 +11,14 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from cog_triton.artifact.canary import Canary
 from cog_triton.engines.base import StepEngine
 from cog_triton.engines.request import EngineRequest
-from cog_triton.errors import BuildStepFailed
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
 
-_TIMEOUT_S = 600
 PROMPT = "The capital of France is"
 TOKENS = 8
-
-
-def make(family: str, engine_dir: Path, echo: Callable[[str], None]) -> Canary | None:
-    """Canary of the engine at `engine_dir`; None, with a line to `echo`, if it cannot run here.
-
-    An engine without one is served all the same: only a roll to it is less sure.
-    """
-    if family not in ENGINES:
-        return None
-    from cog_triton.builder import step_python  # which the Python of the steps has no need of
-
-    program = ["-m", "cog_triton.builder.canary_run", family, str(engine_dir.resolve())]
-    try:
-        return Canary.model_validate_json(step_python.ask(program, "the canary", _TIMEOUT_S))
-    except (BuildStepFailed, ValidationError) as error:
-        lines = str(error).strip().splitlines()
-        echo(f"[package] warning: no canary, as the engine does not answer here: {lines[-1]}")
-        return None
 
 
 def _openvino(directory: Path) -> StepEngine:

@@ -18,12 +18,18 @@ from cog_triton.builder import breaches
 from cog_triton.builder.arguments import ArgumentValue, command_line, shown
 from cog_triton.builder.breaches import Broken, Facts, Version, installed_version
 from cog_triton.builder.config import BuildConfig
-from cog_triton.builder.example_families import Script
-from cog_triton.builder.options.probe import LIMIT_S, probing
-from cog_triton.builder.options.recorded import Option, Options, Unreadable, known_options
-from cog_triton.builder.plan import Plan, Step
-from cog_triton.builder.workspace import Echo, Workspace, json_object
+from cog_triton.builder.options.script_options import (
+    LIMIT_S,
+    Option,
+    Options,
+    Unreadable,
+    known_options,
+    probing,
+)
+from cog_triton.builder.plan import Plan, Script, Step
+from cog_triton.builder.workspace import Echo, Workspace
 from cog_triton.download import model_source
+from cog_triton.download.model_source import json_object
 from cog_triton.errors import (
     BuildConfigInvalid,
     EngineIncompatible,
@@ -211,8 +217,8 @@ def _probed(
     recorded = known_options(script.name) if by_record else None
     if recorded is not None:
         yield lambda: _Found(recorded.options, f" (as recorded from {recorded.source})")
-    elif not script.here:
-        absent = Unreadable(script.problem or "")
+    elif script.problem:
+        absent = Unreadable(script.problem)
         yield lambda: absent if against_installed else _recorded_or(absent, script)
     else:
         with probing(script.python, script.path, limit_s) as wait:
@@ -230,7 +236,7 @@ def _recorded_or(unreadable: Unreadable, script: Script) -> _Found | Unreadable:
     known = known_options(script.name)
     if known is None or not script.recorded:
         return unreadable
-    why = f"; it could not be asked: {unreadable.reason}" if script.here else ""
+    why = f"; it could not be asked: {unreadable.reason}" if not script.problem else ""
     return _Found(known.options, f" (as recorded from {known.source}{why})")
 
 

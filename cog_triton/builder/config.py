@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import re
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -320,6 +322,14 @@ class BuildConfig(BaseModel):
         names = ("convert", "convert_to_ft", "quantize", "build")
         return [(name, step) for name in names if (step := getattr(self, name)) is not None]
 
+    @property
+    def fingerprint(self) -> str:
+        """The name of its work directory; time limits make no difference."""
+        value = yaml.safe_load(self.to_yaml())
+        for part in (value, *(value[name] for name, _ in self.steps())):
+            part.pop("timeout", None)
+        return hashlib.sha256(yaml.safe_dump(value).encode()).hexdigest()[:16]
+
     def to_yaml(self) -> str:
         """The config as it is run, without its secrets: equal text for equal configs.
 
@@ -335,12 +345,8 @@ class BuildConfig(BaseModel):
 
 def _ranks(args: dict[str, ArgumentValue]) -> int | None:
     """Ranks that a step's arguments ask for; None if they do not say."""
-    sizes = [args[key] for key in PARALLELISM if isinstance(args.get(key), int)]
-    product = 1
-    for size in sizes:
-        assert isinstance(size, int)
-        product *= size
-    return product if sizes else None
+    sizes = [size for key in PARALLELISM if isinstance(size := args.get(key), int)]
+    return math.prod(sizes) if sizes else None
 
 
 def load_config(path: Path) -> BuildConfig:
@@ -383,26 +389,3 @@ def json_schema() -> str:
         "title": "cog-triton build config",
     }
     return json.dumps(schema, indent=2)
-
-
-def markdown() -> str:
-    """docs/build.md's tables of keys."""
-    return (
-        "Of the config:\n\n"
-        f"{_table(BuildConfig)}\n"
-        "Of each step (`convert`, `quantize`, `build`):\n\n"
-        f"{_table(StepConfig)}\n"
-        "Of `runtime`, with the values that [the serve config](serve-config.md) has for them:\n\n"
-        f"{_table(RuntimeSettings)}\n"
-        "Of each of `lora_adapters`:\n\n"
-        f"{_table(AdapterSource)}"
-    )
-
-
-def _table(model: type[BaseModel]) -> str:
-    rows = ["| key | meaning |", "|---|---|"]
-    for name, field in model.model_fields.items():
-        required = " **Required.**" if field.is_required() else ""
-        meaning = " ".join((field.description or "").split())
-        rows.append(f"| `{name}` | {meaning}{required} |")
-    return "\n".join(rows) + "\n"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from cog_triton.builder.arguments import ArgumentValue
-from cog_triton.builder.model_families import ModelFamily, family_of
-from cog_triton.errors import EngineIncompatible
+from cog_triton.errors import EngineIncompatible, UnknownExample, nearest
 from cog_triton.sizing.fit import Fit
 from cog_triton.sizing.memory_sum import FP8, INT4_AWQ, INT8, MAX_NUM_TOKENS
 from cog_triton.sizing.model_files import ModelFiles
@@ -20,6 +20,66 @@ _WHY = {
 _Args = Mapping[str, tuple[ArgumentValue, str]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Example family `name`; `names` are the script's own names of the usual arguments."""
+
+    name: str
+    extra: Mapping[str, ArgumentValue] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    weight_only: bool = True
+    splits_experts: bool = False
+
+
+_GEMMA = _Family(
+    "gemma",
+    {"ckpt-type": "hf"},
+    {"model_dir": "model-dir", "output_dir": "output-model-dir", "tp_size": "world-size"},
+    weight_only=False,
+)
+_LLAMA = _Family("llama", splits_experts=True)
+_QWEN = _Family("qwen", splits_experts=True)
+_FAMILIES = {
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": _LLAMA,
+    "MixtralForCausalLM": _LLAMA,
+    "Qwen2ForCausalLM": _QWEN,
+    "Qwen2MoeForCausalLM": _QWEN,
+    "Qwen3ForCausalLM": _QWEN,
+    "Qwen3MoeForCausalLM": _QWEN,
+    "GemmaForCausalLM": _GEMMA,
+    "Gemma2ForCausalLM": _GEMMA,
+    "Gemma3ForCausalLM": _GEMMA,
+    "PhiForCausalLM": _Family("phi"),
+    "Phi3ForCausalLM": _Family("phi"),
+    "GPT2LMHeadModel": _Family("gpt", {"gpt_variant": "gpt2"}),
+    "GPTBigCodeForCausalLM": _Family("gpt", {"gpt_variant": "starcoder"}),
+    "Starcoder2ForCausalLM": _Family("gpt", {"gpt_variant": "starcoder2"}),
+    "InternLM2ForCausalLM": _Family("internlm2"),
+    "BloomForCausalLM": _Family("bloom"),
+    "FalconForCausalLM": _Family("falcon"),
+    "GPTJForCausalLM": _Family("gptj"),
+    "GPTNeoXForCausalLM": _Family("gptneox"),
+    "MptForCausalLM": _Family("mpt"),
+    "OPTForCausalLM": _Family("opt"),
+}
+
+
+def _family_of(architecture: str, where: str) -> _Family:
+    """Family whose scripts convert `architecture`; `where` names the model in errors.
+
+    Raises:
+        UnknownExample: none does.
+    """
+    if architecture in _FAMILIES:
+        return _FAMILIES[architecture]
+    raise UnknownExample(
+        f"{where}: architecture {architecture or 'not named'!r}: this command knows the scripts of"
+        f" {', '.join(_FAMILIES)}{nearest(architecture, list(_FAMILIES))}; --for vllm serves many"
+        " more"
+    )
+
+
 def build_config(files: ModelFiles, fit: Fit, file_name: str) -> str:
     """YAML of a build config that makes the engine that `fit` describes.
 
@@ -28,7 +88,7 @@ def build_config(files: ModelFiles, fit: Fit, file_name: str) -> str:
         EngineIncompatible: its weights are quantized already, by a method that the scripts do not
             read.
     """
-    family = family_of(files.shape.architecture, files.name)
+    family = _family_of(files.shape.architecture, files.name)
     if files.shape.quantized is not None:
         raise EngineIncompatible(
             f"{files.name}: weights are quantized already ({files.shape.quantized}), and the"
@@ -44,7 +104,7 @@ def build_config(files: ModelFiles, fit: Fit, file_name: str) -> str:
     )
 
 
-def _head(files: ModelFiles, fit: Fit, family: ModelFamily, file_name: str) -> Iterator[str]:
+def _head(files: ModelFiles, fit: Fit, family: _Family, file_name: str) -> Iterator[str]:
     memory = fit.memory
     yield f"# {files.name} on {memory.gpus} x {memory.gpu.name} (sm_{memory.gpu.sm}):"
     yield f"# {memory.precision.title}. Written by cog-triton init."
@@ -68,7 +128,7 @@ def _head(files: ModelFiles, fit: Fit, family: ModelFamily, file_name: str) -> I
     yield ""
 
 
-def _first(fit: Fit, family: ModelFamily, dtype: str) -> Iterator[str]:
+def _first(fit: Fit, family: _Family, dtype: str) -> Iterator[str]:
     precision, gpus = fit.memory.precision, fit.memory.gpus
     splits = "tensor parallelism: each GPU has a part of every layer" if gpus > 1 else ""
     if precision in (FP8, INT4_AWQ):

@@ -9,7 +9,7 @@ from typing import Literal
 
 from cog_triton.builder.arguments import MODEL, ArgumentValue, relative, resolved, shown
 from cog_triton.builder.config import StepConfig
-from cog_triton.builder.options.recorded import known_options
+from cog_triton.builder.options.script_options import known_options
 from cog_triton.errors import nearest
 
 Role = Literal["convert", "quantize", "build"]

@@ -17,7 +17,7 @@ from cog_triton.builder.arguments import ArgumentValue, shown
 from cog_triton.builder.breaches import Facts
 from cog_triton.builder.checks import breaches_of
 from cog_triton.builder.config import BuildConfig, StepConfig
-from cog_triton.builder.example_families import OWN, Families
+from cog_triton.builder.plan import OWN, Families
 from cog_triton.builder.upgrade import translate_leniently
 from cog_triton.engines.llmapi import llm_args
 from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES
@@ -44,10 +44,6 @@ _SUFFIXES: Mapping[Target, tuple[str, ...]] = {
     "vllm": (".json",),
     "llmapi": (".yaml", ".yml"),
 }
-_HEAD = """\
-# Arguments of TensorRT-LLM's LLM API, which trtllm-serve takes by --extra_llm_api_options.
-# Written by cog-triton migrate.
-"""
 _GIB = 1 << 30
 
 

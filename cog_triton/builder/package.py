@@ -5,18 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from cog_triton import __version__
 from cog_triton.artifact import engine_config, engine_manifest, engine_tar, tar_members
-from cog_triton.artifact.canary import CANARY_NAME
+from cog_triton.artifact.canary import CANARY_NAME, Canary
 from cog_triton.artifact.engine_config import TENSORRT_LLM, EngineConfig
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
-from cog_triton.builder import canary_run, packed_adapters, step_python
+from cog_triton.builder import canary_run, packed_adapters
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.packed_adapters import PackedAdapter
 from cog_triton.builder.workspace import Echo
@@ -27,7 +31,10 @@ from cog_triton.engines.tensorrt_llm.engine_directory import Engine
 from cog_triton.engines.tensorrt_llm.releases import ReleaseContract
 from cog_triton.engines.tensorrt_llm.runtime_settings import carried
 from cog_triton.errors import BuildConfigInvalid, BuildStepFailed, EngineCorrupt, InvalidArgument
+from cog_triton.settings import load_group
+from cog_triton.settings.programs import BuilderSettings
 from cog_triton.system.gpus import gpu_names, visible_gpus
+from cog_triton.system.isolated_python import environment_of
 
 CONFIG_NAME = "build_config.yaml"
 # Tokenizer files of a model on the hub.
@@ -68,6 +75,7 @@ for name in sys.argv[1:]:
 print("\\n" + json.dumps(found))
 """
 _TIMEOUT_S = 120
+_CANARY_TIMEOUT_S = 600
 
 
 def check(output: Path, echo: Echo) -> None:
@@ -147,7 +155,7 @@ def write(
     limits = described.build_config
     text = config.to_yaml().encode()
     members[CONFIG_NAME] = text
-    made = canary_run.make(described.engine, engine_dir, echo)
+    made = canary_of(described.engine, engine_dir, echo)
     if made is not None:
         members[CANARY_NAME] = made.to_json().encode()
 
@@ -172,6 +180,22 @@ def write(
 
     total = sum(map(engine_tar.size_of, members.values()))
     engine_tar.pack(members, output, describe, _Progress(total, echo))
+
+
+def canary_of(family: str, engine_dir: Path, echo: Echo) -> Canary | None:
+    """Canary of the engine at `engine_dir`; None, with a line to `echo`, if it cannot run here.
+
+    An engine without one is served all the same: only a roll to it is less sure.
+    """
+    if family not in canary_run.ENGINES:
+        return None
+    program = ["-m", "cog_triton.builder.canary_run", family, str(engine_dir.resolve())]
+    try:
+        return Canary.model_validate_json(_ask(program, "the canary", _CANARY_TIMEOUT_S))
+    except (BuildStepFailed, ValidationError) as error:
+        lines = str(error).strip().splitlines()
+        echo(f"[package] warning: no canary, as the engine does not answer here: {lines[-1]}")
+        return None
 
 
 def _read_config(engine_dir: Path) -> EngineConfig:
@@ -271,9 +295,36 @@ def _gpus(config: EngineConfig, echo: Echo) -> tuple[list[int], str | None]:
 
 def _installed(names: list[str]) -> dict[str, str]:
     """Versions of those of `names` that are installed in the Python of the steps."""
-    line = step_python.ask(["-c", _PRINT_VERSIONS, *names], "its packages' versions", _TIMEOUT_S)
+    line = _ask(["-c", _PRINT_VERSIONS, *names], "its packages' versions", _TIMEOUT_S)
     try:
         found: dict[str, str | None] = json.loads(line)
     except ValueError as error:
         raise BuildStepFailed(f"the Python of the steps tells no versions: {line!r}") from error
     return {name: version for name, version in found.items() if version}
+
+
+def _ask(arguments: list[str], what: str, timeout: float) -> str:
+    """The last line that the Python of the steps prints, run with `arguments`.
+
+    Raises:
+        BuildStepFailed: it ended with an error, or not within `timeout` seconds; says that it does
+            not tell `what`, and its stderr.
+    """
+    python = str(load_group(BuilderSettings).cog_triton_step_python or sys.executable)
+    with tempfile.TemporaryDirectory(prefix="cog-triton-") as scratch:
+        try:
+            done = subprocess.run(
+                [python, *arguments],
+                env=environment_of(python, Path(scratch)),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=True,
+            )
+            return done.stdout.splitlines()[-1]
+        except (OSError, IndexError, subprocess.SubprocessError) as error:
+            told = getattr(error, "stderr", None) or ""
+            raise BuildStepFailed(
+                f"{python} does not tell {what}: {error} {told}".rstrip()
+            ) from error

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cog_triton.builder import step_cache
 from cog_triton.builder.plan import Plan, Step
-from cog_triton.builder.workspace import Workspace
+from cog_triton.builder.workspace import Workspace, existing
 from cog_triton.download import model_source
 from cog_triton.errors import ModelUnavailable
 from cog_triton.system.redaction import redact_address
@@ -47,7 +47,7 @@ def as_lines(plan: Plan, workspace: Workspace, output: Path) -> Iterator[str]:
 
 def _disk(plan: Plan, download: int | None, states: list[str]) -> str:
     """Free and needed: a step that runs, and the tar, take roughly as much as the model."""
-    free = f"{_gb(shutil.disk_usage(_existing(plan.work_dir)).free)} free"
+    free = f"{_gb(shutil.disk_usage(existing(plan.work_dir)).free)} free"
     size = _size(plan.here.path) if plan.here else download
     if size is None:
         return f"{free}; how much is needed is not known"
@@ -70,12 +70,7 @@ def _state(step: Step, others: Sequence[Path]) -> str:
         return "cached: is not run again"
     if step_cache.elsewhere(step, others):
         return "cached by another build: is not run again"
-    return "to run" if step.script.here else f"CANNOT RUN: {step.script.problem}"
-
-
-def _existing(path: Path) -> Path:
-    """`path`, or the nearest directory above it that is there."""
-    return next(place for place in (path, *path.parents) if place.is_dir())
+    return f"CANNOT RUN: {step.script.problem}" if step.script.problem else "to run"
 
 
 def _relative(path: Path, plan: Plan) -> str:

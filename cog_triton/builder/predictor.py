@@ -9,8 +9,7 @@ import cog
 from cog import BaseRunner, Input, Secret
 
 from cog_triton.builder import upload
-from cog_triton.builder.job import Job
-from cog_triton.builder.job_runner import JobRunner
+from cog_triton.builder.job import Job, JobRunner
 from cog_triton.errors import InvalidArgument
 from cog_triton.settings import BuildSettings, load_group
 from cog_triton.system.process_state import exit_with_parent

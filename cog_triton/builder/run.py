@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from cog_triton.artifact.safetensors_file import read_header
 from cog_triton.builder import package, packed_adapters, step_cache
-from cog_triton.builder.arguments import MODEL
+from cog_triton.builder.arguments import MODEL, ArgumentValue
 from cog_triton.builder.checks import check_arguments, check_combinations
 from cog_triton.builder.packed_adapters import PackedAdapter
 from cog_triton.builder.plan import Plan, Step
 from cog_triton.builder.step import run_step
-from cog_triton.builder.workspace import Echo, Workspace, json_object, point_at
+from cog_triton.builder.workspace import Echo, Workspace
 from cog_triton.download import model_source
-from cog_triton.errors import EngineCorrupt, ModelUnavailable, UnknownScript
+from cog_triton.download.model_source import json_object
+from cog_triton.errors import EngineCorrupt, InvalidArgument, ModelUnavailable, UnknownScript
 from cog_triton.system.terminal import cancellable
 
 _LM_HEAD = "lm_head.weight"
@@ -82,7 +83,7 @@ class Build:
         self.echo(f"[model] {plan.config.model_id}: {model.path}")
         self.plan = step_cache.fingerprinted(plan, model)
         for link in (plan.model, plan.work_dir / MODEL):
-            point_at(link, model.path)
+            _point_at(link, model.path)
         for note in notes(plan, model.path):
             self.echo(note)
         if plan.config.lora_adapters:
@@ -94,7 +95,7 @@ class Build:
         """Run a step, unless what it would write is here already, or in another work directory."""
         step = self.plan.steps[number]
         for declared, written in self.written.items():
-            step = step.reading(declared, written)
+            step = _reading(step, declared, written)
         done = step_cache.finished(step) if self.cache else None
         if done is not None:
             self.echo(f"[{step.name}] already done")
@@ -184,6 +185,36 @@ def run_build(
             begin(name)
             run(build)
     return output
+
+
+def _reading(step: Step, declared: Path, written: Path) -> Step:
+    """`step` where `written` is the true output directory of an earlier one.
+
+    Arguments that name `declared`, or a directory between the two, name `written` instead.
+    """
+    between = {declared, *(path for path in written.parents if path.is_relative_to(declared))}
+
+    def moved(value: ArgumentValue) -> ArgumentValue:
+        if isinstance(value, str) and value and step.cwd / value in between:
+            return str(written.relative_to(step.cwd))
+        return value
+
+    args = {key: moved(value) for key, value in step.args.items()}
+    return replace(step, args=args, input=written if step.input == declared else step.input)
+
+
+def _point_at(link: Path, model: Path) -> None:
+    """Make `link` name the model; nothing is copied.
+
+    Raises:
+        InvalidArgument: something else has the link's name.
+    """
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if link.is_symlink():
+        link.unlink()
+    elif link.exists():
+        raise InvalidArgument(f"work_dir: {link} is there and is not this build's link")
+    link.symlink_to(model)
 
 
 def notes(plan: Plan, model: Path) -> Iterator[str]:

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from cog_triton.builder import step_python
 from cog_triton.builder.plan import Step
 from cog_triton.builder.workspace import Echo
 from cog_triton.errors import (
@@ -29,7 +28,7 @@ from cog_triton.errors import (
     InvalidArgument,
     from_text,
 )
-from cog_triton.system import reaper
+from cog_triton.system import isolated_python, reaper
 from cog_triton.system.terminal_progress import duration
 
 _GRACE_S = 5.0
@@ -100,7 +99,7 @@ def run_step(
 def _run_to_end(step: Step, stream: OutputStream, secrets: Mapping[str, str]) -> int:
     """Run the step; its exit code (128 + n for signal n). No process of it is left in any case."""
     limits = _wait_limits(step, stream)
-    ours = step_python.environment_of(step.script.python, step.cwd)
+    ours = isolated_python.environment_of(step.script.python, step.cwd)
     process = reaper.spawn(
         step.argv,
         grace=_GRACE_S,

@@ -96,7 +96,8 @@ def forget(step: Step) -> None:
 def elsewhere(step: Step, others: Iterable[Path]) -> Step | None:
     """Find the same step, finished, in one of `others`, which are work directories."""
     for other in others:
-        twin = step.in_directory(other)
+        output_dir = other / step.output_dir.relative_to(step.cwd)
+        twin = replace(step, cwd=other, output_dir=output_dir)
         if finished(twin) is not None:
             return twin
     return None

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import yaml
 from pydantic import ValidationError
@@ -22,7 +22,6 @@ from cog_triton.builder.arguments import MODEL, ArgumentValue, relative, shown
 from cog_triton.builder.checks import check_family
 from cog_triton.builder.config import BuildConfig, StepConfig, known_keys
 from cog_triton.builder.config_errors import describe
-from cog_triton.builder.example_families import Families
 from cog_triton.builder.legacy_options import (
     BUILD_PY,
     CONVERT_CHECKPOINT,
@@ -44,7 +43,8 @@ from cog_triton.builder.legacy_rules import (
     Role,
     StepDraft,
 )
-from cog_triton.builder.options.recorded import known_options
+from cog_triton.builder.options.script_options import known_options
+from cog_triton.builder.plan import Families, Plan, make_plan
 from cog_triton.builder.workspace import Echo
 from cog_triton.errors import BuildConfigInvalid, EngineIncompatible, UnknownArgument, nearest
 from cog_triton.system.gpus import visible_gpus
@@ -92,6 +92,17 @@ class Translation:
             for name, step in self.config.steps()
         }
         yield from yaml.safe_dump(steps, sort_keys=False, width=1000).splitlines()
+
+
+def planned(config: BuildConfig, work_dir: Path, echo: Echo) -> Plan:
+    """Plan of `config`, upgraded, in `work_dir`, which is that of the config as it is written.
+
+    Raises:
+        UnknownExample, UnknownScript, UnknownArgument, BuildConfigInvalid, EngineIncompatible: as
+            `upgraded` and `make_plan`.
+    """
+    families = Families()
+    return make_plan(upgraded(config, families, echo), work_dir, families)
 
 
 def upgraded(config: BuildConfig, families: Families, echo: Echo) -> BuildConfig:

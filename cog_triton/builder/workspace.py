@@ -7,17 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from cog_triton.builder.config import BuildConfig
 from cog_triton.errors import DiskFull, InvalidArgument
 from cog_triton.system import file_lock
 
@@ -33,13 +27,9 @@ class Workspace:
         self.root = Path(os.path.realpath(root))  # unlike resolve, it accepts links in a loop
         self.models = self.root / "models"
 
-    def of(self, config: BuildConfig) -> Path:
-        """The work directory of `config`; time limits make no difference."""
-        value = yaml.safe_load(config.to_yaml())
-        for part in (value, *(value[name] for name, _ in config.steps())):
-            part.pop("timeout", None)
-        digest = hashlib.sha256(yaml.safe_dump(value).encode()).hexdigest()
-        return self.root / "builds" / digest[:16]
+    def of(self, config: str) -> Path:
+        """The work directory of the config with this fingerprint."""
+        return self.root / "builds" / config
 
     @contextlib.contextmanager
     def coded(self) -> Iterator[None]:
@@ -53,14 +43,11 @@ class Workspace:
             yield
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                free = shutil.disk_usage(self._existing()).free
+                free = shutil.disk_usage(existing(self.root)).free
                 raise DiskFull(f"{error}; {free / 1e6:.1f} MB free in {self.root}") from error
             if str(error.filename or "").startswith(str(self.root)):
                 raise InvalidArgument(f"work_dir {self.root}: {error}") from error
             raise
-
-    def _existing(self) -> Path:
-        return next(path for path in (self.root, *self.root.parents) if path.is_dir())
 
     @contextlib.contextmanager
     def turn(self, work_dir: Path, echo: Echo) -> Iterator[None]:
@@ -86,8 +73,8 @@ class Workspace:
             with contextlib.suppress(InvalidArgument), locked(other):
                 shutil.rmtree(other)
 
-    def clean(self, config: BuildConfig | None = None) -> int:
-        """Remove the work directory of `config`, or else of all configs, and all models.
+    def clean(self, config: str | None = None) -> int:
+        """Remove the work directory of `config` (its fingerprint), or else all, and all models.
 
         Returns:
             How many bytes that was.
@@ -108,6 +95,11 @@ class Workspace:
         return freed
 
 
+def existing(path: Path) -> Path:
+    """`path`, or the nearest directory above it that is there."""
+    return next(place for place in (path, *path.parents) if place.is_dir())
+
+
 @contextlib.contextmanager
 def locked(work_dir: Path) -> Iterator[None]:
     """Lock `work_dir` against builds, without waiting for one.
@@ -124,31 +116,8 @@ def locked(work_dir: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def point_at(link: Path, model: Path) -> None:
-    """Make `link` name the model; nothing is copied.
-
-    Raises:
-        InvalidArgument: something else has the link's name.
-    """
-    link.parent.mkdir(parents=True, exist_ok=True)
-    if link.is_symlink():
-        link.unlink()
-    elif link.exists():
-        raise InvalidArgument(f"work_dir: {link} is there and is not this build's link")
-    link.symlink_to(model)
-
-
 def _size(root: Path) -> int:
     """Bytes on disk of the files below `root`; links are not followed."""
     paths = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
     inodes = {(s.st_dev, s.st_ino): s.st_blocks * 512 for s in (path.stat() for path in paths)}
     return sum(inodes.values())
-
-
-def json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is none."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cog_triton.system.terminal import coded_errors, tagged
+from cog_triton.system.terminal import cancellable, coded_errors, tagged
+
+if TYPE_CHECKING:
+    from cog_triton.builder.plan import Plan
+    from cog_triton.builder.workspace import Echo, Workspace
 
 
 def build(
@@ -57,21 +61,20 @@ def build(
 
     Example: cog-triton build configs/build/smollm2-135m-cpu.yaml -o engine.tar
     """
-    from cog_triton.builder import command
 
     def echo(line: str) -> None:
         print(tagged(line), flush=True)  # scripts write many lines, rich would be slow
 
     with coded_errors():
         if clean:
-            command.clean(config, work_dir, echo)
+            _clean(config, work_dir, echo)
             return
         if config is None:
             raise typer.BadParameter(
                 "name a build config, as in configs/build/", param_hint="CONFIG"
             )
         if check or plan or against_installed:
-            if not command.look(
+            if not look(
                 config,
                 work_dir,
                 output,
@@ -82,8 +85,90 @@ def build(
             ):
                 raise typer.Exit(2)
             return
-        elapsed = command.build(config, work_dir, output, echo, cache=not no_cache)
+        elapsed = built(config, work_dir, output, echo, cache=not no_cache)
         echo(
             f"Built {output} ({output.stat().st_size / 1e6:.0f} MB) in {elapsed}."
             f" Serve it: cog-triton serve {shlex.quote(str(output))}"
         )
+
+
+def built(config: Path, work_dir: Path, output: Path, echo: Echo, *, cache: bool) -> str:
+    """Build the config in the file `config`, see `run_build`; returns how long it took."""
+    # A check, which is to be done within a second, has no need of these.
+    from cog_triton.builder.run import run_build, stages
+    from cog_triton.builder.workspace import Workspace
+    from cog_triton.system.terminal_progress import BuildProgress
+
+    workspace = Workspace(work_dir)
+    plan = _planned(config, workspace, echo)
+    with BuildProgress(echo, len(stages(plan))) as progress:
+        run_build(plan, workspace, output, echo=progress.echo, cache=cache, begin=progress.begin)
+    return progress.elapsed
+
+
+def look(
+    config: Path,
+    work_dir: Path,
+    output: Path,
+    echo: Echo,
+    *,
+    check: bool,
+    plan: bool,
+    against_installed: bool = False,
+    sm: int | None = None,
+) -> bool:
+    """Check the config in the file `config`, or print its plan, or both; nothing is run.
+
+    Args:
+        against_installed: check against the scripts themselves, see `check_arguments`.
+        sm: SM of the GPU that the engine is for, see `check_combinations`.
+
+    Returns:
+        Whether all that was to be checked could be.
+    """
+    from cog_triton.builder.checks import check_arguments, check_combinations
+    from cog_triton.builder.workspace import Workspace
+
+    workspace = Workspace(work_dir)
+    plan_of = _planned(config, workspace, echo)
+    with cancellable():
+        checked = not check or check_arguments(
+            plan_of.steps, echo, against_installed=against_installed
+        )
+        if check:
+            check_combinations(plan_of, workspace, echo, sm)
+        if check and plan_of.config.lora_adapters:
+            from cog_triton.builder import packed_adapters
+
+            for line in packed_adapters.look(plan_of.config, _local_model(plan_of)):
+                echo(f"[check] lora_adapters: {line}")
+    if plan:
+        from cog_triton.builder.plan_report import as_lines
+
+        for line in as_lines(plan_of, workspace, output):
+            echo(line)
+    return checked
+
+
+def _clean(config: Path | None, work_dir: Path, echo: Echo) -> None:
+    """Remove what builds left in `work_dir`, all or those of one config."""
+    from cog_triton.builder.config import load_config
+    from cog_triton.builder.workspace import Workspace
+
+    workspace = Workspace(work_dir)
+    freed = workspace.clean(None if config is None else load_config(config).fingerprint)
+    echo(f"[clean] {workspace.root}: removed {freed / 1e6:.0f} MB")
+
+
+def _local_model(plan: Plan) -> Path | None:
+    """The model, where it is a directory that needs no download."""
+    path = Path(plan.config.model_id).expanduser()
+    return path if path.is_dir() and plan.config.model_tar_url is None else None
+
+
+def _planned(path: Path, workspace: Workspace, echo: Echo) -> Plan:
+    from cog_triton.builder.config import load_config
+    from cog_triton.builder.upgrade import planned
+
+    config = load_config(path)
+    return planned(config, workspace.of(config.fingerprint), echo)

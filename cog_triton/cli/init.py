@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -51,11 +51,6 @@ def _require_possible(files: ModelFiles, precision: Precision) -> None:
             f"{files.name}: {precision.title}: vLLM does not make them of 16-bit weights: name a"
             " model whose weights are quantized so already"
         )
-
-
-if TYPE_CHECKING:
-    from cog_triton.sizing.fit import Fit
-    from cog_triton.sizing.model_files import ModelFiles
 
 
 class Target(enum.StrEnum):
@@ -124,7 +119,6 @@ def init(
 
 
 def _fit(files: ModelFiles, wanted: str | None, target: Target, quantization: Quantization) -> Fit:
-    from cog_triton.cli.init import VLLM_PRECISIONS
     from cog_triton.sizing import fit, gpu_table
     from cog_triton.sizing.memory_sum import AS_STORED, PRECISIONS
 
@@ -143,9 +137,9 @@ def _fit(files: ModelFiles, wanted: str | None, target: Target, quantization: Qu
 
 
 def _write_build_config(files: ModelFiles, fit: Fit, output: Path | None, force: bool) -> None:
-    from cog_triton.builder import command
     from cog_triton.builder.config import parse_config
     from cog_triton.builder.initial_config import build_config
+    from cog_triton.cli.build import look
 
     named = Path(f"{_short(files, fit)}.yaml")
     path = named if output is None or str(output) == "-" else output
@@ -158,14 +152,13 @@ def _write_build_config(files: ModelFiles, fit: Fit, output: Path | None, force:
         draft = Path(scratch) / "config.yaml"
         draft.write_text(text, "utf-8")
         places = Path(".work/build"), Path("engine.tar")
-        command.look(draft, *places, typer.echo, check=True, plan=False, sm=fit.memory.gpu.sm)
+        look(draft, *places, typer.echo, check=True, plan=False, sm=fit.memory.gpu.sm)
     write_output(path, text, force=force)
     name = shlex.quote(str(path))
     typer.echo(f"Wrote {path}. Build it: cog-triton build {name} -o engine.tar")
 
 
 def _write_vllm(files: ModelFiles, fit: Fit, output: Path | None, force: bool) -> None:
-    from cog_triton.cli.init import as_json, vllm_arguments
     from cog_triton.engines.vllm.model_arguments import MODEL_FILE, read_arguments
 
     arguments = vllm_arguments(files, fit)

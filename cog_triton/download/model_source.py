@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo
@@ -221,3 +222,12 @@ def _tar(request: ModelRequest, store: Path) -> ModelTar | None:
     from cog_triton.download.model_tar import ModelTar  # takes its time, as the hub does
 
     return ModelTar(url, sha256, store)
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model; empty if there is none."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from cog_triton.artifact import engine_tar
 from cog_triton.builder.config import BuildConfig
-from cog_triton.builder.example_families import OWN, Families
-from cog_triton.builder.plan import make_plan
+from cog_triton.builder.plan import OWN, Families, make_plan
 from cog_triton.builder.workspace import Workspace
 from cog_triton.download import disk_space
 from cog_triton.download.transfer_progress import Echo
@@ -95,7 +94,7 @@ class Conversion:
         from cog_triton.system.terminal_progress import BuildProgress
 
         config = self.config()
-        plan = make_plan(config, workspace.of(config), Families())
+        plan = make_plan(config, workspace.of(config.fingerprint), Families())
         tar = workspace.root / f"{target.name}.tar"
         with BuildProgress(echo, len(stages(plan))) as progress:
             run_build(plan, workspace, tar, echo=progress.echo, begin=progress.begin)

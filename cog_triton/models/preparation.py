@@ -209,10 +209,10 @@ class Preparation:
         memory_check.require(demand, skip=self._skip, alone=False)
 
     def _conversion(self, model: HubModel) -> Conversion:
-        from cog_triton.build_scripts.openvino import _hf_config
+        from cog_triton.build_scripts.openvino import _model
 
         with _named(model.model_id, vllm=True):
-            limit = _hf_config.parse(dict(model.config), dict(model.generation)).max_positions
+            limit = _model.parse(dict(model.config), dict(model.generation)).max_positions
         return Conversion(model.model_id, model.commit, model.commit, limit)
 
     def _known(self, model_id: str, identity: str, commit: str | None = None) -> Conversion | None:
@@ -286,10 +286,10 @@ def _family_of_tar(name: ModelName) -> str | None:
 
 def _max_positions(path: Path) -> int:
     """Longest sequence of the model at `path`; refuses what OpenVINO does not honour."""
-    from cog_triton.build_scripts.openvino import _gguf_config, _gguf_file, _hf_config
+    from cog_triton.build_scripts.openvino import _gguf_config, _gguf_file, _model
 
     if path.is_dir() and (path / "config.json").is_file():
-        return _hf_config.load(path).max_positions
+        return _model.load(path).max_positions
     file = path if path.is_file() else next(path.glob("*.gguf"))
     return _gguf_config.parse(_gguf_file.Source(file)).max_positions
 

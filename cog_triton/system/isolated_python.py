@@ -41,3 +41,16 @@ def environment(link_dir: Path) -> dict[str, str]:
         "PATH": os.pathsep.join(others("PATH")) or os.defpath,
         "PYTHONPATH": os.pathsep.join([str(link_dir), *others("PYTHONPATH")]),
     }
+
+
+def environment_of(python: str, cwd: Path) -> dict[str, str]:
+    """Environment for `python`: ours, with this package importable and output unbuffered.
+
+    Another Python than ours has packages of its own, and gets this package alone, through a
+    link in `cwd`.
+    """
+    if python != sys.executable:
+        return {**environment(cwd / "python"), "PYTHONUNBUFFERED": "1"}
+    root = str(Path(cog_triton.__file__).resolve().parent.parent)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}

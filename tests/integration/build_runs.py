@@ -90,7 +90,7 @@ class BuildRuns:
 
     def work_of(self, value: dict[str, Any]) -> Path:
         config = load_config(Path(self.config(value)))
-        return Workspace(self.directory / "work").of(config)
+        return Workspace(self.directory / "work").of(config.fingerprint)
 
 
 def packed(model: Path, tar: Path) -> Path:

@@ -16,7 +16,7 @@ import venv
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cog_triton.builder.options.recorded import known_options
+from cog_triton.builder.options.script_options import known_options
 
 _HERE = Path(__file__).parent
 COMMANDS = ("trtllm-build", "trtllm-refit")

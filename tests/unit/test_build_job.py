@@ -16,8 +16,7 @@ from cog import CancelationException, Secret
 from http_replies import serving
 
 from cog_triton.builder.config import parse_config
-from cog_triton.builder.job import Job
-from cog_triton.builder.job_runner import JobRunner
+from cog_triton.builder.job import Job, JobRunner
 from cog_triton.builder.predictor import Predictor, output_dir
 from cog_triton.builder.workspace import Workspace, locked
 from cog_triton.errors import (
@@ -85,7 +84,8 @@ def test_full_disk_has_an_error_code(tmp_path: Path) -> None:
 def test_other_work_directories_are_removed_unless_in_use(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     one, two, three = (
-        workspace.of(parse_config(CONFIG.format(name), "test")) for name in ("one", "two", "three")
+        workspace.of(parse_config(CONFIG.format(name), "test").fingerprint)
+        for name in ("one", "two", "three")
     )
     assert len({one, two, three}) == 3
     for directory in (one, two, three):

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from cog_triton.builder.config import BuildConfig, load_config
-from cog_triton.builder.example_families import OWN, Families
-from cog_triton.builder.plan import make_plan
+from cog_triton.builder.plan import OWN, Families, make_plan
 from cog_triton.errors import UnknownExample, UnknownScript
 
 DEMO = Path(__file__).parents[2] / "configs" / "build" / "smollm2-135m-cpu.yaml"

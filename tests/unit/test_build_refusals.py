@@ -8,8 +8,7 @@ import pytest
 from test_build_steps import build_engine, config_of
 from test_build_steps import examples as examples  # a fixture
 
-from cog_triton.builder.example_families import Families
-from cog_triton.builder.plan import make_plan
+from cog_triton.builder.plan import Families, make_plan
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import InvalidArgument, UnknownExample
 

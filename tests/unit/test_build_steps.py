@@ -20,8 +20,7 @@ from cog_triton.artifact import engine_manifest
 from cog_triton.artifact.engine_tar import unpack
 from cog_triton.builder.arguments import MODEL
 from cog_triton.builder.config import BuildConfig, parse_config
-from cog_triton.builder.example_families import Families, Script
-from cog_triton.builder.plan import Step, make_plan
+from cog_triton.builder.plan import Families, Script, Step, make_plan
 from cog_triton.builder.run import run_build
 from cog_triton.builder.step import LONGEST, run_step
 from cog_triton.builder.workspace import Workspace, locked
@@ -114,7 +113,7 @@ def build_engine(
     cache: bool = True,
 ) -> Path:
     """Plan and run the build of `config`, whose scripts are in `examples`."""
-    plan = make_plan(config, workspace.of(config), Families(examples))
+    plan = make_plan(config, workspace.of(config.fingerprint), Families(examples))
     return run_build(plan, workspace, output, echo=echo, cache=cache)
 
 
@@ -134,8 +133,8 @@ def test_build_runs_every_step_and_packs_the_engine(tmp_path: Path, examples: Pa
     assert result.manifest.versions["tensorrt_llm"] == "1.2.1"
     written = (tmp_path / "unpacked" / "build_config.yaml").read_text()
     assert parse_config(written, "packed") == config
-    assert (workspace.of(config) / MODEL).is_symlink()
-    assert not (workspace.of(config) / "package").exists()
+    assert (workspace.of(config.fingerprint) / MODEL).is_symlink()
+    assert not (workspace.of(config.fingerprint) / "package").exists()
     engine_manifest.verify(tmp_path / "unpacked", result.manifest, checksums=True)
 
 
@@ -169,7 +168,7 @@ def test_finished_steps_are_skipped(tmp_path: Path, examples: Path) -> None:
     more = {"script": "build.py", "output_dir": "engine", "args": {"more": None}}
     assert ran(build=more) == "build "
     # Output that someone touched is made again.
-    work = workspace.of(config_of(tmp_path))
+    work = workspace.of(config_of(tmp_path).fingerprint)
     (work / "engine" / "rank0.engine").write_text("damaged")
     assert ran() == "build "
     assert (tmp_path / "engine.tar").read_bytes() == first
@@ -190,12 +189,15 @@ def test_clean_removes_work_directories(tmp_path: Path, examples: Path) -> None:
     two = config_of(tmp_path, env={"LEVEL": 3})
     for config in (one, two):
         build_engine(config, workspace, tmp_path / "e.tar", examples)
-    with locked(workspace.of(one)), pytest.raises(InvalidArgument, match="a build is running"):
+    with (
+        locked(workspace.of(one.fingerprint)),
+        pytest.raises(InvalidArgument, match="a build is running"),
+    ):
         workspace.clean()
-    assert workspace.of(two).is_dir()
-    assert workspace.clean(one) > 0
-    assert not workspace.of(one).exists()
-    assert workspace.of(two).is_dir()
+    assert workspace.of(two.fingerprint).is_dir()
+    assert workspace.clean(one.fingerprint) > 0
+    assert not workspace.of(one.fingerprint).exists()
+    assert workspace.of(two.fingerprint).is_dir()
     assert workspace.clean() > 0
     assert workspace.clean() == 0
 
@@ -381,7 +383,7 @@ def test_script_without_room_for_its_files_has_its_code(
 
 def test_disk_full_in_the_log_has_its_code(tmp_path: Path, examples: Path) -> None:
     config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
-    logs = workspace.of(config) / "logs"
+    logs = workspace.of(config.fingerprint) / "logs"
     logs.mkdir(parents=True)
     (logs / "build.log").symlink_to("/dev/full")
     (examples / "fake" / "build.py").write_text(
@@ -425,7 +427,7 @@ def test_processes_left_by_a_step_are_ended(tmp_path: Path) -> None:
 
 def test_foreign_model_directory_is_not_replaced(tmp_path: Path, examples: Path) -> None:
     config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
-    (workspace.of(config) / MODEL).mkdir(parents=True)
+    (workspace.of(config.fingerprint) / MODEL).mkdir(parents=True)
     with pytest.raises(InvalidArgument, match="not this build's link"):
         build_engine(config, workspace, tmp_path / "e.tar", examples)
 
@@ -448,7 +450,7 @@ BUILDER = """
 import sys
 from pathlib import Path
 from cog_triton.builder.config import load_config
-from cog_triton.builder.example_families import Families
+from cog_triton.builder.plan import Families
 from cog_triton.builder.plan import make_plan
 from cog_triton.builder.run import run_build
 from cog_triton.builder.workspace import Workspace
@@ -457,7 +459,7 @@ from cog_triton.errors import CogTritonError
 step._GRACE_S = 0.3
 work, config, examples = map(Path, sys.argv[1:])
 config, workspace = load_config(config), Workspace(work)
-plan = make_plan(config, workspace.of(config), Families(examples))
+plan = make_plan(config, workspace.of(config.fingerprint), Families(examples))
 try:
     run_build(plan, workspace, work / "e.tar", echo=print)
 except CogTritonError as error:
@@ -472,7 +474,7 @@ def stuck_build(tmp_path: Path, examples: Path) -> Iterator[Stuck]:
     build = {"script": "stubborn.py", "output_dir": "engine"}
     config, root = config_of(tmp_path, build=build), tmp_path / "work"
     (tmp_path / "c.yaml").write_text(config.to_yaml())
-    work = Workspace(root).of(config)
+    work = Workspace(root).of(config.fingerprint)
     process = subprocess.Popen(
         [sys.executable, "-c", BUILDER, str(root), str(tmp_path / "c.yaml"), str(examples)],
         stdout=subprocess.DEVNULL,

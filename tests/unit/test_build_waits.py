@@ -107,7 +107,7 @@ def test_builds_of_two_configs_run_their_common_step_once(builds: Builds) -> Non
 
 def test_build_waits_in_a_work_directory_that_is_cleaned_meanwhile(builds: Builds) -> None:
     builds.release()
-    work = builds.workspace.of(config_of(builds.root))
+    work = builds.workspace.of(config_of(builds.root).fingerprint)
     work.mkdir(parents=True)
     with locked(work):
         waiting = builds.start("one.tar", "[wait]")

@@ -12,7 +12,7 @@ import pytest
 
 from cog_triton.artifact import canary
 from cog_triton.artifact.canary import CANARY_NAME, Canary
-from cog_triton.builder.canary_run import make
+from cog_triton.builder.package import canary_of
 from cog_triton.errors import CanaryFailed, EngineCorrupt, TritonTimeout
 from cog_triton.serving.runtime import check_canary
 
@@ -91,11 +91,11 @@ def test_another_one_is_a_warning_unless_it_is_required(
 
 
 def test_a_family_that_a_build_cannot_run_gets_none(tmp_path: Path) -> None:
-    assert make("tensorrt_llm", tmp_path, pytest.fail) is None
+    assert canary_of("tensorrt_llm", tmp_path, pytest.fail) is None
 
 
 def test_an_engine_that_does_not_answer_gets_none_and_a_warning(tmp_path: Path) -> None:
     lines: list[str] = []
-    assert make("openvino", tmp_path, lines.append) is None
+    assert canary_of("openvino", tmp_path, lines.append) is None
     (line,) = lines
     assert line.startswith("[package] warning: no canary")

@@ -10,9 +10,8 @@ from test_build_steps import build_engine
 
 from cog_triton.builder.checks import check_arguments, mistakes_of
 from cog_triton.builder.config import BuildConfig, load_config, parse_config
-from cog_triton.builder.example_families import OWN, Families
-from cog_triton.builder.options.recorded import Option, Options
-from cog_triton.builder.plan import make_plan
+from cog_triton.builder.options.script_options import Option, Options
+from cog_triton.builder.plan import OWN, Families, make_plan
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import ModelUnavailable, UnknownArgument
 

@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 from cog_triton import __version__
 from cog_triton.builder import step_cache
 from cog_triton.builder.config import load_config
-from cog_triton.builder.example_families import Families
-from cog_triton.builder.plan import Plan, make_plan
+from cog_triton.builder.plan import Families, Plan, make_plan
 from cog_triton.builder.workspace import Workspace
 from cog_triton.cli.app import app
 from cog_triton.system.ports import free_ports
@@ -307,7 +306,7 @@ def test_build_check_refuses_unknown_arguments(tmp_path: Path) -> None:
 
 def planned(config: Path, root: Path) -> Plan:
     wanted = load_config(config)
-    return make_plan(wanted, Workspace(root).of(wanted), Families())
+    return make_plan(wanted, Workspace(root).of(wanted.fingerprint), Families())
 
 
 def test_build_plan_prints_the_steps(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from cog_triton.builder import command
 from cog_triton.builder.breaches import RECORDED, Facts, Version, installed_version
 from cog_triton.builder.checks import breaches_of, rules
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.migration import migrate
+from cog_triton.cli.build import look
 from cog_triton.errors import BuildConfigInvalid, EngineIncompatible, UnknownExample, UserError
 from cog_triton.sizing.memory_sum import read_shape
 
@@ -67,7 +67,7 @@ def check(config: dict[str, Any], tmp_path: Path) -> list[str]:
     said: list[str] = []
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config), "utf-8")
-    command.look(path, tmp_path / "work", tmp_path / "e.tar", said.append, check=True, plan=False)
+    look(path, tmp_path / "work", tmp_path / "e.tar", said.append, check=True, plan=False)
     return said
 
 

@@ -11,8 +11,7 @@ import pytest
 
 import cog_triton
 from cog_triton.builder.config import parse_config
-from cog_triton.builder.example_families import Families
-from cog_triton.builder.plan import make_plan
+from cog_triton.builder.plan import Families, make_plan
 from cog_triton.builder.step import run_step
 from cog_triton.system import isolated_python
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 import yaml
 from hypothesis import given as drawn
@@ -21,12 +18,11 @@ from cog_triton.builder.legacy_options import (
     TRTLLM_BUILD,
 )
 from cog_triton.builder.legacy_rules import Moved
-from cog_triton.builder.options.recorded import known_options
+from cog_triton.builder.options.script_options import known_options
 from cog_triton.builder.upgrade import Translation
 from cog_triton.errors import UnknownArgument
 
 Args = dict[str, ArgumentValue]
-DOCS = Path(__file__).parents[2] / "docs" / "build.md"
 
 
 @pytest.mark.parametrize(
@@ -316,13 +312,3 @@ def test_every_dropped_option_is_noted(config: BuildConfig, first: Args, last: A
             f"{name}.args.{key}" for key, value in step.args.items() if (key, value) not in kept
         ]
         assert [path for path in told if not any(path in note for note in after.notes)] == []
-
-
-def test_rules_in_the_documentation_are_current() -> None:
-    found = re.search(
-        r"^<!-- legacy options -->\n(.*?)^<!-- /legacy options -->$",
-        DOCS.read_text("utf-8"),
-        re.DOTALL | re.MULTILINE,
-    )
-    assert found
-    assert found[1].strip() == legacy_options.markdown().strip()

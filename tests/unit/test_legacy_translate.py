@@ -21,14 +21,14 @@ from legacy_configs import (
 )
 from typer.testing import CliRunner
 
-from cog_triton.builder import command, upgrade
+from cog_triton.builder import upgrade
 from cog_triton.builder.arguments import MODEL
 from cog_triton.builder.checks import check_arguments
 from cog_triton.builder.config import BuildConfig
-from cog_triton.builder.example_families import Families
-from cog_triton.builder.plan import check_inputs, make_plan
+from cog_triton.builder.plan import Families, check_inputs, make_plan
 from cog_triton.builder.upgrade import Translation
 from cog_triton.cli.app import app
+from cog_triton.cli.build import built
 from cog_triton.errors import BuildConfigInvalid, UnknownArgument
 
 DOCS = Path(__file__).parents[2] / "docs" / "build.md"
@@ -315,7 +315,7 @@ def test_build_runs_the_translated_steps(tmp_path: Path, monkeypatch: pytest.Mon
     config = legacy.model_copy(update={"model_id": str(model)})
     (tmp_path / "c.yaml").write_text(config.to_yaml())
     output = tmp_path / "engine.tar"
-    command.build(tmp_path / "c.yaml", tmp_path / "work", output, lines.append, cache=True)
+    built(tmp_path / "c.yaml", tmp_path / "work", output, lines.append, cache=True)
     assert "[translate] build: build.py -> trtllm-build" in lines
     assert (tmp_path / "engine.tar").is_file()
 

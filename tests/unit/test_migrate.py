@@ -19,7 +19,7 @@ from cog_triton.builder.migration import (
     migrate,
     table,
 )
-from cog_triton.builder.options.recorded import known_options, known_scripts
+from cog_triton.builder.options.script_options import known_options, known_scripts
 from cog_triton.engines.llmapi import llm_args
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.engines.vllm.argument_types import recorded

@@ -11,8 +11,7 @@ from safetensors.numpy import save_file
 
 from cog_triton.builder.arguments import named
 from cog_triton.builder.config import BuildConfig
-from cog_triton.builder.example_families import Families
-from cog_triton.builder.plan import Plan, make_plan
+from cog_triton.builder.plan import Families, Plan, make_plan
 from cog_triton.builder.run import notes
 
 

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from cog_triton.builder.example_families import OWN
-from cog_triton.builder.options.probe import options_of, probing
-from cog_triton.builder.options.recorded import Option, Options, Unreadable
+from cog_triton.builder.options.script_options import (
+    Option,
+    Options,
+    Unreadable,
+    options_of,
+    probing,
+)
+from cog_triton.builder.plan import OWN
 
 LIMIT_S = 60.0
 

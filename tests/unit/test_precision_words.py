@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from cog_triton.builder import command, upgrade
+from cog_triton.builder import upgrade
 from cog_triton.builder.config import BuildConfig, parse_config
-from cog_triton.builder.example_families import Families
+from cog_triton.builder.plan import Families
 from cog_triton.builder.upgrade import spelled_out
+from cog_triton.cli.build import look
 from cog_triton.errors import BuildConfigInvalid, CogTritonError, EngineIncompatible
 
 BUILD = {"executable": "trtllm-build", "output_dir": "engine", "args": {"max_batch_size": 8}}
@@ -91,7 +92,7 @@ def test_none_converts_the_model_as_it_is() -> None:
 def test_what_is_filled_in_passes_the_check(words: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(config(**words).to_yaml())
     lines: list[str] = []
-    assert command.look(
+    assert look(
         tmp_path / "c.yaml",
         tmp_path / "w",
         tmp_path / "e.tar",

@@ -13,9 +13,9 @@ import yaml
 
 from cog_triton.builder.breaches import Facts
 from cog_triton.builder.checks import breaches_of, check_arguments
-from cog_triton.builder.command import planned
 from cog_triton.builder.config import BuildConfig
-from cog_triton.builder.example_families import Families
+from cog_triton.builder.plan import Families
+from cog_triton.builder.upgrade import planned
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import UnknownExample, UserError
 
@@ -86,7 +86,8 @@ def _family(line: Line) -> str:
 def refusal(line: Line, workspace: Workspace, sms: tuple[int, ...]) -> str:
     """What the check says of the line; ok if it is accepted."""
     try:
-        plan = planned(config_of(line), workspace, lambda _: None)
+        config = config_of(line)
+        plan = planned(config, workspace.of(config.fingerprint), lambda _: None)
         check_arguments(plan.steps, lambda _: None, against_installed=False)
     except UserError as error:
         return str(error)

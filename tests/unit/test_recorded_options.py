@@ -13,7 +13,12 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
-from cog_triton.builder.options.recorded import KnownOptions, Option, known_options, known_scripts
+from cog_triton.builder.options.script_options import (
+    KnownOptions,
+    Option,
+    known_options,
+    known_scripts,
+)
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "cog_triton" / "builder" / "options" / "data"

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from cog_triton.builder.config import BuildConfig
-from cog_triton.builder.example_families import Families
+from cog_triton.builder.plan import Families
 from cog_triton.builder.upgrade import Translation, translate
 from cog_triton.errors import UnknownArgument
 

@@ -11,8 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 from tensorrt_llm_tree import COMMANDS, LEGACY_SCRIPTS, SCRIPTS, Installation, install, models
 
-from cog_triton.builder.options.probe import probing
-from cog_triton.builder.options.recorded import Options, known_options
+from cog_triton.builder.options.script_options import Options, known_options, probing
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from upstream.families import EXAMPLES, Args, arguments
 from upstream.installation import Installation
 from upstream.layer_names import NAMES
 
-from cog_triton.builder.options.recorded import Options, Unreadable
+from cog_triton.builder.options.script_options import Options, Unreadable
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 from upstream import script_runs
 from upstream.installation import Installation
 
-from cog_triton.builder.example_families import Families
-from cog_triton.builder.options.recorded import Option, Options, Unreadable, known_options
+from cog_triton.builder.options.script_options import Option, Options, Unreadable, known_options
+from cog_triton.builder.plan import Families
 from cog_triton.errors import UserError
 
 COMMAND = "trtllm-build"

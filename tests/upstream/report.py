@@ -9,7 +9,7 @@ from upstream.conversion_runs import Conversion
 from upstream.engine_builds import Built
 from upstream.option_comparison import ScriptOptions
 
-from cog_triton.builder.options.recorded import Unreadable
+from cog_triton.builder.options.script_options import Unreadable
 
 _MOST = 3
 

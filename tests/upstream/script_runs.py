@@ -13,8 +13,7 @@ from typing import Any
 from upstream.installation import Installation
 
 from cog_triton.builder.options import argparse_shim
-from cog_triton.builder.options.probe import from_argparse
-from cog_triton.builder.options.recorded import Options, Unreadable
+from cog_triton.builder.options.script_options import Options, Unreadable, from_argparse
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cog_triton.artifact.safetensors_file import TensorEntry, read_header
-from cog_triton.build_scripts.openvino import _gguf_file, _hf_config, _model, _tokenizer
+from cog_triton.build_scripts.openvino import _gguf_file, _model, _tokenizer
 from cog_triton.build_scripts.openvino._gguf_file import Field, Tensor
 from cog_triton.build_scripts.openvino._model import Model
 from cog_triton.build_scripts.openvino._script import read_json, write_json
@@ -81,7 +81,7 @@ def convert(directory: Path, output: Path, kind: str | None) -> Model:
         ModelUnavailable: a file is missing or broken.
         EngineIncompatible: something the engine would not honour.
     """
-    model = _hf_config.load(directory)
+    model = _model.load(directory)
     stored = _named(index(directory), model)
     tokenizer = read_json(directory / "tokenizer.json")
     config = _tokenizer_config(directory)

@@ -2,6 +2,10 @@
 
 The reader of the `gguf` package makes a memory map of every string, so a vocabulary of 50,000
 tokens takes it 2 seconds of CPU time; this one unpacks the header from bytes in 0.1.
+
+OpenVINO's reader turns a Q4_1 block (scale d, minimum m) into ``(q - z) * d`` with ``z`` the
+rounded ``-m / d`` in four bits, so a block whose minimum is no such multiple comes out wrong. Our
+Q4_1 blocks are made with an integer z; other blocks are recognised, and refused by `build.py`.
 """
 
 from __future__ import annotations
@@ -30,13 +34,15 @@ _PLAIN = {
     **{"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64},
 }
 Array = npt.NDArray[Any]
+_BLOCK = 32
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A metadata entry; `item_type` is the type of an array's items."""
+class Field:
+    """A metadata entry; `type` and, of an array, `item_type` are GGUF value types."""
 
+    key: str
     value: Any
     type: Any
     item_type: Any = None
@@ -66,15 +72,15 @@ class GGUFReader:
         magic, version, tensors, entries = self._unpack("4sIQQ")
         if magic != b"GGUF" or version not in (2, 3):
             raise ValueError(f"magic {magic!r}, version {version}")
-        self.fields: dict[str, Entry] = {}
+        self.fields: dict[str, Field] = {}
         for _ in range(entries):
             key = self._string()
             if key in self.fields:
                 raise ValueError(f"metadata {key} twice")
-            self.fields[key] = self._entry()
+            self.fields[key] = self._field(key)
         infos = [self._info() for _ in range(tensors)]
-        alignment = self.fields.get("general.alignment", Entry(gguf.GGUF_DEFAULT_ALIGNMENT, None))
-        step = int(alignment.value)
+        alignment = self.fields.get("general.alignment")
+        step = int(alignment.value) if alignment else gguf.GGUF_DEFAULT_ALIGNMENT
         if step <= 0 or step & (step - 1):
             raise ValueError(f"alignment {step}")
         start = self._at + -self._at % step
@@ -94,19 +100,19 @@ class GGUFReader:
             raise struct.error("a string ends behind the file")
         return self._bytes[begin : self._at].decode("utf-8")
 
-    def _entry(self) -> Entry:
+    def _field(self, key: str) -> Field:
         kind = _T(self._unpack("I")[0])
         if kind == _T.STRING:
-            return Entry(self._string(), kind)
+            return Field(key, self._string(), kind)
         if kind != _T.ARRAY:
-            return Entry(self._unpack(_SCALARS[kind])[0], kind)
+            return Field(key, self._unpack(_SCALARS[kind])[0], kind)
         item, count = self._unpack("IQ")
         item = _T(item)
         if item == _T.STRING:
-            return Entry([self._string() for _ in range(count)], kind, item)
+            return Field(key, [self._string() for _ in range(count)], kind, item)
         if item == _T.ARRAY or count > len(self._bytes):
             raise ValueError(f"an array of {count} {item.name}")
-        return Entry(list(self._unpack(f"{count}{_SCALARS[item]}")), kind, item)
+        return Field(key, list(self._unpack(f"{count}{_SCALARS[item]}")), kind, item)
 
     def _info(self) -> tuple[str, Any, tuple[int, ...], int]:
         name = self._string()
@@ -125,16 +131,6 @@ class GGUFReader:
             raise struct.error("a tensor ends behind the file")
         raw = np.frombuffer(self._bytes, np.uint8, count, start + offset)
         return Stored(kind, shape, raw.view(plain or np.uint8).reshape(stored))
-
-
-@dataclass(frozen=True)
-class Field:
-    """One metadata entry; `type` and `item_type` are GGUF value types."""
-
-    key: str
-    value: Any
-    type: Any
-    item_type: Any = None
 
 
 @dataclass(frozen=True)
@@ -167,11 +163,7 @@ class Source:
     def metadata(self) -> list[Field]:
         """Metadata entries to copy: without the container's own and those about the weights."""
         skipped = ("general.architecture", "general.file_type", "general.quantization_version")
-        return [
-            Field(key, entry.value, entry.type, entry.item_type)
-            for key, entry in self._entries.items()
-            if key not in skipped
-        ]
+        return [field for key, field in self._entries.items() if key not in skipped]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor, rows first."""
@@ -192,7 +184,7 @@ class Source:
 
 
 def encode(values: npt.NDArray[np.float32], kind: str, name: str) -> Array:
-    """`values` in GGUF type `kind`.
+    """`values` in GGUF type `kind`; where that has blocks, bytes of shape [rows, row bytes].
 
     Raises:
         EngineIncompatible: a value is not finite, or too large for float16.
@@ -201,7 +193,33 @@ def encode(values: npt.NDArray[np.float32], kind: str, name: str) -> Array:
         raise EngineIncompatible(f"tensor {name} has values that are not finite")
     if kind == "F16" and float(np.abs(values).max(initial=0.0)) > 65504.0:
         raise EngineIncompatible(f"tensor {name} has values beyond float16; use --dtype float32")
+    if kind == "Q4_1":
+        return _encode_q4_1(values)
     return np.asarray(gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind]))
+
+
+def _encode_q4_1(values: npt.NDArray[np.float32]) -> Array:
+    blocks = values.reshape(-1, _BLOCK)
+    low = np.minimum(blocks.min(axis=1), 0.0)
+    high = np.maximum(blocks.max(axis=1), 0.0)
+    scale = ((high - low) / 15.0).astype(np.float16)
+    wide = scale.astype(np.float32)[:, None]
+    inverse = np.divide(1.0, wide, out=np.zeros_like(wide), where=wide > 0)
+    zero = np.clip(np.rint(-low[:, None] * inverse), 0, 15)
+    steps = np.clip(np.rint(blocks * inverse) + zero, 0, 15).astype(np.uint8)
+    minimum = (-zero * wide).astype(np.float16)
+    packed = steps[:, : _BLOCK // 2] | (steps[:, _BLOCK // 2 :] << 4)
+    bytes_ = np.hstack([scale[:, None].view(np.uint8), minimum.view(np.uint8), packed])
+    return np.ascontiguousarray(bytes_.reshape(values.shape[0], -1))
+
+
+def is_exact_q4_1(raw: npt.NDArray[np.uint8]) -> bool:
+    """Whether every Q4_1 block in `raw` (bytes) is one the reader represents exactly."""
+    heads = np.ascontiguousarray(raw.reshape(-1, 20)[:, :4]).view(np.float16).astype(np.float32)
+    scale, minimum = heads[:, 0], heads[:, 1]
+    zero = np.rint(np.divide(-minimum, scale, out=np.zeros_like(scale), where=scale != 0))
+    close = np.abs(minimum + zero * scale) <= np.abs(minimum) * 2.0**-10
+    return bool(((zero >= 0) & (zero <= 15) & close & (scale > 0) | (minimum == 0)).all())
 
 
 def write(path: Path, architecture: str, fields: Iterable[Field], tensors: list[Tensor]) -> None:

@@ -1,5 +1,9 @@
 """Build an OpenVINO engine directory from a (quantized) checkpoint."""
 
+# OpenVINO's GGUF reader drops RoPE scaling, and saves most float32 constants as float16. Rotary
+# frequencies do not survive that: rounded to 11 bits they are off by whole radians after a few
+# thousand positions. So the frequencies, scaled where the model asks for it, are put back.
+
 from __future__ import annotations
 
 import argparse
@@ -8,10 +12,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import openvino
 import openvino_genai
 
 from cog_triton import __version__
-from cog_triton.build_scripts.openvino import _gguf_file, _ir, _model, _quants, _script
+from cog_triton.build_scripts.openvino import _gguf_file, _model, _script
 from cog_triton.errors import EngineIncompatible, InvalidArgument, ModelUnavailable
 
 # Keys of the model's config.json that TensorRT-LLM's engine config spells the same.
@@ -25,7 +32,9 @@ _SAME = (
     "max_position_embeddings",
 )
 _IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
+_HALF_PRECISION = 2.0**-10
 _READABLE = ("F16", "Q8_0", "Q4_0", "Q4_1")
+Floats = npt.NDArray[np.float64]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -98,7 +107,7 @@ def _check_types(source: _gguf_file.Source) -> None:
         kind = source.type_of(name)
         good = kind == "F32" if len(shape) == 1 else kind in _READABLE
         if good and kind == "Q4_1":
-            good = _quants.is_exact_q4_1(source.raw(name))
+            good = _gguf_file.is_exact_q4_1(source.raw(name))
         if not good:
             raise EngineIncompatible(
                 f"tensor {name} ({kind}) cannot be built as it is: put a quantize step before build"
@@ -114,7 +123,58 @@ def _restore_exactness(xml: Path, source: _gguf_file.Source, config: dict[str, A
         rope = _model.Rope(config["rope_theta"], config["rope_scaling"])
         divisors = _model.divisors(rope, config["head_dim"])
     scaled = plain if divisors is None else plain / divisors
-    _ir.restore(xml, plain, scaled, config["rms_norm_eps"])
+    _restore(xml, plain, scaled, config["rms_norm_eps"])
+
+
+def _restore(xml: Path, plain: Floats, scaled: Floats, epsilon: float) -> None:
+    """Put float32 frequencies and epsilons back into the model at `xml`, its weights beside it.
+
+    Args:
+        plain: the inverse frequencies the reader must have written, [head_size / 2].
+        scaled: what they are to be, same shape.
+        epsilon: of the RMS norms.
+
+    Raises:
+        EngineIncompatible: the frequencies are not there exactly once; nothing was changed.
+    """
+    model = openvino.Core().read_model(xml)
+    found = _constants_like(model, plain.reshape(1, -1, 1))
+    if len(found) != 1:
+        raise EngineIncompatible(
+            f"the OpenVINO model has {len(found)} constants that look like its RoPE frequencies, "
+            "not one: they cannot be made exact"
+        )
+    _replace(found[0], scaled.reshape(1, -1, 1), "rope_frequencies")
+    for index, constant in enumerate(_constants_like(model, np.full((1, 1, 1), epsilon))):
+        _replace(constant, np.full((1, 1, 1), epsilon), f"rms_norm_eps_{index}")
+    fresh = xml.with_name("exact.xml")
+    openvino.save_model(model, fresh, compress_to_fp16=False)
+    del model, found  # they map the old weights
+    fresh.with_suffix(".bin").replace(xml.with_suffix(".bin"))
+    fresh.replace(xml)
+
+
+def _constants_like(model: Any, expected: Floats) -> list[Any]:
+    """The model's floating-point constants of that shape and, to half precision, those values."""
+    return [
+        node
+        for node in model.get_ordered_ops()
+        if node.get_type_name() == "Constant"
+        and str(node.get_element_type().get_type_name()) in ("f16", "f32")
+        and list(node.get_output_shape(0)) == list(expected.shape)
+        # Half precision has a smallest number, too.
+        and np.allclose(node.data, expected, rtol=_HALF_PRECISION, atol=6e-8)
+    ]
+
+
+def _replace(constant: Any, values: Floats, name: str) -> None:
+    """Let a float32 constant stand for `constant` and the conversion to float32 behind it."""
+    users = list(constant.output(0).get_target_inputs())
+    first = users[0].get_node()
+    output = first.output(0) if first.get_type_name() == "Convert" else constant.output(0)
+    fresh = openvino.opset13.constant(values.astype(np.float32), name=name)
+    for user in list(output.get_target_inputs()):
+        user.replace_source_output(fresh.output(0))
 
 
 def _engine_config(

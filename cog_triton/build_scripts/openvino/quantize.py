@@ -6,7 +6,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from cog_triton.build_scripts.openvino import _gguf_file, _quants, _script
+from cog_triton.build_scripts.openvino import _gguf_file, _script
 from cog_triton.errors import ModelUnavailable
 
 SIDE_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -60,7 +60,9 @@ def _tensor(
         to = "F16"  # rows that do not divide into blocks
     if source.type_of(name) == to and to != "Q4_1":
         return _gguf_file.Tensor(name, shape, to, lambda: source.raw(name))
-    return _gguf_file.Tensor(name, shape, to, lambda: _quants.encode(source.floats(name), to, name))
+    return _gguf_file.Tensor(
+        name, shape, to, lambda: _gguf_file.encode(source.floats(name), to, name)
+    )
 
 
 if __name__ == "__main__":

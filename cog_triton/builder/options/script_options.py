@@ -1,21 +1,32 @@
-"""Option probe: reads the options of a build script from the script itself, without its work."""
+"""Options of build scripts: probed, without a script's work, or as recorded of TensorRT-LLM's.
+
+What is recorded is for machines that lack it, in ``data``, one JSON file a script, which
+``scripts/read-options`` writes.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cog_triton.builder import step_python
+from pydantic import TypeAdapter
+
 from cog_triton.builder.options import argparse_shim
-from cog_triton.builder.options.recorded import Option, Options, Unreadable
-from cog_triton.system import reaper
+from cog_triton.system import isolated_python, reaper
 
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
+
+_SUFFIX = ".json"
 LIMIT_S = 120.0
 """Time limit of a script's imports; TensorRT-LLM's own take 15 s on an idle machine."""
 _MAX_OUTPUT_BYTES = 1 << 20
@@ -30,6 +41,111 @@ _WIDE_VALUE = re.compile(
 )
 _CHOICES = re.compile(r"\{([^}]+)\}|\[([^\]|]+\|[^\]]+)\]")
 _TYPES = {"INTEGER": "int", "INT": "int", "<int>": "int", "FLOAT": "float", "<float>": "float"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option; `nargs`, `required` and `default` as in argparse, 0 being a bare flag."""
+
+    names: tuple[str, ...]
+    """Its long names without dashes, as a config writes them; empty if it has none."""
+    label: str
+    """What to call it if it has no name."""
+    nargs: int | str | None = None
+    type: str | None = None
+    """``str``, ``int`` or ``float``, None for argparse's default; anything else is the script's
+    own, and only the script can say what it accepts."""
+    choices: tuple[str, ...] | None = None
+    required: bool = False
+    default: str | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """All that a script accepts.
+
+    `complete` is false if it also takes, and passes on or drops, what is not here;
+    `abbreviations` if it takes the unique beginning of a name for the name.
+    """
+
+    options: tuple[Option, ...]
+    positionals: tuple[Option, ...] = ()
+    complete: bool = True
+    abbreviations: bool = False
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Why a script's options are not known."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that options were read from."""
+
+    repository: str
+    path: str
+    commit: str
+    version: str | None
+    """TensorRT-LLM's own version at that commit; None where it could not be found out."""
+
+    def __str__(self) -> str:
+        version = "" if self.version is None else f" ({self.version})"
+        return f"{self.repository}@{self.commit[:12]}{version}: {self.path}"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Names that the script takes its options from, but that another file defines.
+
+    ``--name`` are the choices of that option, which the script does not tell argparse.
+    """
+
+    names: tuple[str, ...]
+    source: Source
+
+
+@dataclass(frozen=True)
+class KnownOptions:
+    """What a script accepted when its source was read."""
+
+    source: Source
+    resolved: tuple[Resolved, ...]
+    options: Options
+
+
+def known_scripts() -> tuple[str, ...]:
+    """All scripts with known options, sorted, as `known_options` takes them."""
+    return tuple(sorted(_data()))
+
+
+@functools.cache
+def known_options(script: str) -> KnownOptions | None:
+    """The options of `script`; None if there is no data for it.
+
+    `script` is a path in TensorRT-LLM's ``examples``, as ``quantization/quantize.py``, or the name
+    of a command, as ``trtllm-build``.
+    """
+    file = _data().get(script)
+    if file is None:
+        return None
+    return TypeAdapter(KnownOptions).validate_json(file.read_bytes(), strict=True)
+
+
+@functools.cache
+def _data() -> dict[str, Traversable]:
+    return dict(_files(resources.files("cog_triton.builder.options") / "data", ""))
+
+
+def _files(directory: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
+    for entry in directory.iterdir():
+        name = prefix + entry.name
+        if entry.is_dir():
+            yield from _files(entry, name + "/")
+        elif name.endswith(_SUFFIX):
+            yield name.removesuffix(_SUFFIX), entry
 
 
 @contextlib.contextmanager
@@ -47,7 +163,7 @@ def probing(
             (scratch / name).mkdir()
         out = stack.enter_context((scratch / "out").open("w+b"))
         err = stack.enter_context((scratch / "err").open("w+b"))
-        env = {**step_python.environment_of(python, scratch), "TMPDIR": str(scratch / "tmp")}
+        env = {**isolated_python.environment_of(python, scratch), "TMPDIR": str(scratch / "tmp")}
         process = reaper.spawn(
             [python, argparse_shim.__file__, str(script), str(scratch / "result")],
             grace=0,

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.mock.engine import MockEngine
-from cog_triton.engines.mock.mock_options import MockOptions
-from cog_triton.engines.mock.mock_request import MockRequest
+from cog_triton.engines.mock.mock_request import MockOptions, MockRequest
 from cog_triton.text.sampling import SamplingParams
 
 

@@ -22,7 +22,7 @@ from urllib.request import urlopen
 import _resource_usage
 from _streams import PREDICTIONS, Api
 
-from cog_triton.engines.mock.mock_options import MockOptions
+from cog_triton.engines.mock.mock_request import MockOptions
 from cog_triton.system import reaper
 from cog_triton.system.ports import free_ports
 

@@ -28,8 +28,7 @@ from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineStats
 from cog_triton.engines.engine_client import EngineClient, guest_connectors
 from cog_triton.engines.engine_link import engine_gone
-from cog_triton.engines.request import EngineRequest
-from cog_triton.engines.request_extras import EXTRAS, decode_extras
+from cog_triton.engines.request import EXTRAS, EngineRequest, decode_extras
 from cog_triton.engines.step_items import EncodedStep
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable, nearest
 from cog_triton.keeper.engine_lease import replica_count

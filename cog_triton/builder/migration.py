@@ -19,7 +19,7 @@ from cog_triton.builder.checks import breaches_of
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.plan import OWN, Families
 from cog_triton.builder.upgrade import translate_leniently
-from cog_triton.engines.llmapi import llm_args
+from cog_triton.engines.llmapi import llmapi_directory
 from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.engines.tensorrt_llm.runtime_settings import carried
@@ -282,7 +282,7 @@ def _given(
     for source, values in (("runtime", carried(config.runtime)), ("tensorrt_llm.args", settings)):
         parsed = Parameters.parse(values)
         for name in values:
-            if parsed.given(name) and not (source == "runtime" and name in settings):
+            if name in parsed.model_fields_set and not (source == "runtime" and name in settings):
                 yield "serve", f"{source}.{name}", name, getattr(parsed, name)
 
 
@@ -371,8 +371,8 @@ def text_of(found: Migration) -> str:
 def problems(target: Target, arguments: Mapping[str, Any]) -> Iterator[str]:
     """What the recorded versions of `target` do not take of `arguments`, a line each."""
     if target == "llmapi":
-        for record in llm_args.recorded():
-            yield from llm_args.problems(arguments, record)
+        for record in llmapi_directory.recorded():
+            yield from llmapi_directory.problems(arguments, record)
         return
     for types in argument_types.recorded():
         for name, value in arguments.items():

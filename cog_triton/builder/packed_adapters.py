@@ -114,7 +114,7 @@ def check_built(packed: Sequence[PackedAdapter], built: EngineConfig, engine_dir
     """
     for each in packed:
         with naming(each.name):
-            limits = engine_directory.lora_limits(built, engine_dir)
+            limits = engine_directory.adapter_limits(built, engine_dir)
             lora_adapter.check_adapter(each.adapter, limits)
 
 
@@ -136,7 +136,7 @@ def limits_of(config: BuildConfig, model: Path | None) -> LoRALimits:
     return LoRALimits(
         max_rank=rank if isinstance(rank, int) else engine_directory.MAX_LORA_RANK,
         max_loras=1,
-        modules=engine_directory.lora_modules(target_modules(args)),
+        modules=engine_directory.modules_of(target_modules(args)),
         hidden_size=_size(shape, "hidden_size", "n_embd"),
         layers=_size(shape, "num_hidden_layers", "n_layer"),
     )

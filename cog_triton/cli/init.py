@@ -159,7 +159,7 @@ def _write_build_config(files: ModelFiles, fit: Fit, output: Path | None, force:
 
 
 def _write_vllm(files: ModelFiles, fit: Fit, output: Path | None, force: bool) -> None:
-    from cog_triton.engines.vllm.model_arguments import MODEL_FILE, read_arguments
+    from cog_triton.engines.vllm.model_directory import MODEL_FILE, read_arguments
 
     arguments = vllm_arguments(files, fit)
     text = as_json(arguments)

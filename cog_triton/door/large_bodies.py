@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 from cog_triton import errors
 from cog_triton.door.message import Refused
-from cog_triton.ipc import calls
+from cog_triton.ipc import child
 from cog_triton.ipc.child import PythonChild
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class LargeBodies:
                 if self._closed:
                     raise ConnectionError("the front door is closing")
                 self._child = PythonChild(__name__, timeout=_ANSWER_S)
-            return cast(T, calls.call(self._child, function, *arguments))
+            return cast(T, child.call(self._child, function, *arguments))
         except OSError as error:
             self._stop_child()
             rule = "the process that checks large requests died or hung; try again"
@@ -73,4 +73,4 @@ class LargeBodies:
 
 
 if __name__ == "__main__":
-    calls.serve(int(sys.argv[1]))
+    child.serve_calls(int(sys.argv[1]))

@@ -10,22 +10,78 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from cog_triton import errors
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines import tensor_contract
-from cog_triton.engines.abilities import Abilities, ResumeRules
 from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.kv_cache_stats import KVCacheStats
-from cog_triton.engines.request import EngineRequest, TokenEvent
-from cog_triton.engines.request_extras import encode_extras
+from cog_triton.engines.request import EngineRequest, TokenEvent, encode_extras
+from cog_triton.errors import InvalidArgument
+from cog_triton.text.guide import GuideKind
 
-NOT_OPTIONS = frozenset({"coalesce", "engine_dir", REGISTRY})
-"""Parameters of a rendered engine model that are no options of its engine."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """Abilities of an engine; by default it generates text, and has none of the others.
+
+    `generation` is whether it answers with text, `embeddings` whether with embeddings.
+    `guides` are the kinds of guided decoding, `top_log_probs` is the number of likeliest tokens
+    told beside each token, `prompt_log_probs` whether those of the prompt's tokens are, `sampling`
+    are those of `ABILITIES` that it heeds, `structural_tags` is whether calls amid text are guided
+    from their opening on. `images` is how many a prompt may have; `image_placeholder` stands for
+    one in its text (``{}`` is the image's number), None if only the model's chat template knows
+    what does.
+    """
+
+    generation: bool = True
+    embeddings: bool = False
+    guides: Set[GuideKind] = frozenset()
+    top_log_probs: int = 0
+    prompt_log_probs: bool = False
+    sampling: Set[str] = frozenset()
+    structural_tags: bool = False
+    images: int = 0
+    image_placeholder: str | None = None
+
+    def require_generation(self) -> None:
+        """Raise E1005 if the model makes embeddings alone."""
+        if not self.generation:
+            raise InvalidArgument(
+                "this model makes embeddings, and generates no text; POST /v1/embeddings"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRules:
+    """Resumption rules of an engine family; by default what counts output alone is not carried.
+
+    The front end resumes a generation from its prompt and the tokens made so far. An engine takes
+    these for a prompt: what counts output alone begins anew, unless it is carried otherwise.
+
+    `frequency_penalty` and `presence_penalty` are ``sequence`` where the engine counts prompt and
+    output alike, ``logit_bias`` where a bias is the same, None where it cannot be carried.
+    `max_input_len` says whether prompt and tokens made must fit the engine's max_input_len.
+    """
+
+    frequency_penalty: Literal["sequence", "logit_bias"] | None = None
+    presence_penalty: Literal["sequence"] | None = None
+    max_input_len: bool = False
+
+
+_NOT_OPTIONS = frozenset({"coalesce", "engine_dir", REGISTRY})
+_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
+
+from cog_triton.backend.token_model import make_token_model
+from cog_triton.engines.engine_client import engine_opener
+from {module} import {function}
+
+TritonPythonModel = make_token_model(engine_opener("{engine}"), {function})
+'''
 _TRITON_ENDS = re.compile(
     r"Stub process .{0,200} is not healthy|stopped accepting new inference requests"
     r"|Request for unknown model"
@@ -129,7 +185,8 @@ class EngineFamily(ABC):
 
     name: ClassVar[str]
     backend: ClassVar[str] = "python"
-    options: ClassVar[Mapping[str, type]] = {}
+    engine_class: ClassVar[str] = ""
+    """Class of the engine process, ``module:class``, of a family on Triton's Python backend."""
     extra_models: ClassVar[tuple[str, ...]] = ()
     request_decoder: ClassVar[str] = "cog_triton.engines.tensor_contract:decode_request"
     """Function that reads a request's input tensors in Triton's stubs."""
@@ -166,6 +223,17 @@ class EngineFamily(ABC):
         ``model.py``, or None for a compiled backend; raises E1202 for unknown arguments.
         `limits` are final after it: arguments may move them.
         """
+
+    def render_python(self, config: Any, max_batch_size: int, options: Mapping[str, Any]) -> str:
+        """Fill `config` for `engine_class` and its `options`; returns its model.py."""
+        config.backend = "python"
+        config.max_batch_size = max_batch_size
+        config.ClearField("dynamic_batching")  # the engine batches in flight by itself
+        config.parameters.clear()
+        for name, value in {**options, "engine_dir": self.directory.resolve()}.items():
+            config.parameters[name].string_value = str(value)
+        module, _, function = self.request_decoder.partition(":")
+        return _MODEL_PY.format(module=module, function=function, engine=self.engine_class)
 
     def render_extra_model(self, config: Any, arguments: Mapping[str, Any]) -> None:  # noqa: B027
         """Fill `config` of one of `extra_models`, Triton models that only this family has.
@@ -233,3 +301,8 @@ class EngineFamily(ABC):
         """The coded error behind an error text of the engine or of Triton."""
         known = errors.TritonUnavailable if _TRITON_ENDS.search(text) else errors.TritonUnknownError
         return errors.from_text(text) or known(text)
+
+
+def options_of(parameters: Mapping[str, str]) -> dict[str, str]:
+    """The options of its engine among the parameters of a rendered engine model."""
+    return {name: value for name, value in parameters.items() if name not in _NOT_OPTIONS}

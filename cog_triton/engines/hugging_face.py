@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
-from cog_triton.engines.vllm.model_arguments import read_object
-from cog_triton.errors import ModelUnavailable
+from cog_triton.errors import EngineCorrupt, ModelUnavailable
 
 # vllm/transformers_utils/model_arch_config_convertor.py and vllm/config/model.py of 0.26, 0.33.
 _LENGTH_KEYS = (
@@ -70,6 +70,17 @@ def from_hub(
             f" {reason}"
         ) from error
     return Path(found)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file; raises E1306."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineCorrupt(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise EngineCorrupt(f"{path}: must be a JSON object")
+    return content
 
 
 def text_config(model: Path) -> dict[str, Any]:

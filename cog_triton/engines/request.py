@@ -1,16 +1,26 @@
-"""Engine request and token events: input and output of every engine, in token ids."""
+"""Engine request and token events: input and output of every engine, in token ids.
+
+What a request may ask beyond the tensor contract travels as one JSON object, the input
+``request_extras`` of our private model ``engine_steps``, so that the published model keeps
+TensorRT-LLM's inputs.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
+import logging
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
-from typing import Literal, Self
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, TypeVar
 
 from cog_triton import errors
+from cog_triton.errors import InvalidArgument, PromptTooLong
 from cog_triton.ipc.messages import message
 from cog_triton.pictures.image_limits import ImagePart
+from cog_triton.system.log_notes import log_once
 from cog_triton.text.guide import Guide
-from cog_triton.text.sampling import SamplingParams, row, rows
+from cog_triton.text.sampling import SAMPLING, SamplingParams, row, rows
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -102,3 +112,81 @@ class TokenEvent:
             last.error,
             [token for event in events for token in event.alternatives],
         )
+
+
+_log = logging.getLogger(__name__)
+
+
+def check_prompt(
+    request: EngineRequest,
+    *,
+    max_seq_len: int,
+    max_input_len: int | None = None,
+    vocab_size: int | None = None,
+) -> None:
+    """Raise E1005 for token ids that the model does not have, E1002 for lengths beyond a limit."""
+    ids = request.input_ids
+    size, max_tokens = len(ids), request.sampling.max_tokens
+    if not size:
+        raise InvalidArgument("input_ids: empty; at least one token is required")
+    if vocab_size is not None:
+        low, high = min(ids), max(ids)
+        if low < 0 or high >= vocab_size:
+            raise InvalidArgument(
+                f"input_ids: holds {low if low < 0 else high}; must be from 0 to"
+                f" {vocab_size - 1}, the model's vocabulary"
+            )
+    prompt = size - request.resumed_tokens
+    if max_input_len is not None and prompt > max_input_len:
+        raise PromptTooLong(
+            f"Prompt length ({prompt}) exceeds maximum input length ({max_input_len})"
+        )
+    if size + max_tokens > max_seq_len:
+        raise PromptTooLong(
+            f"Prompt length ({size}) and request_output_len ({max_tokens})"
+            f" exceed maximum sequence length ({max_seq_len})"
+        )
+
+
+def note_length_penalty(request: EngineRequest) -> None:
+    """Log that a length penalty has no effect, on engines without beam search."""
+    if request.sampling.length_penalty != 1:
+        log_once(_log, "length_penalty has no effect without beam search, which this engine lacks")
+
+
+EXTRAS = "request_extras"
+# Of an engine request, and of its sampling parameters.
+_FIELDS = tuple(item.name for item in REQUEST if not item.tensor)
+_SAMPLING = tuple(item for item in SAMPLING if not item.tensor)
+IMAGES = "images"
+
+R = TypeVar("R", bound=EngineRequest)
+
+
+def encode_extras(request: EngineRequest) -> dict[str, Any]:
+    """The input of what a request asks beyond the contract; none if it asks nothing."""
+    values = {name: value for name in _FIELDS if (value := getattr(request, name))}
+    sampling = request.sampling
+    values |= {item.name: value for item in _SAMPLING if (value := getattr(sampling, item.name))}
+    if request.images:
+        values[IMAGES] = [
+            (image.where, base64.b64encode(image.data).decode("ascii")) for image in request.images
+        ]
+    return {EXTRAS: json.dumps(values)} if values else {}
+
+
+def decode_extras(request: R, text: str) -> R:
+    """`request` with the extras that `encode_extras` wrote; raises E1005."""
+    try:
+        values = json.loads(text)
+        sampling = {
+            item.name: item.read(values[item.name]) for item in _SAMPLING if item.name in values
+        }
+        own = {name: values[name] for name in _FIELDS if name in values}
+        if IMAGES in values:
+            own[IMAGES] = tuple(
+                ImagePart(str(where), base64.b64decode(data)) for where, data in values[IMAGES]
+            )
+        return replace(request, sampling=replace(request.sampling, **sampling), **own)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidArgument(f"{EXTRAS}: malformed: {str(error)[:80]}") from None

@@ -14,9 +14,6 @@ from typing import Any, NamedTuple
 from cog_triton.engines.request import FinishReason, TokenEvent
 from cog_triton.errors import TritonMalformedEvent
 
-STEPS, TOKENS, OWNER = "steps", "tokens", "owner"
-"""Hellos of an engine process's peers: what they want to receive; an owner gets statistics, too."""
-
 GOES_ON, STOP, LENGTH, CANCELLED, ERROR = range(5)
 """Values of `StepItem.end`."""
 

@@ -1,4 +1,7 @@
-"""Child process that runs a module of the package and answers over a socket; it ends with us."""
+"""Child process that runs a module of the package and answers over a socket; it ends with us.
+
+A request is bytes, or the call of a function: arguments and results cross as annotations tell.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import cog_triton
+from cog_triton.errors import CogTritonError, from_text
 from cog_triton.ipc.framing import LENGTH, MAX_FRAME, check
+from cog_triton.ipc.messages import decode_call, decode_result, encode_call, encode_result
 
 _KIND = 1  # bytes of a reply that are its kind
 _READY = b"G"
@@ -103,3 +109,36 @@ def _bytes_of(connection: socket.socket, size: int) -> memoryview:
             raise ConnectionResetError("the other process has ended")
         got += read
     return buffer
+
+
+_RETURNED, _RAISED = b"R", b"E"
+
+
+def call(where: PythonChild, function: Callable[..., Any], *arguments: object) -> Any:
+    """The result of a module's function there; raises the coded error that it raises.
+
+    OSError if the child has ended, does not answer in time or answers what can be no result;
+    RuntimeError for another error of the function's.
+    """
+    where.send(encode_call(function, arguments))
+    kind, data = where.receive(MAX_FRAME - 1)
+    if kind == _RAISED:
+        text = str(data, "utf-8", "replace")
+        raise from_text(text) or RuntimeError(text)
+    return decode_result(function, data)
+
+
+def serve_calls(descriptor: int) -> None:
+    """Carry out calls in the child, until the parent hangs up."""
+    serve(descriptor, _called)
+
+
+def _called(request: memoryview) -> tuple[bytes, bytes]:
+    function, arguments = decode_call(request)
+    try:
+        return _RETURNED, encode_result(function, function(*arguments))
+    except CogTritonError as error:
+        raised = str(error)
+    except Exception as error:  # noqa: BLE001 - raised in the parent
+        raised = f"{type(error).__name__}: {error}"
+    return _RAISED, raised.encode("utf-8", "replace")

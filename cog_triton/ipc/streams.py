@@ -7,7 +7,6 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from json import dumps
 from typing import Any, Self
 
@@ -80,11 +79,6 @@ class Stream:
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise EOFError from error
         return decode(content)
-
-    async def drain(self) -> None:
-        """Wait until what is queued was sent, or the peer is gone."""
-        with suppress(ConnectionError):
-            await self._writer.drain()
 
     def close(self) -> None:
         """Hang up, once what is queued was sent."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
 from cog_triton.errors import CogTritonError, TritonUnavailable
 from cog_triton.ipc.connection import Connection
@@ -66,12 +64,6 @@ class EngineLease:
         with suppress(OSError):
             self._connection.send(Release())
         self._connection.close()
-
-
-def locates() -> list[Callable[[], str]]:
-    """A `locate_engine` for each engine that is leased to the tritonserver of this stub."""
-    keeper, owner = keeper_name(), os.getppid()
-    return [partial(locate_engine, keeper, owner, number) for number in range(replica_count())]
 
 
 def locate_engine(keeper: str, owner: int, replica: int = 0) -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
-from cog_triton.errors import TritonStartFailed, TritonUnavailable
+from cog_triton.errors import EngineIncompatible, TritonStartFailed, TritonUnavailable
 from cog_triton.ipc.streams import Stream
 from cog_triton.keeper import watchdog
-from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
 from cog_triton.keeper.keeper_messages import (
     GPUS,
     HEARTBEAT_S,
@@ -28,7 +30,55 @@ from cog_triton.keeper.keeper_messages import (
     Watch,
 )
 from cog_triton.system import reaper
+from cog_triton.system.gpus import VISIBLE_GPUS, visible_gpus
 from cog_triton.system.host_memory import resident_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReplicas:
+    """Number of engines, and the CUDA_VISIBLE_DEVICES of each.
+
+    Without `gpus` all see the same ones, or there are none.
+    """
+
+    count: int = 1
+    gpus: Sequence[str] = ()
+
+
+ONE = EngineReplicas()
+
+
+def share_gpus(
+    count: int,
+    needed: int,
+    environment: Mapping[str, str] = os.environ,
+    count_gpus: Callable[[], int] = lambda: len(visible_gpus()),
+) -> EngineReplicas:
+    """Replicas of `needed` GPUs each, in the order of CUDA_VISIBLE_DEVICES where that is set.
+
+    Engines that need no GPU share none; nor do any where the driver knows of no GPU, as the engine
+    itself says best what it lacks. Raises E1305 where there are GPUs, and too few.
+    """
+    if count == 1 or not needed:
+        return EngineReplicas(count)
+    given = environment.get(VISIBLE_GPUS)
+    if given is None:
+        names = [str(number) for number in range(count_gpus())]
+        if not names:
+            return EngineReplicas(count)
+    else:
+        listed = (name.strip() for name in given.split(",") if name.strip())
+        # CUDA sees none from a negative number on; of a GPU that is named twice there is but one.
+        names = list(dict.fromkeys(takewhile(lambda name: not name.startswith("-"), listed)))
+    if len(names) < count * needed:
+        here = f"{VISIBLE_GPUS}={given}" if given is not None else "this machine"
+        raise EngineIncompatible(
+            f"ENGINE_REPLICAS={count}: needs {count * needed} GPUs, {needed} for each engine;"
+            f" {here} has {len(names)}"
+        )
+    shares = (names[start : start + needed] for start in range(0, count * needed, needed))
+    return EngineReplicas(count, tuple(",".join(share) for share in shares))
+
 
 _PROGRAM = "cog_triton.keeper.keeper_process"
 _START_TIMEOUT_S = 30.0

@@ -18,7 +18,7 @@ from cog_triton.artifact.engine_manifest import MAX_TEXT
 from cog_triton.builder.workspace import Workspace
 from cog_triton.download.model_source import fetch_model, resolve
 from cog_triton.download.transfer_progress import Echo
-from cog_triton.engines.vllm.model_arguments import MODEL_FILE
+from cog_triton.engines.vllm.model_directory import MODEL_FILE
 from cog_triton.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.errors import (
     BuildConfigInvalid,

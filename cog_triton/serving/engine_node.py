@@ -16,8 +16,18 @@ from pathlib import Path
 
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.model_directory import read_model
-from cog_triton.engines.vllm.node_link import STARTED, STOPPED, Hello, NodeLink, join, unreachable
-from cog_triton.engines.vllm.nodes import LEADER, Nodes, fingerprint, nodes_of
+from cog_triton.engines.vllm.nodes import (
+    LEADER,
+    STARTED,
+    STOPPED,
+    Hello,
+    NodeLink,
+    Nodes,
+    fingerprint,
+    join,
+    nodes_of,
+    unreachable,
+)
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_version
 from cog_triton.errors import CogTritonError, InvalidArgument, VLLMUnknownError
 from cog_triton.serving import memory_check

@@ -20,7 +20,7 @@ from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.nodes import LEADER
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED
 from cog_triton.errors import EngineIncompatible, InvalidArgument
-from cog_triton.keeper.engine_replicas import ONE, EngineReplicas, share_gpus
+from cog_triton.keeper.keeper_client import ONE, EngineReplicas, share_gpus
 from cog_triton.pictures.image_limits import ImageLimits
 from cog_triton.serving import memory_check
 from cog_triton.serving.adapter_store import AdapterStore

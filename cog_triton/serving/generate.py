@@ -13,8 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from cog_triton.engines.abilities import ResumeRules
-from cog_triton.engines.base import EngineLimits
+from cog_triton.engines.base import EngineLimits, ResumeRules
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import StepItem
 from cog_triton.errors import (

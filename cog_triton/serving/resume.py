@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cog_triton.engines.abilities import ResumeRules
-from cog_triton.engines.base import EngineLimits
+from cog_triton.engines.base import EngineLimits, ResumeRules
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import CogTritonError, TritonUnavailable
 from cog_triton.serving.generation import GenerationResult, TextDecoder

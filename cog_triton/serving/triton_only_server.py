@@ -13,8 +13,7 @@ from typing import Any
 
 from cog_triton.artifact.compatibility import require_image
 from cog_triton.errors import InvalidArgument, TritonUnavailable
-from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
-from cog_triton.keeper.keeper_client import KeeperClient
+from cog_triton.keeper.keeper_client import ONE, EngineReplicas, KeeperClient
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.serving.supervisor import STABLE_S
 from cog_triton.settings import Settings, url_host

@@ -17,8 +17,7 @@ from typing import Any, Self
 import httpx
 
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonStartFailed, TritonUnavailable
-from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
-from cog_triton.keeper.keeper_client import KeeperClient
+from cog_triton.keeper.keeper_client import ONE, EngineReplicas, KeeperClient
 from cog_triton.keeper.keeper_messages import CHECKPOINT_VARIABLE
 from cog_triton.settings import Settings
 from cog_triton.system import process_tuning, reaper

@@ -20,8 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from cog_triton.engines.engine_client import TOKENS_A_REQUEST, ReplicaChoice
 from cog_triton.engines.generate_stream import STEP_MODEL, ToError
-from cog_triton.engines.replica_choice import TOKENS_A_REQUEST, ReplicaChoice
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import TritonUnavailable
 from cog_triton.triton.step_session import (

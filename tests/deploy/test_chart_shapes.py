@@ -14,8 +14,7 @@ from chart_rendering import CHART, EXAMPLES, Manifests, example, faults, rendere
 
 from cog_triton import __version__
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
-from cog_triton.engines.vllm.model_arguments import read_arguments
-from cog_triton.engines.vllm.model_directory import read_model
+from cog_triton.engines.vllm.model_directory import read_arguments, read_model
 from cog_triton.engines.vllm.nodes import check_nodes
 from cog_triton.settings import Settings
 from cog_triton.triton.serve_config import load_serve_config

@@ -8,7 +8,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def variables(values: Mapping[str, str]) -> Iterator[None]:
 def cuda_states(pids: Sequence[int]) -> dict[int, str] | str:
     """State of CUDA of those processes that have it, or why that cannot be told."""
     try:
-        with CheckpointProcess() as checkpoints:
+        with closing(CheckpointProcess()) as checkpoints:
             return {pid: state.name for pid, state in checkpoints.states(pids).items()}
     except CogTritonError as error:
         return str(error)

@@ -9,8 +9,7 @@ from typing import Any
 
 from cog_triton.engines.base import StepEngine
 from cog_triton.engines.mock.mock_request import MockRequest
-from cog_triton.engines.request import EngineRequest
-from cog_triton.engines.request_extras import EXTRAS, decode_extras, encode_extras
+from cog_triton.engines.request import EXTRAS, EngineRequest, decode_extras, encode_extras
 from cog_triton.engines.step_items import ERROR, StepBuffer, StepItem, decode
 from cog_triton.errors import CogTritonError
 from cog_triton.triton.token_transport import Put

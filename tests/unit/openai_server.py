@@ -22,8 +22,7 @@ from scripted_server import (
 from small_tokenizers import byte_level
 
 from cog_triton.engines import tensor_contract
-from cog_triton.engines.abilities import Abilities
-from cog_triton.engines.base import EngineLimits
+from cog_triton.engines.base import Abilities, EngineLimits
 from cog_triton.engines.generate_stream import to_error
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.adapter_store import AdapterStore

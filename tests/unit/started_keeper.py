@@ -5,13 +5,36 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from cog_triton.keeper.engine_replicas import ONE, EngineReplicas
-from cog_triton.keeper.keeper_client import KeeperClient
+from cog_triton.keeper.keeper_client import ONE, EngineReplicas, KeeperClient
 from cog_triton.system import reaper
 
 PATIENCE_S = 60
+
+
+def until(holds: Callable[[], Any]) -> Any:
+    """Wait until something holds; returns what it is."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := holds()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+@contextmanager
+def keeping(directory: Path, **options: Any) -> Iterator[Keeper]:
+    """A keeper that has started; none of its processes is left afterwards."""
+    keeper = Keeper(directory, **options)
+    keeper.start()
+    yield keeper
+    pids = keeper.pids
+    keeper.close()
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 class Keeper:
@@ -49,6 +72,14 @@ class Keeper:
         """Processes below the keeper's reaper, which is not among them."""
         assert self.client._process is not None
         return reaper.descendants(self.client._process.process.pid)
+
+    @property
+    def program(self) -> int:
+        """Process id of the keeper itself."""
+        lines = {Path(f"/proc/{pid}/cmdline").read_bytes(): pid for pid in self.pids}
+        of_keeper = [line for line in lines if b"keeper_process" in line]
+        (own,) = [line for line in of_keeper if b"reaper.py" not in line]
+        return lines[own]
 
     def close(self) -> None:
         self.run(self.client.stop())

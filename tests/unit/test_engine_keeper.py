@@ -9,11 +9,11 @@ import queue
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from started_keeper import PATIENCE_S, Keeper
+from started_keeper import PATIENCE_S, Keeper, keeping, until
 from step_engines import BROKEN, ENGINE, HANGING, SPINNING
 
 from cog_triton.engines.engine_client import EngineClient, leased_engines
@@ -33,12 +33,8 @@ HANDLES = itertools.count(1)
 
 @pytest.fixture
 def keeper(tmp_path: Path) -> Iterator[Keeper]:
-    keeper = Keeper(tmp_path)
-    keeper.start()
-    yield keeper
-    pids = keeper.pids
-    keeper.close()
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    with keeping(tmp_path) as keeper:
+        yield keeper
 
 
 class Owner:
@@ -71,13 +67,6 @@ class Owner:
             assert isinstance(events[-1].error, TritonUnavailable)
             time.sleep(0.01)
         raise AssertionError("no engine comes back")
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_an_engine_that_died_is_replaced_and_its_requests_end_with_e2105(keeper: Keeper) -> None:
@@ -213,11 +202,15 @@ def test_an_engine_that_sleeps_amid_a_step_is_replaced(keeper: Keeper) -> None:
     owner.engine.close()
 
 
-def test_an_engine_that_was_stopped_is_replaced(keeper: Keeper) -> None:
+@pytest.mark.parametrize("whose", ["engine", "engine's reaper"])
+def test_an_engine_that_was_stopped_is_replaced(keeper: Keeper, whose: str) -> None:
     owner = Owner(keeper)
-    os.kill(owner.pid, signal.SIGSTOP)
-    assert keeper.death() == f"process {owner.pid} of the engine was stopped"
+    root = int(Path(f"/proc/{owner.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    stopped = owner.pid if whose == "engine" else root
+    os.kill(stopped, signal.SIGSTOP)
+    assert keeper.death() == f"process {stopped} of the engine was stopped"
     assert owner.answer(1) == [2, 3, 4]
+    until(lambda: not Path(f"/proc/{root}").exists())
     owner.engine.close()
 
 
@@ -242,10 +235,11 @@ def test_a_long_step_is_no_hang(keeper: Keeper) -> None:
 def test_an_engine_that_does_not_load_raises_its_error(keeper: Keeper) -> None:
     with pytest.raises(EngineCorrupt, match=r"x\.bin: torn in two"):
         Owner(keeper, corrupt="x.bin")
-    spec = EngineSpec.of("step_engines:NoSuchEngine", {})
-    with pytest.raises(RuntimeError, match="did not load") as caught:
-        leased_engines(keeper.client.name, spec)
-    assert "NoSuchEngine" in str(caught.value), "the last lines of its log are told"
+    for engine, said in (("step_engines:NoClass", "NoClass"), ("no_module:Engine", "no_module")):
+        spec = EngineSpec.of(engine, {})
+        with pytest.raises(RuntimeError, match="did not load") as caught:
+            leased_engines(keeper.client.name, spec)
+        assert said in str(caught.value), "the last lines of its log are told"
 
 
 def test_an_engine_that_does_not_come_back_stops_tritonserver(
@@ -264,13 +258,7 @@ def test_an_engine_that_does_not_come_back_stops_tritonserver(
 def test_the_keepers_death_ends_its_engines_and_is_told(keeper: Keeper) -> None:
     owner = Owner(keeper)
     engine = owner.pid
-    (program,) = [
-        pid
-        for pid in keeper.pids
-        if b"keeper_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        and b"reaper.py" not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    os.kill(program, signal.SIGKILL)
+    os.kill(keeper.program, signal.SIGKILL)
     assert keeper.death() == "the engine keeper has died"
     until(lambda: not Path(f"/proc/{engine}").exists())
     owner.engine.close()
@@ -289,20 +277,11 @@ def test_a_triton_without_a_keeper_is_told_so(monkeypatch: pytest.MonkeyPatch) -
         keeper_name()
 
 
-def program_of(keeper: Keeper) -> int:
-    """Process id of the keeper itself."""
-    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in keeper.pids}
-    (pid,) = [
-        pid for pid, line in lines.items() if b"keeper_process" in line and b"reaper.py" not in line
-    ]
-    return pid
-
-
 @pytest.mark.parametrize("whose", ["keeper", "keeper's reaper"])
 def test_a_stopped_keeper_ends_as_a_dead_one(keeper: Keeper, whose: str) -> None:
     """With a stopped keeper its engine dies, too, which it cannot tell."""
     owner = Owner(keeper)
-    engine, program = owner.pid, program_of(keeper)
+    engine, program = owner.pid, keeper.program
     assert keeper.client._process is not None
     stopped = program if whose == "keeper" else keeper.client._process.process.pid
     os.kill(stopped, signal.SIGSTOP)
@@ -351,14 +330,4 @@ def test_a_keeper_that_hangs_ends_as_a_dead_one(
     keeper.start()
     owner = Owner(keeper)
     assert owner.answer(1) == [2, 3, 4]
-    owner.engine.close()
-
-
-def test_an_engine_whose_reaper_was_stopped_is_replaced(keeper: Keeper) -> None:
-    owner = Owner(keeper)
-    root = int(Path(f"/proc/{owner.pid}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(root, signal.SIGSTOP)
-    assert keeper.death() == f"process {root} of the engine was stopped"
-    assert owner.answer(1) == [2, 3, 4]
-    until(lambda: not Path(f"/proc/{root}").exists())
     owner.engine.close()

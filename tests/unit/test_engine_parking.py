@@ -33,14 +33,6 @@ pytestmark = [
 Scenario = Callable[[KeptEngine, EngineParking], Awaitable[None]]
 
 
-@pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaDriver:
-    made = CudaDriver(tmp_path / "driver")
-    for name, value in made.environment.items():
-        monkeypatch.setenv(name, value)
-    return made
-
-
 def run(directory: Path, scenario: Scenario, **arguments: Any) -> None:
     """Run `scenario` on an engine that is ready; `arguments` are those of ``model.json``."""
     sleeps = str(arguments.pop("sleeps", True)).lower()

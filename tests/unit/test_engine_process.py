@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from started_engines import StartedEngine
 from step_engines import BROKEN, ENGINE, HUGE, REFUSED
+from vllm_hosts import Inbox
 
 from cog_triton.engines import engine_messages
 from cog_triton.engines.base import EngineStats
@@ -68,31 +70,6 @@ def running(
         closer.start()
         closer.join(PATIENCE_S)
         assert not closer.is_alive(), "close() hangs"
-
-
-class Inbox:
-    """What one request's `emit` brought."""
-
-    def __init__(self) -> None:
-        self._events: queue.Queue[TokenEvent] = queue.Queue()
-
-    def __call__(self, event: TokenEvent) -> None:
-        self._events.put(event)
-
-    def next(self) -> TokenEvent:
-        try:
-            return self._events.get(timeout=PATIENCE_S)
-        except queue.Empty:
-            pytest.fail("no event came")
-
-    def until_end(self) -> list[TokenEvent]:
-        events = [self.next()]
-        while events[-1].finish is None and events[-1].error is None:
-            events.append(self.next())
-        return events
-
-    def is_empty(self) -> bool:
-        return self._events.empty()
 
 
 def submit(engine: StartedEngine, request: EngineRequest, inbox: Inbox) -> int:
@@ -155,32 +132,19 @@ def test_events_that_queue_up_are_coalesced(tmp_path: Path) -> None:
 
 
 def test_a_link_that_is_closed_before_it_starts_ends_what_it_was_given() -> None:
-    name, ends = f"cog-triton-test-{secrets.token_hex(8)}", queue.Queue[Any]()
-    with local_socket.listen(name) as listener:
-        listener.setblocking(True)
-        accepted: list[FrameSocket] = []
-        engine = threading.Thread(target=lambda: accepted.append(_welcoming(listener)))
-        engine.start()
-        link = EngineLink(name, "tokens", on_end=lambda: None, on_kv_cache=lambda stats: None)
-        engine.join()
+    ends = queue.Queue[Any]()
+    link, theirs = _linked()
     link.submit(1, request(1), ends.put)
     link.close()
     link.start()
     assert isinstance(ends.get(timeout=PATIENCE_S).error, TritonUnavailable)
-    accepted[0].close()
+    theirs.close()
 
 
 def test_first_tokens_are_emitted_before_later_ones() -> None:
-    name, order = f"cog-triton-test-{secrets.token_hex(8)}", queue.Queue[str]()
-    with local_socket.listen(name) as listener:
-        listener.setblocking(True)
-        engine = threading.Thread(target=lambda: accepted.append(_welcoming(listener)))
-        accepted: list[FrameSocket] = []
-        engine.start()
-        client = EngineLink(name, "tokens", on_end=lambda: None, on_kv_cache=lambda stats: None)
-        engine.join()
+    order = queue.Queue[str]()
+    client, theirs = _linked()
     client.start()
-    (theirs,) = accepted
     for handle, name in enumerate(["first", "second", "third"]):
         client.submit(handle, request(1), lambda event, name=name: order.put(name))
     try:
@@ -193,6 +157,16 @@ def test_first_tokens_are_emitted_before_later_ones() -> None:
         client.close()
     assert found == ["third", "first", "second"]
     assert not client._started
+
+
+def _linked() -> tuple[EngineLink, FrameSocket]:
+    """A link that has not started, and the engine's end of it."""
+    name = f"cog-triton-test-{secrets.token_hex(8)}"
+    with local_socket.listen(name) as listener, ThreadPoolExecutor(1) as pool:
+        listener.setblocking(True)
+        theirs = pool.submit(_welcoming, listener)
+        link = EngineLink(name, "tokens", on_end=lambda: None, on_kv_cache=lambda stats: None)
+        return link, theirs.result()
 
 
 def _welcoming(listener: socket.socket) -> FrameSocket:
@@ -273,47 +247,28 @@ def test_a_refused_request_ends_with_its_error_and_others_continue(tmp_path: Pat
         assert isinstance(event.error, InvalidArgument)
         assert "bad luck" in str(event.error)
         assert sum(len(event.token_ids) for event in other.until_end()) == 50
-
-
-def test_a_refused_request_gets_its_error_from_an_idle_engine(tmp_path: Path) -> None:
-    with running(tmp_path) as (engine, _):
-        inbox = Inbox()
-        submit(engine, request(REFUSED), inbox)
-        assert isinstance(inbox.next().error, InvalidArgument)
+        until_idle(engine)
+        submit(engine, request(REFUSED), refused)
+        assert isinstance(refused.next().error, InvalidArgument)
         until_idle(engine)
 
 
-def test_cancel_ends_the_only_request(tmp_path: Path) -> None:
-    """No other message follows that could wake the child."""
+def test_cancel_ends_one_request_and_then_is_no_error(tmp_path: Path) -> None:
     with running(tmp_path) as (engine, _):
-        inbox = Inbox()
-        handle = submit(engine, request(1, max_tokens=FOREVER), inbox)
-        inbox.next()
-        engine.cancel(handle)
-        assert inbox.until_end()[-1].finish == "cancelled"
-        until_idle(engine)
-
-
-def test_cancel_ends_one_of_several_requests(tmp_path: Path) -> None:
-    with running(tmp_path) as (engine, _):
-        endless, short = Inbox(), Inbox()
-        handle = submit(engine, request(1, max_tokens=FOREVER), endless)
-        submit(engine, request(2, max_tokens=100), short)
-        endless.next()
-        engine.cancel(handle)
-        assert endless.until_end()[-1].finish == "cancelled"
+        for others in (0, 1):  # alone, no other message follows that could wake the child
+            endless, short = Inbox(), Inbox()
+            handle = submit(engine, request(1, max_tokens=FOREVER), endless)
+            endless.next()
+            for _ in range(others):
+                submit(engine, request(2, max_tokens=100), short)
+            engine.cancel(handle)
+            assert endless.until_end()[-1].finish == "cancelled"
         assert short.until_end()[-1].finish == "length"
-
-
-def test_cancelling_unknown_or_ended_requests_is_no_error(tmp_path: Path) -> None:
-    with running(tmp_path) as (engine, _):
-        inbox = Inbox()
-        handle = submit(engine, request(1), inbox)
-        inbox.until_end()
+        until_idle(engine)
         engine.cancel(handle)
         engine.cancel(12345)
-        submit(engine, request(5), inbox)
-        assert inbox.until_end()[-1].finish == "length"
+        submit(engine, request(5), short)
+        assert short.until_end()[-1].finish == "length"
 
 
 def test_stats_count_active_and_waiting_requests(tmp_path: Path) -> None:
@@ -339,21 +294,15 @@ def test_stats_have_the_kv_cache_once_the_engine_tells(tmp_path: Path) -> None:
             engine.cancel(handle)
 
 
-def test_close_ends_the_child(tmp_path: Path) -> None:
-    with running(tmp_path) as (engine, pid):
-        assert exists(pid)
-        engine.close()
-        assert not exists(pid)
-        engine.close()
-
-
-def test_close_ends_running_requests(tmp_path: Path) -> None:
+def test_close_ends_the_child_and_running_requests(tmp_path: Path) -> None:
     with running(tmp_path) as (engine, pid):
         inbox = Inbox()
         submit(engine, request(1, max_tokens=FOREVER), inbox)
         inbox.next()
+        assert exists(pid)
         engine.close()
         assert not exists(pid)
+        engine.close()
         assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
 
 
@@ -370,28 +319,19 @@ def test_sigkill_of_the_child_ends_every_request_with_e2105(tmp_path: Path) -> N
         assert engine.stats().active == 0
 
 
-def test_requests_after_sigkill_of_the_child_end_with_e2105(tmp_path: Path) -> None:
-    with running(tmp_path) as (engine, pid):
-        os.kill(pid, signal.SIGKILL)
-        for _ in range(3):
-            inbox = Inbox()
-            handle = submit(engine, request(1), inbox)
-            (event,) = inbox.until_end()
-            assert isinstance(event.error, TritonUnavailable)
-            engine.cancel(handle)
-        assert engine.stats().active == 0
-
-
-def test_emit_is_never_called_by_the_thread_that_submits(tmp_path: Path) -> None:
+def test_requests_to_a_dead_child_end_with_e2105_on_another_thread(tmp_path: Path) -> None:
     """`TokenEngine.submit` promises so; Triton's model holds a lock that its `emit` takes."""
     with running(tmp_path) as (engine, pid):
         os.kill(pid, signal.SIGKILL)
-        callers: queue.Queue[int] = queue.Queue()
+        ends: queue.Queue[Any] = queue.Queue()
         for _ in range(3):
-            engine.submit(
-                next(HANDLES), request(1), lambda event: callers.put(threading.get_ident())
-            )
-            assert callers.get(timeout=PATIENCE_S) != threading.get_ident()
+            handle = next(HANDLES)
+            engine.submit(handle, request(1), lambda end: ends.put((end, threading.get_ident())))
+            event, thread = ends.get(timeout=PATIENCE_S)
+            assert isinstance(event.error, TritonUnavailable)
+            assert thread != threading.get_ident()
+            engine.cancel(handle)
+        assert engine.stats().active == 0
 
 
 def test_death_in_the_middle_of_a_message_ends_every_request(tmp_path: Path) -> None:
@@ -445,12 +385,3 @@ def test_an_engine_that_does_not_load_raises_its_error(
     with pytest.raises((RuntimeError, EngineCorrupt), match=r"E1306 EngineCorrupt: x\.bin"):
         StartedEngine(ENGINE, {"corrupt": "x.bin", "pid_file": str(pid_file)})
     assert not exists(int(pid_file.read_text()))
-
-
-@pytest.mark.parametrize("engine", ["no_such_module:Engine", "step_engines:NoSuchEngine"])
-def test_an_engine_class_that_does_not_exist_is_an_error(
-    engine: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(RuntimeError, match="the engine did not load"):
-        StartedEngine(engine, {})
-    assert engine.split(":")["No" in engine] in capfd.readouterr().err

@@ -7,12 +7,11 @@ import os
 import queue
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from started_keeper import PATIENCE_S, Keeper
+from started_keeper import PATIENCE_S, Keeper, keeping, until
 from step_engines import ENGINE
 
 from cog_triton.engines.engine_client import EngineClient, leased_engines
@@ -21,7 +20,7 @@ from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, TritonUnavailable
 from cog_triton.keeper.engine_lease import locate_engine
-from cog_triton.keeper.engine_replicas import EngineReplicas, share_gpus
+from cog_triton.keeper.keeper_client import EngineReplicas, share_gpus
 from cog_triton.keeper.keeper_messages import EngineSpec
 from cog_triton.text.sampling import SamplingParams
 
@@ -76,12 +75,8 @@ def test_caches_of_several_engines_are_told_as_one() -> None:
 
 @pytest.fixture
 def keeper(tmp_path: Path) -> Iterator[Keeper]:
-    keeper = Keeper(tmp_path, replicas=EngineReplicas(2, ("5", "6,7")))
-    keeper.start()
-    yield keeper
-    pids = keeper.pids
-    keeper.close()
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    with keeping(tmp_path, replicas=EngineReplicas(2, ("5", "6,7"))) as keeper:
+        yield keeper
 
 
 class Engines:
@@ -132,16 +127,12 @@ def test_each_engine_has_its_gpus_and_a_dead_one_is_replaced_there(keeper: Keepe
         os.kill(victim, signal.SIGKILL)
         death = keeper.run(keeper.client.wait_for_death())
         assert death.serving == 1  # type: ignore[attr-defined]
-        deadline = time.monotonic() + PATIENCE_S
-        while engines.engine.stats().active == 2:
-            assert time.monotonic() < deadline
+        until(lambda: engines.engine.stats().active < 2)
         left = [events for events in running if _goes_on(events)]
         assert len(left) == 1, "only its own requests end"
         for _ in range(4):  # none goes to the dead one, nor to its successor too early
             assert engines.submit(1, 2).get(timeout=PATIENCE_S).error is None
-        while len(engines.gpus()) < 2 or keeper.client.serving < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: len(engines.gpus()) == keeper.client.serving == 2)
         assert sorted(engines.gpus().values()) == ["5", "6,7"]
         assert victim not in engines.gpus()
     finally:
@@ -164,10 +155,7 @@ def test_guests_use_all_engines_and_ask_each(keeper: Keeper) -> None:
     guests = EngineClient([GuestConnector(locate) for locate in locates], "tokens")
     guests.start()
     try:
-        deadline = time.monotonic() + PATIENCE_S
-        while len(guests.loads()) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: len(guests.loads()) == 2)
         request = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=FOREVER))
         for handle in (1, 2):
             guests.submit(handle, request, lambda event: None)
@@ -198,14 +186,10 @@ def test_one_that_does_not_come_back_is_tried_again_while_the_other_serves(
         blocked.unlink()
         blocked.mkdir()  # so that the next one cannot write it
         os.kill(victim, signal.SIGKILL)
-        deadline = time.monotonic() + PATIENCE_S
-        while not any("IsADirectoryError" in log.read_text() for log in tmp_path.glob("e*.log")):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        logs = tmp_path.glob
+        until(lambda: any("IsADirectoryError" in log.read_text() for log in logs("e*.log")))
         assert engines.submit(1, 1).get(timeout=PATIENCE_S).error is None
         blocked.rmdir()
-        while keeper.client.serving < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: keeper.client.serving == 2)
     finally:
         engines.engine.close()

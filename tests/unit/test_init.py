@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cog_triton.builder.config import load_config
 from cog_triton.cli.app import app
-from cog_triton.engines.vllm.model_arguments import read_arguments
+from cog_triton.engines.vllm.model_directory import read_arguments
 from cog_triton.sizing import gpu_table
 from cog_triton.sizing.gpu_table import Gpu
 

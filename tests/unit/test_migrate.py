@@ -20,10 +20,10 @@ from cog_triton.builder.migration import (
     table,
 )
 from cog_triton.builder.options.script_options import known_options, known_scripts
-from cog_triton.engines.llmapi import llm_args
+from cog_triton.engines.llmapi import llmapi_directory as llmapi
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.engines.vllm.argument_types import recorded
-from cog_triton.engines.vllm.model_arguments import read_arguments
+from cog_triton.engines.vllm.model_directory import read_arguments
 from cog_triton.errors import EngineIncompatible, InvalidPredictorConfig
 from tests.legacy_configs import ORIGINALS
 
@@ -92,8 +92,8 @@ def test_the_llm_api_takes_what_comes_of_a_config(name: str) -> None:
     found = migrate(CONFIGS[name], "llmapi")
     written = yaml.safe_load(migration.text_of(found))
     assert written == found.arguments
-    for record in llm_args.recorded():
-        assert list(llm_args.problems(written, record)) == []
+    for record in llmapi.recorded():
+        assert list(llmapi.problems(written, record)) == []
     assert lost(found) == LOST.get(name, set()) | LOST_TO_LLMAPI.get(name, set())
 
 
@@ -156,7 +156,7 @@ def assert_known(target: Target, path: str) -> None:
     if target == "vllm":
         assert all((section or name) in types.engine_args for types in recorded()), path
     else:
-        assert all(name in record[section or "llm_args"] for record in llm_args.recorded()), path
+        assert all(name in record[section or "llm_args"] for record in llmapi.recorded()), path
 
 
 def test_words_of_a_config_are_carried() -> None:

@@ -15,7 +15,7 @@ from mock_requests import MODEL, expected_tokens, request
 from cog_triton.engines.adapter_registry import AdapterRegistry, RegisteredAdapter
 from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.mock.engine import MockEngine
-from cog_triton.engines.mock.mock_options import MockOptions
+from cog_triton.engines.mock.mock_request import MockOptions
 from cog_triton.engines.request import TokenEvent
 from cog_triton.errors import InvalidArgument, TritonUnknownError
 
@@ -56,8 +56,10 @@ class World:
         return self.events[handle][-1]
 
 
-@pytest.mark.parametrize("options", [{"tps": 0}, {"tps": 2000}, {"step_ms": 5}])
-def test_concurrent_streams_all_send_their_whole_output(options: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"tps": 0}, {"tps": 2000}, {"step_ms": 5}, {"tps": 0, "max_batch_size": 3}]
+)
+def test_concurrent_streams_all_send_their_whole_output(options: dict[str, Any]) -> None:
     world = World(**options)
     asked = [world.ask(max_tokens=100 + number) for number in range(32)]
     world.run()
@@ -106,17 +108,6 @@ def test_cancel_during_prefill_ends_the_stream_at_once() -> None:
         world.engine.cancel(handle)
         world.run(1, until=world.now)
         assert world.events[handle] == [TokenEvent([], [], "cancelled")]
-
-
-def test_a_refused_request_raises_and_others_continue() -> None:
-    world = World(tps=0)
-    other = world.ask(max_tokens=2000)
-    with pytest.raises(InvalidArgument):
-        world.ask(prompt=0)
-    failed = world.ask(inject="error", inject_after=0)
-    world.run()
-    assert isinstance(world.last(failed).error, TritonUnknownError)
-    assert world.ids(other) == expected_tokens(2000)
 
 
 def test_a_hanging_engine_sends_nothing() -> None:

@@ -15,11 +15,10 @@ from cog_triton.bench.length_distribution import parse
 from cog_triton.bench.options import Options
 from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.engines import tensor_contract
-from cog_triton.engines.base import NOT_OPTIONS
+from cog_triton.engines.base import options_of
 from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.mock.family import MockFamily
-from cog_triton.engines.mock.mock_options import MockOptions
-from cog_triton.engines.mock.mock_request import INPUTS, MockRequest, decode_request
+from cog_triton.engines.mock.mock_request import INPUTS, MockOptions, MockRequest, decode_request
 from cog_triton.engines.mock.word_tokenizer import PASSAGE, WORDS
 from cog_triton.engines.registry import open_engine
 from cog_triton.engines.request import EngineRequest
@@ -203,7 +202,7 @@ def test_rendered_repository_has_the_options_and_extra_inputs(engine: Path, tmp_
     parameters = {name: value.string_value for name, value in config.parameters.items()}
     assert parameters["engine_dir"] == str(engine)
     assert parameters["coalesce"] == str(family.defaults.join).lower()
-    parameters = {name: text for name, text in parameters.items() if name not in NOT_OPTIONS}
+    parameters = options_of(parameters)
     assert MockOptions.parse(parameters) == family.defaults
     assert config.model_transaction_policy.decoupled
     own = {item.name: item for item in config.input if item.name in INPUTS}

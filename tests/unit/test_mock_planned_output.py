@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mock_requests import PASSAGE, expected_tokens, request
+from mock_requests import PASSAGE, request
 
 from cog_triton.engines.mock.scheduler import PlannedOutput, plan_output
 from cog_triton.engines.stop_words import StopWords
@@ -85,7 +85,3 @@ def test_an_injection_after_the_end_of_the_output_is_refused() -> None:
         plan_output(request(5, inject="error", inject_after=5), PASSAGE, NONE)
     with pytest.raises(InvalidArgument, match=r"inject_after=9: must be less than 4, "):
         plan_output(request(50, inject="crash", inject_after=9), PASSAGE, frozenset([13]))
-
-
-def test_expected_tokens_repeat_the_passage() -> None:
-    assert expected_tokens(9) == [*PASSAGE, *PASSAGE[:2]]

@@ -19,7 +19,7 @@ from openai_server import THREE, TOKENIZER, USER, Served, api, wait
 
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.mock.engine import MockEngine
-from cog_triton.engines.mock.mock_options import MockOptions
+from cog_triton.engines.mock.mock_request import MockOptions
 from cog_triton.errors import InvalidArgument
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.openai.served_models import ServedModels

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from openai_server import THREE, TOKENIZER, USER, Served, api, wait
 
-from cog_triton.engines.abilities import Abilities
+from cog_triton.engines.base import Abilities
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import EMBEDDING, ERROR, STOP, StepItem
 from cog_triton.serving.openai import embeddings

@@ -9,9 +9,8 @@ import pytest
 from openai_server import THREE, TOKENIZER, USER, api, tokens
 from scripted_server import event, stream
 
-from cog_triton.engines.abilities import Abilities
-from cog_triton.engines.request import EngineRequest
-from cog_triton.engines.request_extras import EXTRAS, decode_extras, encode_extras
+from cog_triton.engines.base import Abilities
+from cog_triton.engines.request import EXTRAS, EngineRequest, decode_extras, encode_extras
 from cog_triton.errors import InvalidArgument
 from cog_triton.text.sampling import ABILITIES, SamplingParams
 

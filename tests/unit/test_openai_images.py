@@ -11,9 +11,8 @@ from chat_templates import QWEN
 from image_files import PARTS_TEMPLATE, PLACEHOLDER, bomb, data_url, image, part, user
 from openai_server import THREE, TOKENIZER, Served, api
 
-from cog_triton.engines.abilities import Abilities
-from cog_triton.engines.request import EngineRequest
-from cog_triton.engines.request_extras import EXTRAS, decode_extras, encode_extras
+from cog_triton.engines.base import Abilities
+from cog_triton.engines.request import EXTRAS, EngineRequest, decode_extras, encode_extras
 from cog_triton.engines.step_items import LENGTH, PROMPT, STOP, StepItem
 from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.text.sampling import SamplingParams

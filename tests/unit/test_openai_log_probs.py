@@ -11,11 +11,11 @@ import pytest
 from engine_transport import EngineTransport
 from openai_server import THREE, USER, Served, api
 
-from cog_triton.engines.abilities import Abilities
+from cog_triton.engines.base import Abilities
 from cog_triton.engines.mock.engine import MockEngine
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.mock.mock_directory import make_engine, read_model
-from cog_triton.engines.mock.mock_options import MockOptions
+from cog_triton.engines.mock.mock_request import MockOptions
 from cog_triton.serving.openai import sequences
 from cog_triton.text.tokenizer import EngineTokenizer
 

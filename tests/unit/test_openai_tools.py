@@ -13,7 +13,7 @@ from openai_server import THREE, TOKENIZER, USER, api, tokens
 from scripted_server import event, stream
 from tokenizers import Tokenizer
 
-from cog_triton.engines.abilities import Abilities
+from cog_triton.engines.base import Abilities
 from cog_triton.system import log_notes
 from cog_triton.text.tokenizer import EngineTokenizer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,14 +27,6 @@ for _ in iter(lambda: print("ready", flush=True) or sys.stdin.readline(), ""):
     cuda.cuCtxSynchronize()
 """
 Start = Callable[[], "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaDriver:
-    made = CudaDriver(tmp_path / "driver")
-    for name, value in made.environment.items():
-        monkeypatch.setenv(name, value)
-    return made
 
 
 @pytest.fixture
@@ -59,7 +52,7 @@ def start(driver: CudaDriver) -> Iterator[Start]:
 
 @pytest.fixture
 def checkpoints(driver: CudaDriver) -> Iterator[CheckpointProcess]:
-    with CheckpointProcess() as process:
+    with closing(CheckpointProcess()) as process:
         yield process
 
 
@@ -134,7 +127,7 @@ def test_a_process_that_has_ended_is_told(start: Start, checkpoints: CheckpointP
 
 def test_a_driver_that_never_answers_is_left(driver: CudaDriver, start: Start) -> None:
     pid = start().pid
-    with CheckpointProcess(timeout_s=1) as checkpoints:
+    with closing(CheckpointProcess(timeout_s=1)) as checkpoints:
         driver.fail(("checkpoint", 0, "hang"))
         with pytest.raises(EngineNotRestored, match="has not done its checkpoint in 1 s"):
             checkpoints.checkpoint([pid])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cog_triton.engines.replica_choice import TOKENS_A_REQUEST, ReplicaChoice
+from cog_triton.engines.engine_client import TOKENS_A_REQUEST, ReplicaChoice
 
 SYSTEM = list(range(1000, 1000 + 2 * TOKENS_A_REQUEST))
 

@@ -13,8 +13,7 @@ from scripted_server import PATIENCE_S, wait_until
 from small_tokenizers import byte_level
 
 from cog_triton import errors
-from cog_triton.engines.abilities import ResumeRules
-from cog_triton.engines.base import EngineLimits
+from cog_triton.engines.base import EngineLimits, ResumeRules
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import LENGTH, PROMPT, STOP, StepItem
 from cog_triton.errors import CogTritonError, FatalRequest, TritonUnavailable, TritonUnknownError

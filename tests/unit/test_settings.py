@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cog_triton.engines.mock.mock_options import MockOptions
+from cog_triton.engines.mock.mock_request import MockOptions
 from cog_triton.errors import InvalidArgument
 from cog_triton.settings import IMAGE_ENGINE_DIR, Settings, load_settings
 

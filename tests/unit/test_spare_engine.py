@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cuda_driver import TOTAL_BYTES, CudaDriver, has_compiler
-from started_keeper import Keeper
+from started_keeper import Keeper, keeping, until
 from step_engines import ENGINE
 from vllm_engines import vllm_engine
 from vllm_hosts import ABC, ask, token_ids, tokens
@@ -22,7 +20,6 @@ from cog_triton.errors import TritonUnavailable
 from cog_triton.keeper.keeper_messages import SPARE_LOADS, EngineSpec
 
 HOST = "cog_triton.engines.vllm.engine_host:VLLMHost"
-PATIENCE_S = 60
 pytestmark = [
     pytest.mark.usefixtures("vllm_environment"),
     pytest.mark.skipif(not has_compiler(), reason="needs a C compiler"),
@@ -30,21 +27,9 @@ pytestmark = [
 
 
 @pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaDriver:
-    made = CudaDriver(tmp_path / "driver")
-    for name, value in made.environment.items():
-        monkeypatch.setenv(name, value)
-    return made
-
-
-@pytest.fixture
 def keeper(driver: CudaDriver, tmp_path: Path) -> Iterator[Keeper]:
-    keeper = Keeper(tmp_path, spare=True)
-    keeper.start()
-    yield keeper
-    pids = keeper.pids
-    keeper.close()
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    with keeping(tmp_path, spare=True) as keeper:
+        yield keeper
 
 
 def leased(keeper: Keeper, loads: str, share: float) -> EngineClient:
@@ -53,14 +38,6 @@ def leased(keeper: Keeper, loads: str, share: float) -> EngineClient:
     vllm_engine(directory, gpu_memory_utilization=share)
     parameters = {"engine_dir": str(directory), SPARE_LOADS: loads}
     return leased_engines(keeper.client.name, EngineSpec.of(HOST, parameters))
-
-
-def until(holds: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := holds()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
 
 
 def by_state(driver: CudaDriver, state: str) -> set[int]:

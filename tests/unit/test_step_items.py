@@ -1,4 +1,3 @@
-from array import array
 from typing import Any
 
 import pytest
@@ -87,20 +86,15 @@ def test_merging_joins_what_follows() -> None:
 
 
 @pytest.mark.parametrize(
-    "second",
+    ("first", "second"),
     [
-        StepItem(1, 0, 2, [3], []),
-        StepItem(1, 0, 0, [3], []),
-        StepItem(1, 0, 1, [3], [-1.0], 0, None, 1),
+        (StepItem(1, 0, 0, [1], []), StepItem(1, 0, 2, [3], [])),
+        (StepItem(1, 0, 0, [1], []), StepItem(1, 0, 0, [3], [])),
+        (StepItem(1, 0, 0, [1], []), StepItem(1, 0, 1, [3], [-1.0], 0, None, 1)),
+        (StepItem(1, 0, 0, [1], [], step_items.STOP), StepItem(1, 0, 1, [3], [])),
     ],
 )
-def test_merging_hides_no_gap_and_mixes_no_widths(second: StepItem) -> None:
-    first = StepItem(1, 0, 0, [1], [])
-    assert merge([first, second]) == [first, second]
-
-
-def test_merging_takes_nothing_after_an_end() -> None:
-    first, second = StepItem(1, 0, 0, [1], [], step_items.STOP), StepItem(1, 0, 1, [3], [])
+def test_merging_hides_no_gap_or_end_and_mixes_no_widths(first: StepItem, second: StepItem) -> None:
     assert merge([first, second]) == [first, second]
 
 
@@ -125,7 +119,3 @@ def test_events_become_items() -> None:
         length,
         failed,
     ]
-
-
-def test_encoded_values_are_arrays_of_fixed_size() -> None:
-    assert encode([]).items == array("q")

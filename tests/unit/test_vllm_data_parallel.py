@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from vllm_engines import double_environment, vllm_engine
+from vllm_engines import vllm_engine
 from vllm_hosts import (
     ABC,
     HANDLES,
@@ -16,7 +16,7 @@ from vllm_hosts import (
     Inbox,
     Running,
     ask,
-    running,
+    over_double,
     text,
     token_ids,
     tokens,
@@ -28,12 +28,9 @@ from cog_triton.engines.vllm.model_directory import read_model
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+def host(tmp_path: Path) -> Iterator[Running]:
     """A host of two engines with room for three requests each."""
-    values = double_environment(tmp_path / "journal", VLLM_DOUBLE_DELAY="0.05")
-    for name, value in values.items():
-        monkeypatch.setenv(name, value)
-    with running(tmp_path, max_num_seqs=3, data_parallel_size=2) as started:
+    with over_double(tmp_path, delay="0.05", max_num_seqs=3, data_parallel_size=2) as started:
         yield started
 
 

@@ -13,7 +13,7 @@ import pytest
 from vllm_engines import DOUBLES
 
 from cog_triton.engines.vllm.argument_types import convert, minor_version, recorded, types_of
-from cog_triton.engines.vllm.model_arguments import REPLACED
+from cog_triton.engines.vllm.model_directory import REPLACED
 from cog_triton.engines.vllm.sampling_arguments import REPLACED as REPLACED_SAMPLING
 from cog_triton.engines.vllm.vllm_version import known_versions
 

@@ -9,12 +9,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm_engines import MAX_MODEL_LEN, VERSIONS, double_environment, vllm_engine
-from vllm_hosts import ABC, HANDLES, Inbox, Running, ask, failure, running, text, tokens
+from vllm_engines import MAX_MODEL_LEN, VERSIONS, vllm_engine
+from vllm_hosts import (
+    ABC,
+    HANDLES,
+    Inbox,
+    Running,
+    ask,
+    failure,
+    over_double,
+    running,
+    text,
+    tokens,
+)
 
 from cog_triton.backend.vllm_tensors import output_tensors, parse_request
-from cog_triton.engines.request import EngineRequest, TokenEvent
-from cog_triton.engines.request_extras import EXTRAS, decode_extras, encode_extras
+from cog_triton.engines.request import (
+    EXTRAS,
+    EngineRequest,
+    TokenEvent,
+    decode_extras,
+    encode_extras,
+)
 from cog_triton.engines.step_items import EMBEDDING, STOP, StepBuffer, StepItem, decode, merge
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.host_messages import EmbeddingRequest
@@ -49,13 +65,9 @@ def pooling(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     """A host of each version with a model that makes embeddings."""
-    directory = tmp_path_factory.mktemp("pooling")
-    with pytest.MonkeyPatch.context() as patch:
-        values = {"VLLM_DOUBLE_VERSION": request.param}
-        for name, value in double_environment(directory / "journal", **values).items():
-            patch.setenv(name, value)
-        with running(directory, runner="pooling", config=MATRYOSHKA) as started:
-            yield started
+    values = {"version": request.param, "runner": "pooling", "config": MATRYOSHKA}
+    with over_double(tmp_path_factory.mktemp("pooling"), **values) as started:
+        yield started
 
 
 def test_an_embedding_comes_alone_with_the_end(pooling: Running) -> None:
@@ -100,13 +112,8 @@ def test_what_cannot_be_embedded_gets_a_coded_error(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_cancelled_request_is_aborted_in_vllm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
-    values = {"VLLM_DOUBLE_VERSION": version, "VLLM_DOUBLE_DELAY": "30"}
-    for name, value in double_environment(tmp_path / "journal", **values).items():
-        monkeypatch.setenv(name, value)
-    with running(tmp_path, runner="pooling") as host:
+def test_a_cancelled_request_is_aborted_in_vllm(tmp_path: Path, version: str) -> None:
+    with over_double(tmp_path, version=version, delay="30", runner="pooling") as host:
         inbox, handle = Inbox(), next(HANDLES)
         host.engine.submit(handle, of_tokens(ABC), inbox)
         host.calls("add_request")

@@ -15,10 +15,9 @@ from vllm_engines import MAX_MODEL_LEN, hugging_face, vllm_engine
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.generate_stream import STEP_MODEL
 from cog_triton.engines.registry import open_engine
-from cog_triton.engines.vllm import family, model_arguments, vllm_version
+from cog_triton.engines.vllm import family, model_directory, vllm_version
 from cog_triton.engines.vllm.family import VLLMFamily
-from cog_triton.engines.vllm.model_arguments import REPLACED
-from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
+from cog_triton.engines.vllm.model_directory import REPLACED, VLLMModel, read_model
 from cog_triton.errors import (
     CogTritonError,
     EngineCorrupt,
@@ -38,13 +37,15 @@ def _no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family, "installed_version", lambda _: None)
 
 
-def model_json(directory: Path, **arguments: Any) -> VLLMModel:
-    return read_model(vllm_engine(directory, **arguments))
+def model_json(directory: Path, version: str | None = None, **arguments: Any) -> VLLMModel:
+    return read_model(vllm_engine(directory, **arguments), version)
 
 
-def refusal(directory: Path, error: type[CogTritonError], **arguments: Any) -> str:
+def refusal(
+    directory: Path, error: type[CogTritonError], version: str | None = None, **arguments: Any
+) -> str:
     with pytest.raises(error) as caught:
-        model_json(directory, **arguments)
+        model_json(directory, version, **arguments)
     assert str(directory / "model.json") in caught.value.detail
     return caught.value.detail
 
@@ -104,10 +105,6 @@ def test_a_cached_hub_model_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert read.max_model_len == 2048
 
 
-def test_a_missing_model_directory_is_refused(tmp_path: Path) -> None:
-    assert "'/no/such/dir'" in refusal(tmp_path, ModelUnavailable, model="/no/such/dir")
-
-
 def test_model_json_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text("{}")
     with pytest.raises(InvalidPredictorConfig, match="model: missing"):
@@ -137,6 +134,7 @@ def test_arguments_are_converted_to_their_types(tmp_path: Path) -> None:
         tensor_parallel_size="2",
         enforce_eager="True",
         max_num_seqs=7,
+        max_model_len=32,
         dtype="bfloat16",
     )
     assert read.arguments == {
@@ -146,46 +144,15 @@ def test_arguments_are_converted_to_their_types(tmp_path: Path) -> None:
         "enforce_eager": True,
         "max_num_seqs": 7,
         "dtype": "bfloat16",
-        "max_model_len": MAX_MODEL_LEN,
+        "max_model_len": 32,
     }
+    assert read.max_model_len == 32
     assert read.max_num_seqs == 7
-
-
-def test_an_unknown_argument_is_refused_with_a_suggestion(tmp_path: Path) -> None:
-    detail = refusal(tmp_path, UnexpectedEngineArg, gpu_memory_utilisation=0.5)
-    assert "vLLM 0.33.0" in detail
-    assert "did you mean 'gpu_memory_utilization'" in detail
 
 
 @pytest.mark.parametrize("name", REPLACED)
 def test_a_removed_argument_is_refused_with_its_replacement(name: str, tmp_path: Path) -> None:
     assert REPLACED[name] in refusal(tmp_path, UnexpectedEngineArg, **{name: True})
-
-
-def test_private_fields_are_refused(tmp_path: Path) -> None:
-    refusal(tmp_path, UnexpectedEngineArg, _api_process_count=2)
-
-
-@pytest.mark.parametrize(
-    ("version", "arguments", "words"),
-    [
-        ("0.33.0", {"max_num_partial_prefills": 2}, "vLLM 0.33.0 has no such engine argument; only"
-         " vLLM 0.26 has it"),
-        ("0.26.1", {"max_num_queued_reqs": 2}, "vLLM 0.26.1 has no such engine argument; only"
-         " vLLM 0.33 has it"),
-        ("0.33.0", {"max_num_sequences": 2}, "vLLM 0.33.0 has no such engine argument; did you"
-         " mean 'max_num_seqs'?"),
-        (None, {"max_num_sequences": 2}, "vLLM 0.33.0 has no such engine argument; did you"),
-        ("0.34.0", {"swap_space": 4}, "vLLM 0.33.0, whose record 0.34.0 goes by, has no such"),
-    ],
-)  # fmt: skip
-def test_names_of_another_version_are_refused_by_name(
-    version: str | None, arguments: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    vllm_engine(tmp_path, **arguments)
-    with pytest.raises(UnexpectedEngineArg) as caught:
-        read_model(tmp_path, version)
-    assert words in caught.value.detail
 
 
 @pytest.mark.parametrize(
@@ -204,43 +171,41 @@ def test_names_of_the_version_are_taken(
     assert arguments.items() <= read.arguments.items()
 
 
-@pytest.mark.parametrize(
-    ("version", "arguments", "words"),
-    [
-        ("0.33.0", {"mamba_cache_mode": "all"}, "must be align or none or null (vLLM 0.33.0)"),
-        ("0.26.0", {"kv_cache_dtype": "fp9"}, "must be auto or bfloat16 or"),
-    ],
-)
-def test_values_of_another_version_are_refused(
-    version: str, arguments: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    vllm_engine(tmp_path, **arguments)
-    with pytest.raises(InvalidPredictorConfig) as caught:
-        read_model(tmp_path, version)
-    assert words in caught.value.detail
-
-
 def test_names_that_the_loaded_vllm_lacks_are_refused() -> None:
     with pytest.raises(UnexpectedEngineArg, match=r"vLLM 0\.34\.0 .* did you mean 'brand_newer'"):
-        model_arguments.refuse_unknown({"brand_new": 1}, ["model", "brand_newer"], "0.34.0")
+        model_directory.refuse_unknown({"brand_new": 1}, ["model", "brand_newer"], "0.34.0")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "rule"),
+    ("version", "arguments", "error", "words"),
     [
-        ({"tensor_parallel_size": "two"}, "tensor_parallel_size='two': must be a whole number"),
-        ({"gpu_memory_utilization": True}, "must be a number"),
-        ({"dtype": "bf16"}, "must be auto or bfloat16"),
-        ({"max_lora_rank": 12}, "must be 1 or 128"),
-        ({"compilation_config": 3}, "must be an object"),
-        ({"model": ["a"]}, "must be text"),
-        ({"max_model_len": -1}, "max_model_len=-1: must be at least 1"),
+        (None, {"gpu_memory_utilisation": 1}, UnexpectedEngineArg, "'gpu_memory_utilization'"),
+        (None, {"max_num_sequences": 2}, UnexpectedEngineArg, "vLLM 0.33.0 has no such engine"),
+        (None, {"_api_process_count": 2}, UnexpectedEngineArg, "_api_process_count"),
+        ("0.33.0", {"max_num_partial_prefills": 2}, UnexpectedEngineArg, "only vLLM 0.26 has it"),
+        ("0.26.1", {"max_num_queued_reqs": 2}, UnexpectedEngineArg, "only vLLM 0.33 has it"),
+        ("0.33.0", {"max_num_sequences": 2}, UnexpectedEngineArg, "did you mean 'max_num_seqs'?"),
+        ("0.34.0", {"swap_space": 4}, UnexpectedEngineArg, "0.33.0, whose record 0.34.0 goes by,"),
+        ("0.33.0", {"mamba_cache_mode": "all"}, InvalidPredictorConfig, "null (vLLM 0.33.0)"),
+        ("0.26.0", {"kv_cache_dtype": "fp9"}, InvalidPredictorConfig, "must be auto or bfloat16"),
+        (None, {"tensor_parallel_size": "two"}, InvalidPredictorConfig, "size='two': must be a"),
+        (None, {"gpu_memory_utilization": True}, InvalidPredictorConfig, "must be a number"),
+        (None, {"dtype": "bf16"}, InvalidPredictorConfig, "must be auto or bfloat16"),
+        (None, {"max_lora_rank": 12}, InvalidPredictorConfig, "must be 1 or 128"),
+        (None, {"compilation_config": 3}, InvalidPredictorConfig, "must be an object"),
+        (None, {"model": ["a"]}, InvalidPredictorConfig, "must be text"),
+        (None, {"max_model_len": -1}, InvalidPredictorConfig, "max_model_len=-1: must be at least"),
+        (None, {"model": "/no/such/dir"}, ModelUnavailable, "'/no/such/dir'"),
     ],
 )
-def test_a_value_of_another_type_is_refused(
-    arguments: dict[str, Any], rule: str, tmp_path: Path
+def test_what_a_version_does_not_take_is_refused_by_name(
+    version: str | None,
+    arguments: dict[str, Any],
+    error: type[CogTritonError],
+    words: str,
+    tmp_path: Path,
 ) -> None:
-    assert rule in refusal(tmp_path, InvalidPredictorConfig, **arguments)
+    assert words in refusal(tmp_path, error, version, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -275,10 +240,6 @@ def test_the_tokenizers_length_is_a_limit_too(tmp_path: Path) -> None:
     assert read_model(tmp_path).max_model_len == 64
     (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1e30}')
     assert read_model(tmp_path).max_model_len == MAX_MODEL_LEN
-
-
-def test_a_given_max_model_len_is_used(tmp_path: Path) -> None:
-    assert model_json(tmp_path, max_model_len=32).max_model_len == 32
 
 
 def test_adapters_are_read_from_multi_lora_json(tmp_path: Path) -> None:
@@ -334,6 +295,7 @@ def test_repository_has_the_token_model_and_the_text_model(tmp_path: Path) -> No
     assert engine.backend == text.backend == "python"
     assert (engine.max_batch_size, text.max_batch_size) == (16, 0)
     assert text.parameters["max_model_len"].string_value == str(MAX_MODEL_LEN)
+    assert text.parameters["vllm_version"].string_value == "0.33.0"
     for name in ("tensorrt_llm", "vllm_model"):
         code = (tmp_path / "repo" / name / "1" / "model.py").read_text("utf-8")
         assert "TritonPythonModel" in code
@@ -402,11 +364,6 @@ def test_the_version_that_will_run_decides(
         return
     with pytest.raises(UnexpectedEngineArg, match=r"vLLM 0\.26\.0 .* only vLLM 0\.33 has it"):
         model_repository.render_repository(engine, ServeConfig(), tmp_path / "repo")
-
-
-def test_an_unknown_version_gets_the_newest_record(tmp_path: Path) -> None:
-    configs = render(tmp_path)
-    assert configs["vllm_model"].parameters["vllm_version"].string_value == "0.33.0"
 
 
 @pytest.mark.parametrize("version", ["0.34.0", "0.3.3", "1.26.0"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_engines import EOS, MAX_MODEL_LEN, VERSIONS, calls, double_environment, vllm_engine
+from vllm_engines import EOS, MAX_MODEL_LEN, VERSIONS, calls, vllm_engine
 from vllm_hosts import (
     ABC,
     HANDLES,
@@ -20,6 +20,7 @@ from vllm_hosts import (
     Running,
     ask,
     failure,
+    over_double,
     running,
     text,
     token_ids,
@@ -49,12 +50,8 @@ from cog_triton.text.sampling import SamplingParams
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One host for all tests that do not end it."""
-    directory = tmp_path_factory.mktemp("host")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in double_environment(directory / "journal").items():
-            patch.setenv(name, value)
-        with running(directory, max_num_seqs=9) as started:
-            yield started
+    with over_double(tmp_path_factory.mktemp("host")) as started:
+        yield started
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -62,17 +59,8 @@ def each_version(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     """A host of each version, for what they do differently."""
-    directory = tmp_path_factory.mktemp("versions")
-    with pytest.MonkeyPatch.context() as patch:
-        values = {"VLLM_DOUBLE_VERSION": request.param}
-        for name, value in double_environment(directory / "journal", **values).items():
-            patch.setenv(name, value)
-        with running(directory) as started:
-            yield started
-
-
-def test_the_owner_is_told_the_batch_size(host: Running) -> None:
-    assert host.engine.stats().max_batch_size == 9
+    with over_double(tmp_path_factory.mktemp("versions"), version=request.param) as started:
+        yield started
 
 
 def test_tokens_stream_as_they_are_generated(host: Running) -> None:
@@ -371,28 +359,6 @@ def test_cancel_aborts_the_request_in_vllm(
         aborted = host.calls("abort")[0]
         assert (aborted["ids"], aborted["internal"]) == ([called["id"]], False)
         assert host.engine.stats().active == 0
-
-
-@pytest.mark.usefixtures("vllm_environment")
-def test_requests_of_a_disconnected_guest_are_aborted(tmp_path: Path) -> None:
-    with running(tmp_path, max_model_len=4096) as host:
-        guest = host.guest()
-        guest.submit(1, text("abc", {"max_tokens": 4000}, stream=True), Inbox())
-        (called,) = host.calls("add_request")
-        guest.close()
-        assert host.calls("abort")[0]["ids"][0].split("-")[0] == called["id"]
-        assert token_ids(ask(host.engine, tokens(ABC, 1))) == [97]
-
-
-def test_handles_of_two_peers_are_independent(host: Running) -> None:
-    guests = [host.guest() for _ in range(3)]
-    inboxes = [Inbox() for _ in guests]
-    for guest, inbox, letter in zip(guests, inboxes, "xyz", strict=True):
-        guest.submit(1, text(letter, {"max_tokens": 20}, stream=True), inbox)
-    for inbox, letter in zip(inboxes, "xyz", strict=True):
-        assert "".join(event.texts[0] for event in inbox.until_end()) == letter * 20
-    for guest in guests:
-        guest.close()
 
 
 def test_metrics_are_delivered_once(host: Running) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -117,15 +115,6 @@ def test_death_of_an_idle_engine_ends_the_host_and_tells_its_owner(tmp_path: Pat
         host.death.touch()
         assert host.engine.connector.dead.wait(PATIENCE_S)
         assert isinstance(failure(host.engine, tokens(ABC)), TritonUnavailable)
-
-
-def test_sigkill_of_the_host_ends_every_request(tmp_path: Path) -> None:
-    with running(tmp_path, max_model_len=4096) as host:
-        inbox = Inbox()
-        host.engine.submit(next(HANDLES), tokens(ABC, 4000), inbox)
-        inbox.next()
-        os.kill(host.pid, signal.SIGKILL)
-        assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
 
 
 def test_close_shuts_the_engine_down(tmp_path: Path) -> None:

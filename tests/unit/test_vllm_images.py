@@ -9,8 +9,19 @@ from typing import Any
 
 import pytest
 from image_files import FORMATS, bomb, image, told
-from vllm_engines import MAX_MODEL_LEN, VERSIONS, VISION, double_environment, vllm_engine
-from vllm_hosts import HANDLES, Inbox, Running, ask, failure, running, text, token_ids, tokens
+from vllm_engines import MAX_MODEL_LEN, VERSIONS, VISION, vllm_engine
+from vllm_hosts import (
+    HANDLES,
+    Inbox,
+    Running,
+    ask,
+    failure,
+    over_double,
+    running,
+    text,
+    token_ids,
+    tokens,
+)
 
 from cog_triton.engines import step_items
 from cog_triton.engines.engine_link import EngineLink
@@ -29,14 +40,9 @@ PROMPT_IDS = [*b"a\x01b"]
 def host(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    directory = tmp_path_factory.mktemp("host")
-    values = {"VLLM_DOUBLE_VERSION": request.param}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in double_environment(directory / "journal", **values).items():
-            patch.setenv(name, value)
-        limit = {"limit_mm_per_prompt": {"image": 2}}
-        with running(directory, config=VISION, **limit) as started:
-            yield started
+    values = {"config": VISION, "limit_mm_per_prompt": {"image": 2}}
+    with over_double(tmp_path_factory.mktemp("host"), version=request.param, **values) as started:
+        yield started
 
 
 def parts(*files: bytes) -> tuple[ImagePart, ...]:

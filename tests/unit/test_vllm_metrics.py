@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cog_triton.engines.kv_cache_stats import KVCacheStats
-from cog_triton.engines.vllm.engine_metrics import KVCacheMonitor, MetricsBuffer
+from cog_triton.engines.vllm.engine_host import KVCacheMonitor, MetricsBuffer
 from cog_triton.engines.vllm.host_messages import MetricsEvent
 from cog_triton.errors import TritonUnavailable
 

@@ -18,11 +18,19 @@ import pytest
 from vllm_engines import vllm_engine
 
 from cog_triton.engines.registry import open_engine
-from cog_triton.engines.vllm import node_link, nodes
+from cog_triton.engines.vllm import nodes
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.model_directory import read_model
-from cog_triton.engines.vllm.node_link import STARTED, STOPPED, Hello, LeaderLinks, NodeLink, join
-from cog_triton.engines.vllm.nodes import LEADER, Nodes
+from cog_triton.engines.vllm.nodes import (
+    LEADER,
+    STARTED,
+    STOPPED,
+    Hello,
+    LeaderLinks,
+    NodeLink,
+    Nodes,
+    join,
+)
 from cog_triton.errors import (
     CogTritonError,
     EngineIncompatible,
@@ -179,7 +187,7 @@ class Leader:
         for joined in self._joined:
             joined.close()
         for thread in threading.enumerate():
-            if thread.name == node_link.WATCH:  # it must not find its sockets closed
+            if thread.name == nodes.WATCH:  # it must not find its sockets closed
                 thread.join(30)
         for link in self.links._links.values():
             link.close()
@@ -258,7 +266,7 @@ def test_what_is_no_node_is_dropped(leader: Leader, sent: bytes) -> None:
 def test_a_line_that_does_not_end_holds_nobody_up(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_link, "_LINE_S", 0.1)
+    monkeypatch.setattr(nodes, "_LINE_S", 0.1)
     with socket.create_connection(("127.0.0.1", leader.nodes.link_port)) as other:
         other.settimeout(30)
         with suppress(OSError):
@@ -324,7 +332,7 @@ def test_a_leader_that_hangs_up_at_once_is_as_good_as_none(tmp_path: Path, reset
 
 
 def test_a_leader_elsewhere_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_link, "_RESOLVE_S", 0)
+    monkeypatch.setattr(nodes, "_RESOLVE_S", 0)
     for address, said in (("192.0.2.1", "cannot listen there"), ("no.such.invalid", "leader=")):
         with pytest.raises(InvalidArgument, match=said):
             LeaderLinks(Nodes(2, address, 29501), MINE)

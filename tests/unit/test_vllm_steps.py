@@ -162,15 +162,6 @@ def test_likeliest_tokens_and_those_of_the_prompt(host: Running) -> None:
     assert widths == {1}
 
 
-def test_log_probabilities_have_their_width(host: Running) -> None:
-    guest = StepGuest(host)
-    guest.submit(1, tokens(ABC, 3, return_log_probs=True))
-    guest.submit(2, tokens(ABC, 3))
-    items = [item for step in guest.until_end([1, 2]) for item in step]
-    assert {(item.handle, item.width) for item in items} == {(1, 1), (2, 0)}
-    assert [p for item in items for p in item.log_probs] == [-0.125, -0.25, -0.375]
-
-
 @pytest.mark.parametrize(
     ("request_", "text"),
     [

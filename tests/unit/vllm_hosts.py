@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from raw_clients import RawClient
 from started_engines import StartedEngine
-from vllm_engines import calls, vllm_engine
+from vllm_engines import VERSIONS, calls, double_environment, vllm_engine
 
 from cog_triton.engines.engine_client import EngineClient
 from cog_triton.engines.engine_link import EngineLink
@@ -74,6 +75,19 @@ def running(
         assert not Path("/proc", str(host.pid)).exists()
 
 
+@contextmanager
+def over_double(
+    directory: Path, *, version: str = VERSIONS[-1], delay: str = "", **arguments: Any
+) -> Iterator[Running]:
+    """A host over the double of a version, whose steps take `delay` seconds."""
+    values = {"VLLM_DOUBLE_VERSION": version} | ({"VLLM_DOUBLE_DELAY": delay} if delay else {})
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in double_environment(directory / "journal", **values).items():
+            patch.setenv(name, value)
+        with running(directory, **arguments) as started:
+            yield started
+
+
 def tokens(ids: list[int], max_tokens: int = 5, **values: Any) -> EngineRequest:
     own = ("temperature", "top_k", "top_p", "seed", "min_tokens", "presence_penalty")
     sampling = {name: values.pop(name) for name in own if name in values}
@@ -94,6 +108,9 @@ class Inbox:
 
     def next(self) -> Any:
         return self._events.get(timeout=PATIENCE_S)
+
+    def is_empty(self) -> bool:
+        return self._events.empty()
 
     def until_end(self) -> list[Any]:
         events = [self.next()]

@@ -6,21 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from cog_triton.engines.abilities import Abilities
-from cog_triton.engines.base import EngineFamily, EngineLimits
+from cog_triton.engines.base import Abilities, EngineFamily, EngineLimits
 from cog_triton.engines.llmapi.llmapi_directory import CONFIG_FILE, LLMAPIModel, read_model
 from cog_triton.errors import EngineIncompatible, InvalidPredictorConfig, nearest
 from cog_triton.system.redaction import HUB_TOKENS
 
-_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
-
-from cog_triton.engines.engine_client import engine_opener
-from cog_triton.backend.token_model import make_token_model
-
-TritonPythonModel = make_token_model(
-    engine_opener("cog_triton.engines.llmapi.llmapi_host:LLMAPIHost")
-)
-'''
 _OPTIONS = {"engine_python": "", "cancellation_check_period_ms": "100"}
 
 
@@ -28,6 +18,7 @@ class LLMAPIFamily(EngineFamily):
     """LLM API family, detected by ``llmapi.yaml``."""
 
     name = "llmapi"
+    engine_class = "cog_triton.engines.llmapi.llmapi_host:LLMAPIHost"
     secrets = HUB_TOKENS  # TensorRT-LLM downloads weights by itself
 
     def __init__(self, directory: Path, model: LLMAPIModel) -> None:
@@ -81,11 +72,4 @@ class LLMAPIFamily(EngineFamily):
                 f"tensorrt_llm.args.cancellation_check_period_ms={period!r}: must be a whole"
                 " number, at least 1"
             )
-        config.backend = "python"
-        config.max_batch_size = self.limits.max_batch_size
-        config.ClearField("dynamic_batching")  # the engine batches in flight by itself
-        config.parameters.clear()
-        options["engine_dir"] = str(self.directory.resolve())
-        for name, value in options.items():
-            config.parameters[name].string_value = value
-        return _MODEL_PY
+        return self.render_python(config, self.limits.max_batch_size, options)

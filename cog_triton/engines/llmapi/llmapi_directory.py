@@ -1,17 +1,66 @@
-"""LLM API engine directory: ``llmapi.yaml``, and the model and limits that it names."""
+"""LLM API engine directory: ``llmapi.yaml``, and the model and limits that it names.
+
+Names and types of its arguments are as two versions of TensorRT-LLM have them: ``llm_args_*.json``
+were written by hand from tensorrt_llm/llmapi/llm_args.py; their ``source`` says from which, and how
+much of it was read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from cog_triton.engines import hugging_face
-from cog_triton.engines.llmapi import llm_args
-from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig, UnexpectedEngineArg
+from cog_triton.engines.vllm.argument_types import convert
+from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig, UnexpectedEngineArg, nearest
+
+Record = Mapping[str, Any]
+ARGUMENTS = "llm_args"
+
+
+@cache
+def recorded() -> tuple[Record, ...]:
+    """The recorded versions, oldest first."""
+    files = sorted(Path(__file__).parent.glob("llm_args_*.json"))
+    return tuple(json.loads(path.read_text("utf-8")) for path in files)
+
+
+def version_of(record: Record) -> str:
+    """The version of TensorRT-LLM that a record is of."""
+    return str(record["source"]["version"])
+
+
+def problems(arguments: Mapping[str, Any], record: Record) -> Iterator[str]:
+    """What `record` does not take of `arguments`: the name, the value and the rule, a line each.
+
+    Sections that are recorded, as ``kv_cache_config``, are looked into.
+    """
+    yield from _problems(arguments, record, ARGUMENTS, "")
+
+
+def _problems(given: Mapping[str, Any], record: Record, section: str, at: str) -> Iterator[str]:
+    known: Mapping[str, list[str]] = record[section]
+    for name, value in given.items():
+        if name not in known:
+            yield (
+                f"{at}{name}: TensorRT-LLM {version_of(record)} has no such argument"
+                f"{nearest(name, list(known))}"
+            )
+            continue
+        try:
+            convert(value, known[name])
+        except ValueError as error:
+            yield f"{at}{name}={value!r}: {error} (TensorRT-LLM {version_of(record)})"
+        else:
+            if name in record and isinstance(value, Mapping):
+                yield from _problems(value, record, name, f"{at}{name}.")
+
 
 CONFIG_FILE = "llmapi.yaml"
 # tensorrt_llm/llmapi/llm_args.py, from 1.2 on.
@@ -76,11 +125,9 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise EngineCorrupt(f"{path}: must be a YAML mapping of arguments by name")
     for name, value in content.items():
-        of_versions = [
-            list(llm_args.problems({name: value}, record)) for record in llm_args.recorded()
-        ]
+        of_versions = [list(problems({name: value}, record)) for record in recorded()]
         if all(of_versions):
-            known = any(name in record[llm_args.ARGUMENTS] for record in llm_args.recorded())
+            known = any(name in record[ARGUMENTS] for record in recorded())
             error_type = InvalidPredictorConfig if known else UnexpectedEngineArg
             raise error_type(f"{path}: {of_versions[0][0]}")
     return content

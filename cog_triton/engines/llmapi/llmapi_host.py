@@ -1,19 +1,126 @@
-"""LLM API host process: runs `tensorrt_llm.LLM` for the Triton model ``tensorrt_llm``."""
+"""LLM API host process: runs `tensorrt_llm.LLM` for the Triton model ``tensorrt_llm``.
+
+What the LLM API would ignore of a request is refused.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from cog_triton.engines.async_loop import AsyncEngine
 from cog_triton.engines.llmapi import llmapi_engine
 from cog_triton.engines.llmapi.llmapi_directory import LLMAPIModel, read_model
-from cog_triton.engines.llmapi.llmapi_sampling import OutputConverter, from_engine_request
-from cog_triton.engines.request import EngineRequest
-from cog_triton.engines.request_checks import check_prompt
-from cog_triton.errors import CogTritonError, TritonUnknownError
+from cog_triton.engines.request import (
+    EngineRequest,
+    FinishReason,
+    TokenEvent,
+    check_prompt,
+    note_length_penalty,
+)
+from cog_triton.engines.stop_words import StopWords, Tokens
+from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnknownError
+
+_FINISH_REASONS: Mapping[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "cancelled": "cancelled",
+}
+
+
+class OutputConverter:
+    """Converts outputs of one request to token events; cuts end ids and stop words."""
+
+    def __init__(self, request: EngineRequest, end_ids: Collection[int]) -> None:
+        """`end_ids` are the model's own."""
+        self._output = StopWords(request.stop_words, request.sampling.min_tokens)
+        self._has_log_probs = request.return_log_probs
+        self._end_ids = request.end_ids(frozenset(end_ids))
+        self._seen = 0
+
+    def convert(self, output: Any) -> TokenEvent | None:
+        """The event for `output`, which has all tokens so far; None if nothing can be sent yet."""
+        completion = output.outputs[0]
+        ids = list(completion.token_ids)
+        reason = completion.finish_reason
+        if reason is not None and reason not in _FINISH_REASONS:
+            return failed(TritonUnknownError(f"TensorRT-LLM ended the request with {reason!r}"))
+        if reason == "stop" and ids and ids[-1] in self._end_ids:
+            ids.pop()
+        for place in range(self._seen, len(ids)):
+            log_prob = 0.0
+            if self._has_log_probs:
+                log_prob = _log_prob(completion.logprobs[place], ids[place])
+            self._seen += 1
+            if self._output.add(ids[place], log_prob):
+                return self._event(self._output.rest(), "stop")
+        if reason is not None:
+            return self._event(self._output.rest(), _FINISH_REASONS[reason])
+        ready = self._output.ready()
+        return self._event(ready) if ready else None
+
+    def _event(self, tokens: Tokens, finish: FinishReason | None = None) -> TokenEvent:
+        log_probs = [value for _, value in tokens] if self._has_log_probs else []
+        return TokenEvent([token for token, _ in tokens], log_probs, finish)
+
+
+def failed(error: CogTritonError) -> TokenEvent:
+    """The last event of a request that failed."""
+    return TokenEvent([], [], error=error)
+
+
+def _log_prob(value: Any, token: int) -> float:
+    """Log probability of a token: the value itself, or one by token id beside the likeliest."""
+    if isinstance(value, Mapping):
+        value = value[token].logprob
+    return float(value)
+
+
+_NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_GUIDES = {"json_schema": "json"}
+
+
+def from_engine_request(request: EngineRequest, *, penalties: bool) -> dict[str, Any]:
+    """Arguments of SamplingParams for an engine request; raises E1005.
+
+    `guided_decoding` is left as the arguments of GuidedDecodingParams. Stop words are left out:
+    they are matched here, where a prompt of theirs counts as little as for other engines.
+
+    Args:
+        penalties: whether the engine's sampler heeds penalties.
+    """
+    sampling = request.sampling
+    note_length_penalty(request)
+    values = {**sampling.arguments("llmapi"), "detokenize": False}
+    for name, neutral in _NEUTRAL.items():
+        value = values[name]
+        if value == neutral:
+            del values[name]
+        elif not penalties:
+            raise InvalidArgument(
+                f"{name}={value}: TensorRT-LLM's sampler ignores penalties before 1.3, unless"
+                " llmapi.yaml has sampler_type: TRTLLMSampler"
+            )
+    if sampling.greedy:
+        values["top_k"] = 1
+    if request.return_log_probs:
+        values["logprobs"] = 0
+    if request.end_id is not None:
+        values |= {"end_id": request.end_id} if request.end_id >= 0 else {"ignore_eos": True}
+    if request.guide is not None:
+        kind = _GUIDES.get(request.guide.kind, request.guide.kind)
+        values["guided_decoding"] = {kind: request.guide.text}
+    if request.bad_words:
+        if any(len(word) > 1 for word in request.bad_words):
+            raise InvalidArgument(
+                "bad_words_list: the LLM API takes bad words of one token; this one has more:"
+                f" {max(request.bad_words, key=len)}"
+            )
+        values["bad_token_ids"] = [word[0] for word in request.bad_words]
+    return values
+
 
 _log = logging.getLogger(__name__)
 

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Self
 
 from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
-from cog_triton.engines.base import NOT_OPTIONS
+from cog_triton.engines.base import options_of
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.mock.mock_directory import MockModel, read_model
-from cog_triton.engines.mock.mock_options import MockOptions
-from cog_triton.engines.mock.mock_request import MockRequest
-from cog_triton.engines.mock.scheduler import Scheduler
-from cog_triton.engines.mock.step_clock import StepClock
+from cog_triton.engines.mock.mock_request import MockOptions, MockRequest
+from cog_triton.engines.mock.scheduler import Scheduler, StepClock
 from cog_triton.engines.request import TokenEvent
 from cog_triton.errors import InvalidArgument
 
@@ -51,10 +49,9 @@ class MockEngine:
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
         """Open the engine that a rendered model's parameters describe."""
-        options = {name: value for name, value in parameters.items() if name not in NOT_OPTIONS}
         registry = AdapterRegistry(Path(parameters[REGISTRY])) if REGISTRY in parameters else None
         model = read_model(Path(parameters["engine_dir"]))
-        return cls(model, MockOptions.parse(options), registry=registry)
+        return cls(model, MockOptions.parse(options_of(parameters)), registry=registry)
 
     def wait_s(self) -> float | None:
         """See `StepEngine.wait_s`."""

@@ -10,30 +10,19 @@ from typing import Any, Self
 from google.protobuf import text_format
 
 from cog_triton.artifact.lora_adapter import LoRALimits
-from cog_triton.engines.abilities import Abilities, ResumeRules
-from cog_triton.engines.base import EngineFamily, EngineLimits
+from cog_triton.engines.base import Abilities, EngineFamily, EngineLimits, ResumeRules
 from cog_triton.engines.mock.mock_directory import MODEL_FILE, read_model
-from cog_triton.engines.mock.mock_options import MockOptions
-from cog_triton.engines.mock.mock_request import INPUTS
+from cog_triton.engines.mock.mock_request import INPUTS, MockOptions
 from cog_triton.text.sampling import ABILITIES
 
 MAX_LORA_RANK = 64
-_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
-
-from cog_triton.engines.engine_client import engine_opener
-from cog_triton.backend.token_model import make_token_model
-from cog_triton.engines.mock.mock_request import decode_request
-
-TritonPythonModel = make_token_model(
-    engine_opener("cog_triton.engines.mock.engine:MockEngine"), decode_request
-)
-'''
 
 
 class MockFamily(EngineFamily):
     """Mock family, detected by ``mock.json``; `defaults` of requests are final after `render`."""
 
     name = "mock"
+    engine_class = "cog_triton.engines.mock.engine:MockEngine"
     replicable = True
     request_decoder = "cog_triton.engines.mock.mock_request:decode_request"
     # Penalties do not change its text.
@@ -66,16 +55,10 @@ class MockFamily(EngineFamily):
     def render(self, config: Any, arguments: Mapping[str, Any]) -> str:
         """See `EngineFamily.render`; arguments are the fields of `MockOptions`."""
         self.defaults = MockOptions.parse(arguments)
-        config.backend = "python"
-        config.max_batch_size = self.defaults.max_batch_size
-        config.ClearField("dynamic_batching")  # the engine batches in flight by itself
-        config.parameters.clear()
-        config.parameters["engine_dir"].string_value = str(self.directory.resolve())
-        for name, value in asdict(self.defaults).items():
-            config.parameters[name].string_value = str(value)
         joins = self.defaults.join and not self.defaults.is_flat_out
-        config.parameters["coalesce"].string_value = str(joins).lower()
+        options = {**asdict(self.defaults), "coalesce": str(joins).lower()}
+        model_py = self.render_python(config, self.defaults.max_batch_size, options)
         for name, kind in INPUTS.items():
             own = f'input {{ name: "{name}" data_type: {kind} dims: [1] optional: true }}'
             text_format.Merge(own, config)
-        return _MODEL_PY
+        return model_py

@@ -11,11 +11,16 @@ import numpy as np
 import openvino as ov
 import openvino_genai as og
 
-from cog_triton.engines.base import NOT_OPTIONS
+from cog_triton.engines.base import options_of
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.openvino.family import OpenVINOOptions, read_config
-from cog_triton.engines.request import EngineRequest, FinishReason, TokenEvent
-from cog_triton.engines.request_checks import check_prompt, note_length_penalty
+from cog_triton.engines.request import (
+    EngineRequest,
+    FinishReason,
+    TokenEvent,
+    check_prompt,
+    note_length_penalty,
+)
 from cog_triton.engines.stop_words import StopWords, Tokens
 from cog_triton.errors import (
     CogTritonError,
@@ -76,8 +81,7 @@ class OpenVINOPipeline:
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
         """Open the engine that a rendered model's parameters describe."""
-        options = {name: value for name, value in parameters.items() if name not in NOT_OPTIONS}
-        engine = cls(Path(parameters["engine_dir"]), OpenVINOOptions.parse(options))
+        engine = cls(Path(parameters["engine_dir"]), OpenVINOOptions.parse(options_of(parameters)))
         engine.warm_up()
         return engine
 

@@ -10,24 +10,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from cog_triton.artifact.lora_adapter import LoRALimits
-from cog_triton.engines.abilities import Abilities
-from cog_triton.engines.base import EngineFamily, EngineLimits
+from cog_triton.engines.base import Abilities, EngineFamily, EngineLimits
 from cog_triton.errors import (
     EngineCorrupt,
     EngineIncompatible,
     InvalidPredictorConfig,
     nearest,
 )
-
-_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
-
-from cog_triton.engines.engine_client import engine_opener
-from cog_triton.backend.token_model import make_token_model
-
-TritonPythonModel = make_token_model(
-    engine_opener("cog_triton.engines.openvino.engine:OpenVINOPipeline")
-)
-'''
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +127,7 @@ class OpenVINOFamily(EngineFamily):
     """OpenVINO family, detected by ``openvino_model.xml``."""
 
     name = "openvino"
+    engine_class = "cog_triton.engines.openvino.engine:OpenVINOPipeline"
     replicable = True
 
     @property
@@ -181,11 +171,5 @@ class OpenVINOFamily(EngineFamily):
     def render(self, config: Any, arguments: Mapping[str, Any]) -> str:
         """See `EngineFamily.render`; arguments are the fields of `OpenVINOOptions`."""
         options = OpenVINOOptions.parse(arguments)
-        config.backend = "python"
-        config.max_batch_size = options.max_batch_size or self.limits.max_batch_size
-        config.ClearField("dynamic_batching")  # the engine batches in flight by itself
-        config.parameters.clear()
-        config.parameters["engine_dir"].string_value = str(self.directory)
-        for name, value in asdict(options).items():
-            config.parameters[name].string_value = str(value)
-        return _MODEL_PY
+        size = options.max_batch_size or self.limits.max_batch_size
+        return self.render_python(config, size, asdict(options))

@@ -20,7 +20,6 @@ from cog_triton.text.tokenizer import EngineTokenizer
 
 MAX_LORA_RANK = 64
 """trtllm-build's default of max_lora_rank."""
-
 _RANK = re.compile(r"rank\d+\.engine")
 _SPECULATIVE = {4: "medusa", 8: "lookahead", 16: "redrafter", 32: "eagle"}
 
@@ -97,39 +96,6 @@ def read_engine(directory: Path) -> Engine:
     return Engine(directory, config, contract, end_ids, pad_id, runtime, adapters)
 
 
-def lora_limits(config: EngineConfig, directory: Path) -> LoRALimits:
-    """What adapters the engine in `directory` takes, whose `config` it is.
-
-    Raises:
-        EngineIncompatible: it takes none; says why.
-    """
-    build, model = config.build_config, config.pretrained_config
-    where = directory / CONFIG_NAME
-    if not build.plugin_config.lora_plugin:
-        raise EngineIncompatible(
-            f"{where}: the engine takes no LoRA adapters: build it with lora_plugin"
-        )
-    if model.dtype != "float16":
-        raise EngineIncompatible(
-            f"{where}: dtype={model.dtype}: TensorRT-LLM takes adapters of the model's own type"
-            " alone, and its Triton model has lora_weights in FP16: build with dtype float16"
-        )
-    lora = build.lora_config or LoRABuild()
-    return LoRALimits(
-        max_rank=lora.max_lora_rank or MAX_LORA_RANK,
-        max_loras=build.max_batch_size,
-        modules=lora_modules(lora.lora_target_modules),
-        hidden_size=model.hidden_size,
-        layers=model.num_hidden_layers,
-    )
-
-
-def lora_modules(targets: Sequence[str]) -> frozenset[str]:
-    """Adapters' names of the modules that `targets` are in TensorRT-LLM; all, if it names none."""
-    found = [HF_MODULES[name] for name in targets if name in HF_MODULES]
-    return frozenset(found or HF_MODULES.values())
-
-
 def _rank_files(directory: Path) -> set[str]:
     return {path.name for path in directory.glob("rank*.engine") if _RANK.fullmatch(path.name)}
 
@@ -155,3 +121,36 @@ def _special_ids(directory: Path) -> tuple[tuple[int, ...], int | None]:
             raise TritonTokenizerError(f"{path}: {token!r} is not a token id")
     ends = tuple(dict.fromkeys(token for token in ids if token is not None))
     return ends, pad if pad is not None else next(iter(ends), None)
+
+
+def adapter_limits(config: EngineConfig, directory: Path) -> LoRALimits:
+    """What adapters the engine in `directory` takes, whose `config` it is.
+
+    Raises:
+        EngineIncompatible: it takes none; says why.
+    """
+    build, model = config.build_config, config.pretrained_config
+    where = directory / CONFIG_NAME
+    if not build.plugin_config.lora_plugin:
+        raise EngineIncompatible(
+            f"{where}: the engine takes no LoRA adapters: build it with lora_plugin"
+        )
+    if model.dtype != "float16":
+        raise EngineIncompatible(
+            f"{where}: dtype={model.dtype}: TensorRT-LLM takes adapters of the model's own type"
+            " alone, and its Triton model has lora_weights in FP16: build with dtype float16"
+        )
+    lora = build.lora_config or LoRABuild()
+    return LoRALimits(
+        max_rank=lora.max_lora_rank or MAX_LORA_RANK,
+        max_loras=build.max_batch_size,
+        modules=modules_of(lora.lora_target_modules),
+        hidden_size=model.hidden_size,
+        layers=model.num_hidden_layers,
+    )
+
+
+def modules_of(targets: Sequence[str]) -> frozenset[str]:
+    """Adapters' names of the modules that `targets` are in TensorRT-LLM; all, if it names none."""
+    found = [HF_MODULES[name] for name in targets if name in HF_MODULES]
+    return frozenset(found or HF_MODULES.values())

@@ -12,8 +12,7 @@ from cog_triton.artifact.engine_config import TENSORRT_LLM
 from cog_triton.artifact.engine_manifest import adapter_directory
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines import tensor_contract
-from cog_triton.engines.abilities import Abilities, ResumeRules
-from cog_triton.engines.base import EngineFamily, EngineLimits
+from cog_triton.engines.base import Abilities, EngineFamily, EngineLimits, ResumeRules
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.tensorrt_llm import (
     backend_errors,
@@ -97,7 +96,7 @@ class TensorRTLLMFamily(EngineFamily):
 
     def lora_limits(self) -> LoRALimits:
         """See `EngineFamily.lora_limits`; what the engine was built for."""
-        return engine_directory.lora_limits(self.engine.config, self.directory)
+        return engine_directory.adapter_limits(self.engine.config, self.directory)
 
     @property
     def adapters(self) -> Mapping[str, str]:

@@ -8,11 +8,10 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
-from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
+from cog_triton.engines.tensorrt_llm.backend_settings import Parameters, notation
 from cog_triton.engines.tensorrt_llm.engine_directory import Engine
 from cog_triton.engines.tensorrt_llm.releases import ReleaseContract
 from cog_triton.engines.tensorrt_llm.setting_rules import DATA_TYPES
-from cog_triton.engines.tensorrt_llm.setting_types import notation
 
 BACKENDS = Path("/opt/tritonserver/backends/tensorrtllm")
 _KEYS = {

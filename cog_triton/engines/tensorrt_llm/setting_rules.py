@@ -10,10 +10,9 @@ import json
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
+from cog_triton.engines.tensorrt_llm.backend_settings import Parameters, notation
 from cog_triton.engines.tensorrt_llm.engine_directory import Engine
 from cog_triton.engines.tensorrt_llm.releases import format_release
-from cog_triton.engines.tensorrt_llm.setting_types import notation
 from cog_triton.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.errors import InvalidPredictorConfig
 
@@ -196,7 +195,7 @@ def _lora(parameters: Parameters, engine: Engine) -> Problems:
     if optimal > largest:
         name = "lora_cache_optimal_adapter_size"
         yield (
-            name if parameters.given(name) else "lora_cache_max_adapter_size",
+            name if name in given else "lora_cache_max_adapter_size",
             f"lora_cache_optimal_adapter_size, {optimal}, must not be above"
             f" lora_cache_max_adapter_size, {largest}",
         )

@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from cog_triton.engines.tensorrt_llm.backend_settings import Parameters, choices_of
+from cog_triton.engines.tensorrt_llm.backend_settings import Parameters, choices_of, notation
 from cog_triton.engines.tensorrt_llm.releases import OLDEST, format_release
-from cog_triton.engines.tensorrt_llm.setting_types import notation
 
 _PLACE = re.compile(r"(?<=<!-- settings -->\n).*?(?=<!-- /settings -->)", re.DOTALL)
 _KINDS = {

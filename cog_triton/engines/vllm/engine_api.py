@@ -15,10 +15,10 @@ from typing import Any
 
 from cog_triton.engines.vllm.engine_errors import is_refusal
 from cog_triton.engines.vllm.host_messages import KV_CACHE_USAGE, PREFIX_HITS, PREFIX_QUERIES
-from cog_triton.engines.vllm.model_arguments import refuse_unknown
+from cog_triton.engines.vllm.model_directory import refuse_unknown
 from cog_triton.engines.vllm.optional_packages import refuse_missing
+from cog_triton.engines.vllm.sampling_arguments import WorkerLimits
 from cog_triton.engines.vllm.vllm_version import require_tested
-from cog_triton.engines.vllm.worker_limits import WorkerLimits
 from cog_triton.errors import (
     CogTritonError,
     EngineIncompatible,

@@ -9,12 +9,20 @@ from pathlib import Path
 from typing import Any, Self
 
 from cog_triton.artifact.lora_adapter import LoRALimits
-from cog_triton.engines.abilities import Abilities, ResumeRules
-from cog_triton.engines.base import EngineFamily, EngineLimits
+from cog_triton.engines.base import (
+    Abilities,
+    EngineFamily,
+    EngineLimits,
+    ResumeRules,
+)
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.image_decoding import images_of
-from cog_triton.engines.vllm.model_arguments import MODEL_FILE, read_arguments
-from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
+from cog_triton.engines.vllm.model_directory import (
+    MODEL_FILE,
+    VLLMModel,
+    read_arguments,
+    read_model,
+)
 from cog_triton.engines.vllm.nodes import LEADER, nodes_of
 from cog_triton.engines.vllm.vllm_version import (
     ALLOW_UNTESTED,
@@ -35,15 +43,6 @@ _SPREADS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_siz
 DEFAULT_MAX_LORA_RANK = 16
 # vllm/config/cache.py; a share of a GPU's memory, of which contexts take some, too.
 MEMORY_SHARE, _ROOM = 0.92, 0.94
-_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
-
-from cog_triton.engines.engine_client import engine_opener
-from cog_triton.backend.token_model import make_token_model
-
-TritonPythonModel = make_token_model(
-    engine_opener("cog_triton.engines.vllm.engine_host:VLLMHost")
-)
-'''
 _ENGINE_OPTIONS = {
     "engine_python": "",
     "cancellation_check_period_ms": "100",
@@ -56,6 +55,7 @@ class VLLMFamily(EngineFamily):
     """vLLM family, detected by ``model.json``."""
 
     name = "vllm"
+    engine_class = "cog_triton.engines.vllm.engine_host:VLLMHost"
     replicable = True
     extra_models = (TEXT_MODEL,)
     resume_rules = ResumeRules(frequency_penalty="logit_bias")
@@ -149,18 +149,11 @@ class VLLMFamily(EngineFamily):
         options = {**_ENGINE_OPTIONS, **{name: str(value) for name, value in arguments.items()}}
         _check_period("tensorrt_llm", options)
         self._check_version(options)
-        config.backend = "python"
-        config.max_batch_size = self.limits.max_batch_size
-        config.ClearField("dynamic_batching")  # the engine batches in flight by itself
-        config.parameters.clear()
-        options["engine_dir"] = str(self.directory.resolve())
         if self.nodes > 1:  # which cannot be parked
             nodes_of(self.model.arguments, options[LEADER])
         else:
             options[SPARE_LOADS] = _spare_loads(self.model.arguments)
-        for name, value in options.items():
-            config.parameters[name].string_value = value
-        return _MODEL_PY
+        return self.render_python(config, self.limits.max_batch_size, options)
 
     def _check_version(self, options: Mapping[str, str]) -> None:
         self._version = installed_version(options["engine_python"])

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from cog_triton.engines.abilities import Abilities
+from cog_triton.engines.base import Abilities
 from cog_triton.errors import InvalidArgument
 from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.serving.openai.image_fetch import ChatImages, chat_images

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
-from cog_triton.engines.abilities import Abilities
+from cog_triton.engines.base import Abilities
 from cog_triton.errors import InvalidArgument, Overloaded
 from cog_triton.pictures.image_limits import ImageLimits, ImagePart, read_data_url
 from cog_triton.settings.addresses import AccessSettings

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
-from cog_triton.engines.abilities import Abilities
+from cog_triton.engines.base import Abilities
 from cog_triton.errors import InvalidArgument, nearest
 from cog_triton.system.printable import shortened
 from cog_triton.text import json_schema

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from cog_triton.engines.abilities import Abilities
+from cog_triton.engines.base import Abilities
 from cog_triton.errors import BadMessages, InvalidArgument
 from cog_triton.serving.openai.request_fields import (
     GuideFields,

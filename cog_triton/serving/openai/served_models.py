@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from cog_triton.engines.abilities import Abilities
+from cog_triton.engines.base import Abilities
 from cog_triton.errors import CogTritonError, InvalidArgument, NotFound, Unauthorized, nearest
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.generate import TextGenerator

@@ -27,7 +27,7 @@ from cog_triton.bench.http_client import (
     encode_request,
     now,
 )
-from cog_triton.bench.measurement import GeneratorUsage, UsageMonitor
+from cog_triton.bench.load_generator import GeneratorUsage, UsageMonitor
 
 _TIMEOUT_S = 300.0
 _REFUSED_S = 0.1

@@ -22,9 +22,8 @@ import httpx
 import uvloop
 from _report import Figure, Grid, Report, main
 
-from cog_triton.bench import length_distribution
 from cog_triton.bench.http_client import Client, now
-from cog_triton.bench.options import Options
+from cog_triton.bench.options import Options, parse_lengths
 from cog_triton.bench.prompt_source import Prompt
 from cog_triton.bench.request_record import OK, Record
 from cog_triton.bench.targets.cog import CogTarget
@@ -81,7 +80,7 @@ def own(streams: int) -> Reader:
 
     async def read(url: str) -> int:
         client = Client(60)
-        options = Options(url=url, requests=1, input_lengths=length_distribution.parse("", "1"))
+        options = Options(url=url, requests=1, input_lengths=parse_lengths("", "1"))
         target = Canned(options, client)
         await target.prepare()
         records = [Record(index=number, scheduled=now()) for number in range(streams)]

@@ -15,10 +15,9 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from cog_triton.bench import export, measurement, plot, report, server_metrics
+from cog_triton.bench import export, load_generator, plot, report, server_metrics
 from cog_triton.bench.http_client import Client, TransportError, split_url
-from cog_triton.bench.load_generator import Progress
-from cog_triton.bench.measurement import RunResult
+from cog_triton.bench.load_generator import Progress, RunResult
 from cog_triton.bench.options import Options, TargetName
 from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.bench.run_metrics import RunMetrics, compute_metrics
@@ -32,7 +31,7 @@ _CLEAR = "\r\x1b[2K"
 
 @contextmanager
 def display(console: Console, options: Options) -> Iterator[Callable[[Progress, float], None]]:
-    """The callback for `measurement.measure`; a terminal's line is removed at the end.
+    """The callback for `load_generator.measure`; a terminal's line is removed at the end.
 
     It runs on the load generator's event loop, so that it writes bare text: 10 us, where rich's
     live display takes milliseconds.
@@ -175,12 +174,12 @@ async def _measure(
     metrics_url: str | None,
     err: Console,
 ) -> list[plot.Level]:
-    notes = await measurement.warm_up(levels[0])
+    notes = await load_generator.warm_up(levels[0])
     runs: list[plot.Level] = []
     for options in levels:
         before = await _scrape(options, metrics_url)
         with display(err, options) as show:
-            done = await measurement.measure(options, show)
+            done = await load_generator.measure(options, show)
         after = await _scrape(options, metrics_url) if before is not None else None
         told = server_metrics.means(before or {}, after) if after is not None else {}
         done = dataclasses.replace(done, notes=list(dict.fromkeys([*notes, *done.notes])))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cog_triton import __version__
-from cog_triton.bench.measurement import RunResult
+from cog_triton.bench.load_generator import RunResult
 from cog_triton.bench.options import Options
 from cog_triton.bench.request_record import Record
 from cog_triton.bench.run_metrics import RunMetrics
@@ -50,7 +50,12 @@ def as_csv(levels: Iterable[tuple[Options, RunResult]]) -> str:
                 [
                     *(f"{options.rate:g}", record.index, record.status, record.code),
                     *map(_number, _times(record, run.started)),
-                    *(record.input_tokens, record.wanted_tokens, record.tokens, record.pieces),
+                    *(
+                        record.input_tokens,
+                        record.wanted_tokens,
+                        record.output_tokens,
+                        record.pieces,
+                    ),
                     *(record.server.get("time_to_first_token"), record.server.get("predict_time")),
                     *(record.server.get("tokens_per_second"), record.error),
                 ]

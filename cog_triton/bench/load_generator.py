@@ -1,24 +1,32 @@
-"""Load generator: sends requests when they are due, and records each."""
+"""Load generator: prepares a target, sends it requests when they are due, and records each."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+import signal
+import time
 from array import array
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
-from cog_triton.bench.http_client import now
+from cog_triton.bench import targets
+from cog_triton.bench.http_client import Client, now
 from cog_triton.bench.options import Arrival, Options, Unit
 from cog_triton.bench.prompt_source import PromptSource
-from cog_triton.bench.request_record import CUT, FAILED, Record
+from cog_triton.bench.request_record import CUT, FAILED, OK, Record
 from cog_triton.bench.targets.base import Target
+from cog_triton.errors import NothingSucceeded
 
 _MOST_ARRIVALS = 10_000_000
 _FAILURE_PAUSE_S = 0.1
 """Pause of a user after a failure: one refused at once must not ask 10000 times a second."""
+_LAG_PERIOD_S = 0.02
+_LEAD_S = 0.05
+_PROGRESS_S = 0.25
 
 
 @dataclass(slots=True)
@@ -45,8 +53,8 @@ class LoadGenerator:
     prompts: PromptSource
     progress: Progress = field(default_factory=Progress)
     records: list[Record] = field(default_factory=list)
-    _stopped: asyncio.Event = field(default_factory=asyncio.Event)
-    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    stopped: bool = False
+    _driver: asyncio.Task[None] | None = None
     _started: float = 0.0
 
     def expected_requests(self) -> int:
@@ -59,14 +67,11 @@ class LoadGenerator:
             return min(int(options.rate * options.duration * 1.2) + 1, 2000)
         return min(int(options.rate) * 20, 2000)
 
-    @property
-    def stopped(self) -> bool:
-        """Whether `stop` has ended it early."""
-        return self._stopped.is_set()
-
     def stop(self) -> None:
         """Stop: nothing more is sent, and requests in flight are cancelled."""
-        self._stopped.set()
+        self.stopped = True
+        if self._driver is not None:
+            self._driver.cancel()
 
     async def run(self, started: float) -> None:
         """Send all requests, starting at `started` of the monotonic clock; wait for the answers."""
@@ -76,18 +81,14 @@ class LoadGenerator:
             Unit.BATCH: self._batches,
             Unit.CONCURRENCY: self._closed_loops,
         }
-        driver = asyncio.create_task(drivers[self.options.unit]())
-        stopping = asyncio.create_task(self._stopped.wait())
-        await asyncio.wait({driver, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        driver.cancel()
-        tasks = [driver, *self._tasks]
-        if self.stopped:
-            for task in tasks:
-                task.cancel()
-        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(outcome, Exception):
-                raise outcome
+        self._driver = asyncio.create_task(drivers[self.options.unit]())
+        try:
+            await self._driver
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        except asyncio.CancelledError:
+            if not self.stopped:
+                raise
 
     async def _open_loop(self) -> None:
         """Open loop: due times are fixed in advance, so a slow server delays no request."""
@@ -99,25 +100,22 @@ class LoadGenerator:
             duration=options.duration,
             requests=options.requests,
         )
-        for index, after in enumerate(due):
-            at = self._started + after
-            await _sleep_until(at)
-            self._spawn(self._send_one(index, at))
-        await self._wait_for_all()
+        async with asyncio.TaskGroup() as tasks:
+            for index, after in enumerate(due):
+                at = self._started + after
+                await _sleep_until(at)
+                tasks.create_task(self._send_one(index, at))
 
     async def _batches(self) -> None:
         """Batches of `rate` requests, with a pause after the last of each has ended."""
         index, size = 0, int(self.options.rate)
         await _sleep_until(self._started)
-        while True:
-            count = min(size, self._remaining(index))
-            if count <= 0 or self._time_is_up(now()):
-                return
+        while (count := min(size, self._remaining(index))) > 0 and not self._time_is_up(now()):
             at = now()
-            for number in range(index, index + count):
-                self._spawn(self._send_one(number, at))
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(index, index + count):
+                    tasks.create_task(self._send_one(number, at))
             index += count
-            await self._wait_for_all()
             if self._remaining(index) > 0:
                 refused = self.records[-1].status == FAILED
                 await asyncio.sleep(
@@ -128,16 +126,13 @@ class LoadGenerator:
         """Closed loop: `rate` users, each of whom sends the next request once answered."""
         await _sleep_until(self._started)
         numbers = itertools.count()
-        for _ in range(int(self.options.rate)):
-            self._spawn(self._user(numbers))
-        await self._wait_for_all()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(int(self.options.rate)):
+                tasks.create_task(self._user(numbers))
 
     async def _user(self, numbers: Iterator[int]) -> None:
         due = self._started
-        while not self._time_is_up(due):
-            index = next(numbers)
-            if self._remaining(index) <= 0:
-                return
+        while not self._time_is_up(due) and self._remaining(index := next(numbers)) > 0:
             if (await self._send_one(index, due)).status == FAILED:
                 await asyncio.sleep(_FAILURE_PAUSE_S)
             due = now()
@@ -151,7 +146,9 @@ class LoadGenerator:
         finally:
             self.progress.done += 1
             self.progress.failed += record.status == FAILED
-            self.progress.tokens += 0 if record.status == CUT else record.tokens or record.pieces
+            self.progress.tokens += (
+                0 if record.status == CUT else record.output_tokens or record.pieces
+            )
         return record
 
     def _remaining(self, index: int) -> int:
@@ -160,28 +157,10 @@ class LoadGenerator:
     def _time_is_up(self, at: float) -> bool:
         return self.options.duration is not None and at - self._started >= self.options.duration
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._discard)
-
-    def _discard(self, task: asyncio.Task[Any]) -> None:
-        if task.cancelled() or task.exception() is None:
-            self._tasks.discard(task)
-
-    async def _wait_for_all(self) -> None:
-        while self._tasks:
-            await asyncio.gather(*self._tasks)
-
 
 async def _sleep_until(at: float) -> None:
     if (left := at - now()) > 0:
         await asyncio.sleep(left)
-
-
-def lateness(records: list[Record]) -> array[float]:
-    """Delay of each request's sending after it was due, in seconds."""
-    return array("d", (record.sent - record.scheduled for record in records if record.sent))
 
 
 def offsets(
@@ -202,3 +181,121 @@ def offsets(
         found.append(at)
         at = at + random.expovariate(rate) if poisson else len(found) / rate
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorUsage:
+    """Usage of one process: CPU seconds, wall seconds, and event-loop lags in seconds."""
+
+    cpu: float
+    wall: float
+    lags: array[float]
+
+
+class UsageMonitor:
+    """Measures usage from `start` to `stop`; lag is that of a timer of 20 ms."""
+
+    def __init__(self) -> None:
+        self._lags = array("d")
+        self._cpu = self._wall = self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Start measuring, within a running event loop."""
+        self._cpu, self._wall = time.process_time(), now()
+        self._arm()
+
+    def stop(self) -> GeneratorUsage:
+        """Stop measuring; returns the usage since `start`."""
+        if self._timer is not None:
+            self._timer.cancel()
+        return GeneratorUsage(time.process_time() - self._cpu, now() - self._wall, self._lags)
+
+    def _arm(self) -> None:
+        self._due = now() + _LAG_PERIOD_S
+        self._timer = asyncio.get_running_loop().call_later(_LAG_PERIOD_S, self._fire)
+
+    def _fire(self) -> None:
+        self._lags.append(max(0.0, now() - self._due))
+        self._arm()
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Records of one run; `started` and `ended`: first request due, last one ended."""
+
+    records: list[Record]
+    usage: GeneratorUsage
+    notes: Sequence[str]
+    started: float
+    ended: float
+    interrupted: bool
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the run, above 0."""
+        return max(self.ended - self.started, 1e-9)
+
+
+@asynccontextmanager
+async def _prepared(options: Options) -> AsyncIterator[Target]:
+    client = Client(options.timeout)
+    try:
+        target = targets.make(options, client)
+        await target.prepare()
+        yield target
+    finally:
+        client.close()
+
+
+async def warm_up(options: Options) -> list[str]:
+    """Prepare the target and send the warm-up requests; returns the target's notes.
+
+    Raises what `Target.prepare` raises, and E2400 when a warm-up request fails.
+    """
+    async with _prepared(options) as target:
+        prompts = PromptSource(options)
+        records = [Record(index=-1 - number, scheduled=now()) for number in range(options.warmup)]
+        await asyncio.gather(
+            *(target.measure(prompts.get(record.index), record) for record in records)
+        )
+    failed = [record for record in records if record.status == FAILED]
+    if failed:
+        raise NothingSucceeded(
+            f"the request that warms up failed ({failed[0].code}): {failed[0].error}"
+            " (--warmup 0 measures all the same)"
+        )
+    return target.notes
+
+
+async def measure(options: Options, show: Callable[[Progress, float], None]) -> RunResult:
+    """Put the target under load; Ctrl-C ends it early and keeps its records.
+
+    `show` gets the progress and the seconds since the start, a few times a second.
+    """
+    async with _prepared(options) as target:
+        prompts = PromptSource(options)
+        generator = LoadGenerator(options, target, prompts)
+        prompts.prepare(generator.expected_requests())
+        gc.freeze()  # prompts and options stay; collecting them again would only delay
+        monitor, loop, at = UsageMonitor(), asyncio.get_running_loop(), now() + _LEAD_S
+        loop.add_signal_handler(signal.SIGINT, generator.stop)
+        showing = asyncio.create_task(_show(generator.progress, at, show))
+        monitor.start()
+        try:
+            await generator.run(at)
+        finally:
+            usage = monitor.stop()
+            showing.cancel()
+            loop.remove_signal_handler(signal.SIGINT)
+    records = sorted(generator.records, key=lambda record: record.index)
+    ends = [record.ended for record in records if record.status in (OK, FAILED)]
+    return RunResult(records, usage, target.notes, at, max(ends, default=at), generator.stopped)
+
+
+async def _show(
+    progress: Progress, started: float, show: Callable[[Progress, float], None]
+) -> None:
+    while True:
+        await asyncio.sleep(_PROGRESS_S)
+        show(progress, now() - started)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cog_triton.bench.measurement import RunResult
+from cog_triton.bench.load_generator import RunResult
 from cog_triton.bench.options import Options
 from cog_triton.bench.request_record import FAILED, OK, Record
 from cog_triton.bench.run_metrics import RunMetrics

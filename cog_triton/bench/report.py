@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cog_triton.bench.options import Options, OutputMethod, Unit
-from cog_triton.bench.percentiles import Summary
-from cog_triton.bench.run_metrics import RunMetrics, ServerMetric
+from cog_triton.bench.run_metrics import RunMetrics, ServerMetric, Summary
 from cog_triton.system.redaction import redact_address
 
 _RULE = "-" * 30

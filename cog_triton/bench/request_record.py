@@ -13,14 +13,14 @@ class Record:
     """One request; times in seconds of the monotonic clock, which all processes share.
 
     `times` has each read that brought output, and `counts` how many pieces of it; a piece is an
-    event, or a token where the target tells tokens apart. A request that the user's Ctrl-C ended
-    is ``cut``: it neither failed nor succeeded. `server` is what the server told of it.
+    event, or a token where the target tells tokens apart. `output_tokens` are as the server counts
+    them, and `server` is what else it told. A request that the user's Ctrl-C ended is ``cut``: it
+    neither failed nor succeeded.
     """
 
     index: int
     scheduled: float
     wanted_tokens: int | None = None
-    made_tokens: int | None = None
     sent: float = 0.0
     ended: float = 0.0
     status: str = CUT
@@ -45,11 +45,6 @@ class Record:
     def pieces(self) -> int:
         """Number of pieces of output."""
         return sum(self.counts)
-
-    @property
-    def tokens(self) -> int | None:
-        """Output tokens as the server counts them."""
-        return self.output_tokens
 
     @property
     def latency(self) -> float:
@@ -79,16 +74,16 @@ class Record:
         """
         if not self.times or self.times[-1] <= self.times[0]:
             return None
-        if self.tokens is None or self.tokens < 2:
+        if self.output_tokens is None or self.output_tokens < 2:
             return None
-        return (self.ended - self.times[0]) / (self.tokens - 1)
+        return (self.ended - self.times[0]) / (self.output_tokens - 1)
 
     @property
     def single_stream_tps(self) -> float | None:
         """Output tokens a second, from sending to the end."""
-        if self.tokens is None or self.service <= 0:
+        if self.output_tokens is None or self.service <= 0:
             return None
-        return self.tokens / self.service
+        return self.output_tokens / self.service
 
     def gaps(self) -> list[float]:
         """ITL: seconds between pieces; those of one read are 0 apart."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cog_triton.bench.load_generator import lateness
-from cog_triton.bench.measurement import GeneratorUsage, RunResult
+import numpy as np
+
+from cog_triton.bench.load_generator import GeneratorUsage, RunResult
 from cog_triton.bench.options import Options
-from cog_triton.bench.percentiles import Concurrency, Summary, concurrency, summarize
 from cog_triton.bench.request_record import CUT, FAILED, OK, Record
 from cog_triton.errors import InvalidArgument, nearest
 
@@ -26,13 +26,88 @@ _PER_REQUEST: dict[str, Callable[[Record], float | None]] = {
     "tps_per_user": lambda record: 1 / record.tpot if record.tpot else None,
     "single_stream_tps": lambda record: record.single_stream_tps,
     "input_tokens": lambda record: record.input_tokens,
-    "output_tokens": lambda record: record.tokens,
+    "output_tokens": lambda record: record.output_tokens,
 }
 _EXPECTED = {
     "tps": "expected_tokens_per_second",
     "latency": "expected_duration",
     "ttft": "expected_time_to_first_token",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Statistics of a sample; percentiles are interpolated linearly, `std` is the population's."""
+
+    count: int
+    mean: float
+    std: float
+    min: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+
+def summarize(values: Iterable[float | None]) -> Summary | None:
+    """Summarize the values that are not None; None if there are none."""
+    known = np.array([value for value in values if value is not None], dtype=float)
+    if not known.size:
+        return None
+    p50, p90, p95, p99 = (float(point) for point in np.percentile(known, [50, 90, 95, 99]))
+    return Summary(
+        count=known.size,
+        mean=float(known.mean()),
+        std=float(known.std()),
+        min=float(known.min()),
+        p50=p50,
+        p90=p90,
+        p95=p95,
+        p99=p99,
+        max=float(known.max()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """Number of requests in flight, weighted by time."""
+
+    mode: int
+    mean: float
+    median: float
+    max: int
+    min: int
+
+
+def concurrency(
+    spans: Sequence[tuple[float, float]], start: float, end: float
+) -> Concurrency | None:
+    """Concurrency of requests with these (begin, end), from `start` to `end`; None if empty."""
+    changes = [(min(max(at, start), end), step) for a, b in spans for at, step in ((a, 1), (b, -1))]
+    lasted: dict[int, float] = {}
+    level, before = 0, start
+    for at, step in [*sorted(changes), (end, 0)]:
+        if at > before:
+            lasted[level] = lasted.get(level, 0.0) + at - before
+            before = at
+        level += step
+    total = sum(lasted.values())
+    if not total:
+        return None
+    passed, median = 0.0, 0
+    for value in sorted(lasted):
+        passed += lasted[value]
+        median = value
+        if passed >= total / 2:
+            break
+    return Concurrency(
+        mode=max(lasted, key=lambda value: lasted[value]),
+        mean=sum(value * seconds for value, seconds in lasted.items()) / total,
+        median=float(median),
+        max=max(lasted),
+        min=min(lasted),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +168,16 @@ def compute_metrics(
     found = {name: summarize(map(of, done)) for name, of in _PER_REQUEST.items()}
     found["itl"] = summarize(gap for record in done for gap in record.gaps())
     notes = list(run.notes)
-    short = sum(1 for r in done if r.tokens and r.wanted_tokens and r.tokens < r.wanted_tokens)
+    short = sum(
+        1
+        for record in done
+        if record.output_tokens
+        and record.wanted_tokens
+        and record.output_tokens < record.wanted_tokens
+    )
     if short:
         notes.append(f"{short} of {len(done)} answers have fewer tokens than were asked for")
-    if done and any(record.tokens is None for record in done):
+    if done and any(record.output_tokens is None for record in done):
         notes.append("The server does not tell all token counts: metrics of tokens lack those")
     return RunMetrics(
         seconds=run.seconds,
@@ -120,7 +201,7 @@ def compute_metrics(
 
 def _rates(options: Options, done: Sequence[Record], seconds: float) -> dict[str, float]:
     rates = {"requests": len(done) / seconds}
-    output = [record.tokens for record in done if record.tokens is not None]
+    output = [record.output_tokens for record in done if record.output_tokens is not None]
     prompt = [record.input_tokens for record in done if record.input_tokens is not None]
     if output:
         rates["output_tokens"] = sum(output) / seconds
@@ -145,7 +226,7 @@ def _server(options: Options, done: Sequence[Record]) -> dict[str, ServerMetric]
         if "tokens_per_second" in record.server:
             return record.server["tokens_per_second"]
         took = record.server.get("predict_time")
-        return record.tokens / took if record.tokens and took else None
+        return record.output_tokens / took if record.output_tokens and took else None
 
     told: dict[str, Callable[[Record], float | None]] = {
         "tps": tps,
@@ -172,7 +253,7 @@ def _expected(name: str, tps: float | None, record: Record) -> float | None:
 def _generator_health(usage: GeneratorUsage, records: Sequence[Record]) -> GeneratorHealth:
     cpu = usage.cpu / usage.wall if usage.wall > 0 else 0.0
     lags = summarize(usage.lags)
-    late = summarize(lateness(list(records)))
+    late = summarize(record.sent - record.scheduled for record in records if record.sent)
     reasons = []
     if cpu > BUSY_CPU:
         reasons.append(f"it used {cpu:.0%} of a core")

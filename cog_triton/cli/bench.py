@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cog_triton.bench.options import API, Arrival, Options, OutputMethod, TargetName, Unit
+from cog_triton.bench.options import (
+    API,
+    Arrival,
+    Options,
+    OutputMethod,
+    TargetName,
+    Unit,
+    parse_lengths,
+)
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.terminal import coded_errors, err
 
@@ -229,7 +237,7 @@ def bench(
 
     Example: cog-triton bench --target openai --sweep 1,2,4,8 --plot sweep.png
     """
-    from cog_triton.bench import command, length_distribution
+    from cog_triton.bench import command
     from cog_triton.bench.run_metrics import parse_slo
 
     with coded_errors():
@@ -252,10 +260,8 @@ def bench(
             warmup=warmup,
             seed=seed,
             timeout=timeout,
-            input_lengths=length_distribution.parse("--n-input-tokens", n_input_tokens),
-            output_lengths=(
-                n_output_tokens and length_distribution.parse("--n-output-tokens", n_output_tokens)
-            )
+            input_lengths=parse_lengths("--n-input-tokens", n_input_tokens),
+            output_lengths=(n_output_tokens and parse_lengths("--n-output-tokens", n_output_tokens))
             or None,
             prompt_file=prompt_file,
             tokenizer=tokenizer,

@@ -16,7 +16,7 @@ from _streams import CHAT, ChatStream
 from against_dynamo import OURS, THEIRS, Load, tell
 from scripted_server import ScriptedServer, event, stream, whole
 
-from cog_triton.bench.measurement import GeneratorUsage
+from cog_triton.bench.load_generator import GeneratorUsage
 
 USAGE = {"prompt_tokens": 25, "completion_tokens": 3, "details": {"cached_tokens": 0}}
 

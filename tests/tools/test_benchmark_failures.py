@@ -14,7 +14,7 @@ from _streams import Stream
 from against_original import KINDS, ORIGINAL, OURS, Kind, tell
 from scripted_server import RESET, Part, Request, ScriptedServer
 
-from cog_triton.bench.measurement import GeneratorUsage
+from cog_triton.bench.load_generator import GeneratorUsage
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 

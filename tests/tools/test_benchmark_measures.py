@@ -26,7 +26,7 @@ from _streams import Stream
 from original_way import repository
 from original_way.decode import Text
 
-from cog_triton.bench.measurement import GeneratorUsage
+from cog_triton.bench.load_generator import GeneratorUsage
 from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.triton.model_repository import read_config, render_repository

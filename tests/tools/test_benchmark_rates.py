@@ -18,7 +18,7 @@ from _streams import CHAT, PREDICTIONS, Api, Stream
 from disturbed import KINDS, UNDISTURBED, tell
 from scripted_server import ScriptedServer, stream, whole
 
-from cog_triton.bench.measurement import GeneratorUsage
+from cog_triton.bench.load_generator import GeneratorUsage
 
 
 def cell(gap: float = 0.01, tokens: int = 11) -> LoadCost:

@@ -13,10 +13,10 @@ import pytest
 from bench_runs import options
 from small_tokenizers import byte_level, save
 
-from cog_triton.bench import length_distribution, load_generator
+from cog_triton.bench import load_generator
 from cog_triton.bench.http_client import Client, now
 from cog_triton.bench.load_generator import LoadGenerator
-from cog_triton.bench.options import Arrival, Unit
+from cog_triton.bench.options import Arrival, Unit, parse_lengths
 from cog_triton.bench.prompt_source import Prompt, PromptSource
 from cog_triton.bench.request_record import CUT, OK, Record
 from cog_triton.bench.targets.base import Failure, Target
@@ -61,7 +61,7 @@ def test_a_schedule_ends_at_the_first_limit() -> None:
     ],
 )
 def test_length_distributions(text: str, low: int, high: int, mean: float) -> None:
-    found = length_distribution.parse("--n", text)
+    found = parse_lengths("--n", text)
     random = Random(3)
     drawn = [found.draw(random) for _ in range(4000)]
     assert low <= min(drawn) <= max(drawn) <= high
@@ -75,7 +75,7 @@ def test_length_distributions(text: str, low: int, high: int, mean: float) -> No
 )
 def test_invalid_length_distributions_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match=f"--n='{text}': must be N, uniform"):
-        length_distribution.parse("--n", text)
+        parse_lengths("--n", text)
 
 
 def test_prompts_depend_on_seed_and_request_number() -> None:
@@ -95,7 +95,7 @@ def test_prompts_depend_on_seed_and_request_number() -> None:
 def test_prompts_have_exactly_the_tokens_asked_for(tmp_path: Path) -> None:
     tokenizer = byte_level()
     save(tmp_path, tokenizer)
-    wanted = length_distribution.parse("n", "uniform:1-60")
+    wanted = parse_lengths("n", "uniform:1-60")
     prompts = PromptSource(options(tokenizer=tmp_path, input_lengths=wanted))
     found = set()
     for index in range(50):
@@ -254,6 +254,16 @@ def test_users_pause_after_a_failure() -> None:
     records = loaded(target, unit=Unit.CONCURRENCY, rate=1.0, requests=None, duration=0.25)
     assert 1 <= len(records) <= 3
     assert {record.code for record in records} == {"E2107"}
+
+
+@pytest.mark.parametrize("unit", list(Unit))
+def test_a_request_that_cannot_be_made_ends_the_load_by_its_code(unit: Unit) -> None:
+    class Refusing(Slow):
+        async def send(self, prompt: Prompt, record: Record) -> None:
+            raise InvalidArgument("cannot be made")
+
+    with pytest.raises(InvalidArgument, match="cannot be made"):
+        loaded(Refusing(0), unit=unit, rate=2.0, arrival=Arrival.CONSTANT)
 
 
 @pytest.mark.parametrize("unit", list(Unit))

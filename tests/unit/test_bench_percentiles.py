@@ -8,9 +8,14 @@ import pytest
 from bench_runs import START, options, record, run
 
 from cog_triton.bench import server_metrics
-from cog_triton.bench.percentiles import concurrency, summarize
 from cog_triton.bench.request_record import CUT, FAILED
-from cog_triton.bench.run_metrics import compute_metrics, parse_slo, slo_met
+from cog_triton.bench.run_metrics import (
+    compute_metrics,
+    concurrency,
+    parse_slo,
+    slo_met,
+    summarize,
+)
 from cog_triton.errors import InvalidArgument
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from bench_runs import options, record, run
 
-from cog_triton.bench import export, length_distribution, plot, report
-from cog_triton.bench.measurement import RunResult
-from cog_triton.bench.options import Options, OutputMethod, Unit
+from cog_triton.bench import export, plot, report
+from cog_triton.bench.load_generator import RunResult
+from cog_triton.bench.options import Options, OutputMethod, Unit, parse_lengths
 from cog_triton.bench.request_record import CUT, FAILED
 from cog_triton.bench.run_metrics import compute_metrics
 from cog_triton.errors import InvalidArgument, MissingExtra
@@ -35,7 +35,7 @@ def originals_run() -> tuple[Options, RunResult]:
         requests=None,
         tps=4.0,
         output_method=OutputMethod.YIELD,
-        output_lengths=length_distribution.parse("n", "3"),
+        output_lengths=parse_lengths("n", "3"),
     )
     return own, run(
         *(

@@ -11,8 +11,7 @@ import pytest
 from test_tensor_contract import tensors_of
 
 from cog_triton.artifact import engine_manifest
-from cog_triton.bench.length_distribution import parse
-from cog_triton.bench.options import Options
+from cog_triton.bench.options import Options, parse_lengths
 from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import options_of
@@ -86,7 +85,7 @@ def test_known_words_are_one_token_and_others_one_per_byte(tokenizer: EngineToke
 
 def test_bench_prompts_have_one_token_per_word(tokenizer: EngineTokenizer) -> None:
     prompts = PromptSource(
-        Options(url="", requests=1, input_lengths=parse("--n_input_tokens", "100"))
+        Options(url="", requests=1, input_lengths=parse_lengths("--n_input_tokens", "100"))
     )
     for number in range(20):
         assert len(tokenizer.encode(prompts.get(number).text)) == 100

@@ -104,7 +104,6 @@ class Target(ABC):
     async def measure(self, prompt: Prompt, record: Record) -> None:
         """Send a request, with times and any failure in `record`; raises only cancellation."""
         record.wanted_tokens = prompt.output_tokens
-        record.made_tokens = len(prompt.ids) if prompt.ids and self.options.tokenizer else None
         record.sent = now()
         try:
             await self.send(prompt, record)

@@ -21,6 +21,7 @@ OPENS = {
     *("asyncio.start_server", "loop.create_connection", "loop.create_server", "Server"),
     *("loop.create_unix_server", "loop.create_unix_connection", "Connection.to", "Stream.to"),
     *("local_socket.connect", "local_socket.listen", "local_socket.accept", "PythonChild"),
+    *("child.PythonChild", "http.client.HTTPConnection"),
     *("os.pipe", "os.pipe2", "os.mkfifo", "os.memfd_create", "mmap.mmap"),
     *("SharedTime", "SharedTimeReader"),
 }
@@ -29,7 +30,6 @@ PIPES = {"subprocess.PIPE", "asyncio.subprocess.PIPE"}
 FOREIGN = {
     "bench/http_client.py": "asks a server as any client does",
     "build_scripts/openvino/_gguf_file.py": "reads a file",
-    "engines/vllm/nodes.py": "looks which interface leads to the leader",
     "ipc/streams.py": "what channels are made of",
     "ipc/connection.py": "what channels are made of",
     "packages/package_set.py": "reads what pip says",

@@ -428,6 +428,6 @@ def test_comments_keep_a_waiting_stream_awake(monkeypatch: pytest.MonkeyPatch) -
             assert timeout == 0.01
 
     response: Any = streaming.GenerationResponse.__new__(streaming.GenerationResponse)
-    response._sequences = Waiting()
+    response.sequences = Waiting()
     pieces, data = asyncio.run(response._next_pieces())
     assert (pieces, data[:1], data[-2:]) == ((), b":", b"\n\n")

@@ -122,10 +122,14 @@ def metric(stack: Stack, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines)
 
 
-def until_arrived(stack: Stack, count: int) -> None:
-    """Wait until so many requests run or have ended: later ones are refused during a restart."""
-    names = ("cog_triton_requests_running", "cog_triton_requests_total")
-    wait_until(lambda: sum(metric(stack, name) for name in names) >= count, PATIENCE_S)
+def arrived(stack: Stack) -> float:
+    """How many requests run or have ended."""
+    return sum(metric(stack, f"cog_triton_requests_{name}") for name in ("running", "total"))
+
+
+def until_arrived(stack: Stack, count: float) -> None:
+    """Wait until so many requests run or have ended: later ones meet a restart, or a stop."""
+    wait_until(lambda: arrived(stack) >= count, PATIENCE_S)
 
 
 def only_the_killer_ends(stack: Stack, streams: int, told: Told, flowing: int) -> None:

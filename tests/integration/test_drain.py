@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from resume_clients import ENGINE, MOCK, Clients, Told, pids_of
+from resume_clients import ENGINE, MOCK, Clients, Told, arrived, pids_of, until_arrived
 from stack import REPOSITORY, Stack, processes_of, shared_memory, wait_until
 
 pytestmark = pytest.mark.integration
@@ -77,11 +77,13 @@ class Load:
         self.clients = Clients(stack)
         self.alone = list(pool.map(lambda kind: self.clients.run(kind, TOKENS), range(3)))
         self.raw_alone = generate_stream(stack, TOKENS, threading.Event())
+        before = arrived(stack)
         self.answers: list[Future[Told]] = [
             pool.submit(self.clients.run, number, TOKENS) for number in range(9)
         ]
         flowing = [threading.Event() for _ in range(3)]
         self.raw = [pool.submit(generate_stream, stack, TOKENS, event) for event in flowing]
+        until_arrived(stack, before + len(self.answers))
         self.clients.until_flowing(self.answers, 6)
         for event in flowing:
             assert event.wait(60)
@@ -135,8 +137,10 @@ def test_an_engine_that_dies_during_a_drain_costs_no_stream(
     stack = ready(make_stack(DRAIN_TIMEOUT="120"))
     clients = Clients(stack)
     alone = clients.stream(1, TOKENS)
+    before = arrived(stack)
     with ThreadPoolExecutor(6) as pool:
         answers = [pool.submit(clients.run, number, TOKENS) for number in range(6)]
+        until_arrived(stack, before + len(answers))
         clients.until_flowing(answers, 4)
         assert stack.process is not None
         stack.process.send_signal(signal.SIGTERM)

@@ -163,8 +163,14 @@ def test_a_read_only_machine_without_namespaces_is_refused_at_once(tmp_path: Pat
     if subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("no mount namespaces")
     stack = mock_of(ME, tmp_path / "a", "--no-namespaces")
-    hide = 'mount -t tmpfs -o ro none /tmp && exec "$@"'
     kept = tempfile.mkdtemp(dir="/var/tmp")
+    mounted = Path(kept, "checkout")  # which may lie in /tmp
+    mounted.mkdir()
+    hide = (
+        f'mount --bind "{REPOSITORY}" "{mounted}" && mount -t tmpfs none /tmp'
+        f' && mkdir -p "{REPOSITORY}" && mount --bind "{mounted}" "{REPOSITORY}"'
+        f' && mount -o remount,ro /tmp && exec "$@"'
+    )
     try:
         stack.environment |= {"COG_TRITON_WORK_DIR": kept, "TMPDIR": kept}
         stack.command = ["unshare", "-m", "sh", "-c", hide, "sh", *stack.command]

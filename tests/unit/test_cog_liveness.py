@@ -32,9 +32,6 @@ commands = json.loads(sys.argv[1])
 started = {role: subprocess.Popen(command) for role, command in commands.items()}
 print(json.dumps({role: process.pid for role, process in started.items()}), flush=True)
 sys.stdin.read()
-for process in started.values():
-    process.kill()
-    process.wait()
 """
 
 
@@ -56,6 +53,8 @@ class StandIns:
 def cog() -> Iterator[StandIns]:
     started = StandIns()
     yield started
+    for pid in started.pids.values():  # none is reaped before its parent ends
+        os.kill(pid, signal.SIGKILL)
     started.starter.communicate()
 
 

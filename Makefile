@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-quick test-tools test-nightly release bump vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-images image-vllm lint fmt surface bench bench-tar bench-pull bench-build attack faults lock wheels clean
+.PHONY: help setup serve test test-quick test-tools test-nightly release bump vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-images image-vllm lint fmt surface bench bench-against bench-tar bench-pull bench-build attack faults lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -80,6 +80,9 @@ surface: setup ## hold what users rely on to what was kept of it (ARGS=--keep: t
 
 bench: setup engine.tar ## measure the serving path against targets (ARGS="--only=NAME,NAME --quick")
 	@$(BIN)/python benchmarks/run_all.py engine.tar $(ARGS)
+
+bench-against: setup ## measure this tree beside another commit, in turns (REF=37f5e42 ARGS="--rounds 5")
+	@$(BIN)/python benchmarks/against_commit.py $(or $(REF),$(error REF=COMMIT)) $(ARGS)
 
 bench-tar: setup ## measure engine.tar against tar, gzip and zstd (ARGS=...)
 	@$(BIN)/python benchmarks/engine_tar.py $(ARGS)

@@ -73,13 +73,15 @@ def mock_server(
     tps: float = 0,
     clock: str = FREE_CLOCKS,
     environment: Mapping[str, str] | None = None,
+    checkout: Path | None = None,
 ) -> AbstractContextManager[Server]:
     """``cog-triton serve`` with the mock engine (docs/mock.md); without `tps` at full rate.
 
     With STEP_CLOCK all streams get their tokens together, as of an engine's batch.
     """
     rate = f"--step-ms={1000 / tps:g}" if tps and clock == STEP_CLOCK else f"--tps={tps:g}"
-    return server("--engine", "mock", rate, *arguments, environment=environment)
+    own = ("--engine", "mock", rate, *arguments)
+    return server(*own, environment=environment, checkout=checkout)
 
 
 def add_clock(parser: argparse.ArgumentParser) -> None:
@@ -96,11 +98,13 @@ def server(
     environment: Mapping[str, str] | None = None,
     work_dir: Path | None = None,
     as_image: bool = False,
+    checkout: Path | None = None,
 ) -> Iterator[Server]:
     """``cog-triton serve`` with these arguments; raises SystemExit with its log if it ends.
 
     `work_dir` is one to keep, where an engine stays unpacked for the next start. With `as_image`
     it is the command of the images instead, which takes its settings from `environment` alone.
+    `checkout` is another one than this, which has been set up.
     """
     port, openai, http, grpc, metrics = free_ports(5)
     ports = {
@@ -111,14 +115,15 @@ def server(
         "triton-metrics-port": metrics,
     }
     own = {name.replace("-", "_").upper(): str(number) for name, number in ports.items()}
-    command = [sys.executable, "-m", "cog_triton", "serve", *arguments]
+    python = str(checkout / ".venv" / "bin" / "python") if checkout else sys.executable
+    command = [python, "-m", "cog_triton", "serve", *arguments]
     if as_image:
         command = [sys.executable, "-m", "cog_triton.door"]
         own |= {"COG_HOST": "127.0.0.1", "TRITON_HOST": "127.0.0.1", "PATH": _path()}
         own |= {"COG_PREDICT_TYPE_STUB": _STUB, "COG_MAX_CONCURRENCY": "500"}
     with tempfile.TemporaryDirectory(prefix="cog-triton-bench-") as scratch:
         own |= {"COG_TRITON_WORK_DIR": str(work_dir or scratch), **(environment or {})}
-        public, cwd = (port, openai, http, metrics), _RUNNER if as_image else None
+        public, cwd = (port, openai, http, metrics), _RUNNER if as_image else checkout
         with _running(command, public, own, Path(scratch), cwd) as running:
             yield replace(running, grpc=f"127.0.0.1:{grpc}")
 

@@ -1,0 +1,149 @@
+"""This tree beside another commit: CPU a token, CPU a request and ITL, as ratios.
+
+Both serve the mock with a step clock on this machine, at once, and are asked in turns by one load
+client: machines and hours differ, so that only what is measured side by side can be compared. The
+other commit's files go below .work/against, with an environment of its own (scripts/setup), once.
+
+    make bench-against REF=HEAD~20
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import _servers
+from _load_cost import COSTS, LoadCost, busy_notes, measure
+from _report import Figure, Grid, Report, Target, main, say
+from _streams import CHAT, PREDICTIONS, Api
+
+ROOT = Path(__file__).parents[1]
+HERE = "this tree"
+STREAMS, TPS = 64, 100
+MOST = Target(1.2)
+"""CPU of this tree by the other's, which a change has to explain beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests of `max_tokens` by `streams` users, for `seconds` or once."""
+
+    name: str
+    api: Api
+    max_tokens: int
+    streams: int = STREAMS
+    seconds: float = 0.0
+
+
+def loads(seconds: float) -> Iterator[Load]:
+    """Streams, whose cost is that of their tokens, and short answers, whose cost is a request's."""
+    for api in (CHAT, PREDICTIONS):
+        yield Load(f"{api.name}, {STREAMS} x {TPS} tok/s", api, max(2, round(TPS * seconds)))
+        yield Load(f"{api.name}, answers of 2 tokens", api, 2, 16, seconds)
+
+
+FIGURES: dict[str, Callable[[LoadCost], float]] = {
+    "CPU a token": lambda cell: cell.us,
+    "CPU a request": lambda cell: cell.us * cell.wave.tokens / len(cell.wave.streams),
+    "ITL p50": lambda cell: cell.wave.itl_ms(50),
+    "ITL p99": lambda cell: cell.wave.itl_ms(99),
+    "TTFT p50": lambda cell: cell.wave.ttft_ms(50),
+}
+
+
+def checkout(ref: str) -> Path:
+    """Files of a commit, and their environment, below .work/against; made once for each."""
+    commit = _git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").decode().strip()
+    place = ROOT / ".work" / "against" / commit[:12]
+    if not (place / "setup").is_file():
+        say(f"unpacking {ref} ({commit[:12]})")
+        place.mkdir(parents=True, exist_ok=True)
+        files = _git("archive", commit)
+        subprocess.run(["tar", "-x", "-C", str(place)], input=files, check=True)
+        subprocess.run(["scripts/setup"], cwd=place, check=True)
+        (place / "setup").touch()
+    return place
+
+
+def _git(*arguments: str) -> bytes:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=False)
+    if done.returncode:
+        told = done.stderr.decode(errors="replace").strip() or "no such commit in this repository"
+        raise SystemExit(f"against_commit: git {' '.join(arguments)}: {told}")
+    return done.stdout
+
+
+def ratios(cells: dict[str, list[LoadCost]], of: Callable[[LoadCost], float]) -> list[float]:
+    """This tree's figure by the other's, of each round in which both have one."""
+    ours, other = cells.values()
+    pairs = ((of(mine), of(theirs)) for mine, theirs in zip(ours, other, strict=True))
+    return [mine / theirs for mine, theirs in pairs if theirs]
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Measure every load in turns; which side begins alternates."""
+    rounds, seconds = (1, 0.3) if args.quick else (args.rounds, args.seconds)
+    place = checkout(args.ref)
+    report = Report("against_commit", f"this tree beside {args.ref} ({place.name})")
+    columns = ("", "side", "CPU us/token", *COSTS, "us/request", "ITL ms: p50", "p99", "TTFT p50")
+    grid = Grid(f"medians of {rounds} rounds; ratios are of the pairs", columns)
+    with ExitStack() as stack:
+        sides = {
+            HERE: stack.enter_context(_server()),
+            args.ref: stack.enter_context(_server(place)),
+        }
+        for server, api in itertools.product(sides.values(), (PREDICTIONS, CHAT)):
+            measure(server, {"max_tokens": 8}, 8, api=api)  # warms up
+        for load in loads(seconds):
+            cells: dict[str, list[LoadCost]] = {name: [] for name in sides}
+            for number in range(rounds):
+                for name in list(sides)[:: -1 if number % 2 else 1]:
+                    inputs = {"max_tokens": load.max_tokens}
+                    cell = measure(sides[name], inputs, load.streams, load.seconds, load.api)
+                    cells[name].append(cell)
+                    say(f"{load.name}, {name}: {cell.us:.1f} us/token")
+            for name, found in cells.items():
+                grid.add(load.name, name, *_medians(found))
+            report.figures += figures(load, cells)
+            report.notes += busy_notes({f"{load.name}, {n}": c for n, c in cells.items()})
+    report.grids.append(grid)
+    return report
+
+
+def _server(place: Path | None = None) -> AbstractContextManager[_servers.Server]:
+    return _servers.mock_server(tps=TPS, clock=_servers.STEP_CLOCK, checkout=place)
+
+
+def _medians(cells: list[LoadCost]) -> Iterator[float]:
+    yield statistics.median(cell.us for cell in cells)
+    for part in zip(*(cell.costs() for cell in cells), strict=True):
+        yield statistics.median(part)
+    for name in ("CPU a request", "ITL p50", "ITL p99", "TTFT p50"):
+        yield statistics.median(map(FIGURES[name], cells))
+
+
+def figures(load: Load, cells: dict[str, list[LoadCost]]) -> Iterator[Figure]:
+    """Ratios of a load, with their spread in the name."""
+    short = load.seconds > 0
+    names = ("CPU a request", "TTFT p50") if short else ("CPU a token", "ITL p50", "ITL p99")
+    for name in names:
+        if found := ratios(cells, FIGURES[name]):
+            spread = f"{min(found):.2f} to {max(found):.2f}"
+            target = MOST if name.startswith("CPU") else None
+            yield Figure(f"{load.name}: {name} ({spread})", statistics.median(found), "x", target)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("ref", help="the other commit, as git names it")
+    parser.add_argument("--seconds", type=float, default=5, help="of each load")
+    parser.add_argument("--rounds", type=int, default=5, help="of both sides")
+
+
+if __name__ == "__main__":
+    main("against_commit", __doc__, run, arguments)

@@ -4,6 +4,7 @@ Servers that do not differ are one: each script runs in this process, and gets a
 there already where it would start another one like it. `start_up` starts its own.
 """
 
+import argparse
 import inspect
 import json
 import runpy
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import _servers
+import against_commit
 import pytest
 import run_all
 from _servers import Server
@@ -100,6 +102,22 @@ def test_benchmark_runs_and_prints_its_figures(
         assert (figure["verdict"] == "") == (figure["target"] is None)
     assert found["figures"]
     assert all(grid["rows"] for grid in found["grids"])
+
+
+def test_a_commit_is_measured_beside_this_tree(
+    ours: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_servers, "mock_server", instead_of(_servers.mock_server, ours))
+    monkeypatch.setattr(against_commit, "checkout", lambda ref: tmp_path / ref)
+    report = against_commit.run(argparse.Namespace(ref="other", quick=True))
+    assert {row[1] for row in report.grids[0].rows} == {"this tree", "other"}
+    assert {figure.target for figure in report.figures} == {None, against_commit.MOST}
+    assert all(0.1 < figure.value < 10 for figure in report.figures if figure.target)
+
+
+def test_a_commit_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(SystemExit, match="no-such-ref"):
+        against_commit.checkout("no-such-ref")
 
 
 def test_run_all_prints_one_table_and_exits_with_0_whatever_the_figures(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def configuration_files() -> list[Path]:
     """The files that pip reads, the last one decides."""
     if os.environ.get("PIP_CONFIG_FILE") == os.devnull:
         return []
-    home = Path("~").expanduser()
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111, Path's raises
     shared = os.environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")
     user = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     found = [Path(directory, "pip", "pip.conf") for directory in shared]

@@ -20,6 +20,7 @@ from cog_triton.download.model_source import is_hub_id
 from cog_triton.settings import load_group
 from cog_triton.settings.programs import BuilderSettings
 from cog_triton.sizing.memory_sum import ModelShape
+from cog_triton.system.paths import expanded
 
 Role = Literal["convert", "quantize", "build"]
 ROLES: tuple[Role, ...] = ("convert", "quantize", "build")
@@ -413,7 +414,7 @@ def unknown_sm(facts: Facts) -> Iterator[Broken]:
 def no_model(facts: Facts) -> Iterator[Broken]:
     """A path with nothing there."""
     name = facts.config.model_id
-    path = Path(name).expanduser()
+    path = expanded(name)
     elsewhere = facts.config.model_tar_url is not None or name.startswith("pypi:")
     if not (elsewhere or is_hub_id(name) or os.access(path, os.F_OK)):
         parents = (parent for parent in path.absolute().parents if os.access(parent, os.F_OK))

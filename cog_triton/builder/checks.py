@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 import yaml
@@ -41,6 +41,7 @@ from cog_triton.errors import (
 )
 from cog_triton.sizing.memory_sum import ModelShape, read_shape
 from cog_triton.system.gpus import visible_gpus
+from cog_triton.system.paths import expanded
 
 _ERRORS: dict[str, type[UserError]] = {
     error.code: error
@@ -368,7 +369,7 @@ def _facts(plan: Plan, sm: int | None, workspace: Workspace, echo: Echo) -> Fact
 def _model(facts: Facts, plan: Plan, workspace: Workspace, echo: Echo) -> Mapping[str, Any]:
     """config.json of the model; empty if it is not known, which is told where ranks share it."""
     request, reason = plan.request, "the model is not here"
-    local = Path(request.model_id).expanduser() / "config.json"
+    local = expanded(request.model_id) / "config.json"
     if request.model_tar_url is None and local.is_file():
         return json_object(local)
     try:

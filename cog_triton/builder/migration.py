@@ -26,6 +26,7 @@ from cog_triton.engines.tensorrt_llm.runtime_settings import carried
 from cog_triton.engines.vllm import argument_types
 from cog_triton.engines.vllm.argument_types import recorded
 from cog_triton.errors import EngineIncompatible, InvalidArgument, InvalidPredictorConfig
+from cog_triton.system.paths import expanded
 
 Target = Literal["vllm", "llmapi"]
 TARGETS: tuple[Target, ...] = ("vllm", "llmapi")
@@ -256,7 +257,7 @@ def _require_tensorrt_llm(config: BuildConfig, family: str) -> None:
 
 def _model(name: str) -> str:
     """The model as the target is to name it: directories by their absolute path."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     return str(path.resolve()) if path.is_dir() or name.startswith((".", "/", "~")) else name
 
 

@@ -21,6 +21,7 @@ from cog_triton.engines.tensorrt_llm import adapter_tensors, engine_directory
 from cog_triton.errors import CogTritonError, EngineIncompatible
 from cog_triton.settings import load_group
 from cog_triton.settings.engine import EngineSettings
+from cog_triton.system.paths import expanded
 from cog_triton.system.redaction import redact_address
 
 DIRECTORY = "lora"
@@ -148,7 +149,7 @@ def _size(shape: Mapping[str, object], *names: str) -> int | None:
 
 
 def _here(wanted: AdapterSource) -> Path | None:
-    path = Path(wanted.source).expanduser()
+    path = expanded(wanted.source)
     return path if path.is_dir() else None
 
 

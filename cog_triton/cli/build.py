@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cog_triton.system.paths import expanded
 from cog_triton.system.terminal import cancellable, coded_errors, tagged
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _clean(config: Path | None, work_dir: Path, echo: Echo) -> None:
 
 def _local_model(plan: Plan) -> Path | None:
     """The model, where it is a directory that needs no download."""
-    path = Path(plan.config.model_id).expanduser()
+    path = expanded(plan.config.model_id)
     return path if path.is_dir() and plan.config.model_tar_url is None else None
 
 

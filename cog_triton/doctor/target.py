@@ -25,6 +25,7 @@ from cog_triton.settings import Settings
 from cog_triton.sizing import model_files
 from cog_triton.sizing.memory_sum import AS_STORED, Precision
 from cog_triton.sizing.model_files import ModelFiles, describe
+from cog_triton.system.paths import expanded
 
 _HEAD = 32 << 20
 _STORES = ("/var/lib/containerd", "/var/lib/docker", "/var/lib/containers")
@@ -70,6 +71,8 @@ def of(name: str, settings: Settings, echo: Callable[[str], None]) -> Target:
         EngineCorrupt: it is something else, or its manifest breaks a rule.
     """
     work, plain = settings.work_dir, settings.plain_http_registries
+    if not name.strip():
+        raise ModelUnavailable(f"{name!r}: is no name: an image, an engine or a model")
     if is_oci(name):
         contents = registry_contents.read(Reference.parse(name), echo, plain_http=plain)
         sizes = {file: entry.size for file, entry in contents.files.items()}
@@ -81,7 +84,7 @@ def of(name: str, settings: Settings, echo: Callable[[str], None]) -> Target:
             path.write_bytes(head)
             sizes, texts = engine_check.small_texts(path, cut=True)
         return _engine(url_download.redacted_name(name), sizes, texts, size, work)
-    path = local if "://" in name and local else Path(name).expanduser()
+    path = local if "://" in name and local else expanded(name)
     if path.is_file():
         sizes, texts = engine_check.small_texts(path)
         return _engine(name, sizes, texts, 0, work)

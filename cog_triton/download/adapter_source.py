@@ -11,6 +11,7 @@ from cog_triton.download.model_source import FetchedModel, ModelRequest
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import ModelUnavailable
+from cog_triton.system.paths import expanded
 from cog_triton.system.redaction import redact_address
 
 
@@ -50,7 +51,7 @@ def fetch_adapter(
         _require_size(name, tar.size(), max_bytes)
         fetched = tar.fetch(echo, retry, threading.Event())
         return FetchedModel(_only_adapter(fetched.path, source), fetched.revision)
-    path = base / Path(source).expanduser()
+    path = base / expanded(source)
     if path.is_dir():
         return FetchedModel(path, None)
     from cog_triton.download.model_source import is_hub_id

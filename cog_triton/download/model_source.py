@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import ModelUnavailable
+from cog_triton.system.paths import expanded
 from cog_triton.system.redaction import redact_address
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def resolve(model_id: str, base: Path | None = None) -> Path:
         if match is None:
             raise ModelUnavailable(f"model_id {model_id!r} is not pypi:NAME==VERSION")
         return _from_package(match[1], match[2])
-    path = (base or Path.cwd()) / Path(model_id).expanduser()
+    path = (base or Path.cwd()) / expanded(model_id)
     if not path.exists():
         raise ModelUnavailable(f"model_id {redact_address(model_id)!r} does not exist; {ACCEPTED}")
     return checked(path.resolve(), f"model_id {model_id!r}")

@@ -19,6 +19,7 @@ from cog_triton.download.retry import RetryPolicy, TransientError
 from cog_triton.download.transfer import CONNECTIONS, Transfer
 from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.errors import ModelUnavailable
+from cog_triton.system.paths import expanded
 from cog_triton.system.redaction import redact_address, redact_url
 
 if TYPE_CHECKING:
@@ -150,7 +151,8 @@ def local_path(url: str) -> Path | None:
         ModelUnavailable: none of these.
     """
     if "://" not in url:
-        return Path(url).expanduser()
+        return expanded(url)
+    redacted_name(url)  # or it is refused
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path))

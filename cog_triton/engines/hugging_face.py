@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
+from cog_triton.system.paths import expanded
 
 # vllm/transformers_utils/model_arch_config_convertor.py and vllm/config/model.py of 0.26, 0.33.
 _LENGTH_KEYS = (
@@ -31,7 +32,7 @@ def local_model(where: Path, name: str) -> Path | None:
 
     Raises E1304 if it is neither.
     """
-    path = (where.parent / Path(name).expanduser()).resolve()
+    path = (where.parent / expanded(name)).resolve()
     if path.is_dir():
         return path
     if not _HUB_ID.fullmatch(name):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from cog_triton.errors import EngineCorrupt, ModelUnavailable, nearest
+from cog_triton.system.paths import expanded
 from cog_triton.system.redaction import redact_address
 
 Kind = Literal["engine", "hub", "directory", "gguf", "package"]
@@ -72,7 +73,7 @@ def recognize(text: str) -> ModelName:
         return ModelName("package", text)
     if "://" in text:
         return ModelName("engine", text)
-    path = Path(text).expanduser()
+    path = expanded(text)
     hub = _HUB.fullmatch(text)
     try:
         there = path.exists()

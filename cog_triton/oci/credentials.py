@@ -18,6 +18,7 @@ import httpx
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.oci.reference import is_loopback
+from cog_triton.system.paths import expanded
 
 _HELPER_TIMEOUT_S = 60
 _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "docker.io")
@@ -67,7 +68,7 @@ def find(
 
 def config_files(environment: Mapping[str, str]) -> Iterator[Path]:
     """Where docker and podman keep credentials, in the order they are asked here."""
-    home = Path(environment.get("HOME") or Path.home())
+    home = expanded(environment.get("HOME") or "~")
     if named := environment.get("REGISTRY_AUTH_FILE"):
         yield Path(named)
     yield Path(environment.get("DOCKER_CONFIG") or home / ".docker") / "config.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -12,10 +13,12 @@ from typing import Any
 from cog_triton.download.model_source import ModelRequest, is_hub_id
 from cog_triton.errors import ModelUnavailable
 from cog_triton.sizing.memory_sum import AS_STORED, ModelShape, Precision, read_shape
+from cog_triton.system.paths import expanded
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 _ENGINE_WEIGHTS = (".engine", ".safetensors", ".bin", ".pt")
 _MAX_CONFIG = 16 << 20
+_POINTER = b"version https://git-lfs."
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +44,23 @@ def describe(model: str, revision: str | None = None) -> ModelFiles:
         listing, config = hub.describe(ModelRequest(model, revision))
         size = _weight_bytes({name: file.size for name, file in listing.files.items()})
         return _files(model, config, size, listing.commit)
-    directory = Path(model).expanduser()
+    directory = expanded(model)
     if not directory.is_dir():
         raise ModelUnavailable(f"{model!r}: no such directory, and no Hugging Face id (ORG/NAME)")
     path = directory / "config.json"
     if not path.is_file() or path.stat().st_size > _MAX_CONFIG:
         raise ModelUnavailable(f"{path}: missing: {model} is no directory of Hugging Face weights")
-    size = _weight_bytes({one.name: one.stat().st_size for one in directory.glob("*.*")})
+    files = [one for one in directory.glob("*.*") if one.is_file()]
+    size = _weight_bytes({one.name: one.stat().st_size for one in files})
+    if pointer := next((one for one in files if _is_pointer(one)), None):
+        raise ModelUnavailable(f"{pointer}: is Git LFS's pointer to a file: run git lfs pull there")
     return _files(str(directory.resolve()), path.read_bytes(), size, None)
+
+
+def _is_pointer(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(len(_POINTER)) == _POINTER
+    return False
 
 
 def _weight_bytes(sizes: Mapping[str, int]) -> int:

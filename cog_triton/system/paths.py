@@ -1,4 +1,4 @@
-"""Data of the package: Cog projects, Triton's model repository, locks.
+"""Paths of a user's home, and of the package's data: Cog projects, Triton's models, locks.
 
 A wheel and an image carry them in ``cog_triton/_data``, a checkout beside the package. A name
 alone proves nothing: site-packages may hold someone else's ``runner``, so what is taken has the
@@ -7,12 +7,18 @@ files of such a directory, and its code imports this package.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
 from cog_triton.errors import TritonStartFailed
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def expanded(text: str) -> Path:
+    """Path whose ``~`` is the home directory, and stays where that user has none, as in a pod."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111, Path's raises
 
 
 def cog_project(name: Literal["runner", "builder", "mock_cog_triton"]) -> Path:

@@ -34,6 +34,12 @@ print(json.dumps(found))
 """
 
 
+def test_home_of_no_one_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert paths.expanded("~/x") == Path("/home/me/x")
+    assert paths.expanded("~no-such-user/x") == Path("~no-such-user/x")
+
+
 def found_from(directory: Path) -> dict[str, str]:
     """What a package installed in `directory` finds, or its error."""
     done = subprocess.run(

@@ -74,13 +74,15 @@ def require_driver(
         EngineIncompatible: with both versions, the one that is needed, and what to do.
     """
     wanted = _numbers(cuda)
-    if cuda is None or not wanted or wanted[0] not in FLOORS:
+    floor = FLOORS.get(wanted[0]) if wanted else None
+    if cuda is None or not wanted or (floor is None and here.cuda is None):
         return f"{what}: its CUDA is {cuda or 'not known'}, so the {here} was not compared"
-    floor, needs = FLOORS[wanted[0]], f"{what} has CUDA {cuda}, which needs driver"
+    oldest = floor or f"of CUDA {wanted[0]}"
+    problem = f"{what} has CUDA {cuda}, which needs driver {oldest} or newer"
     if here.cuda is None and here.version is None:
-        return f"{needs} {floor} or newer; the one here is not known"
+        return f"{problem}; the one here is not known"
     by_cuda = here.cuda is not None and here.cuda[0] >= wanted[0]
-    by_version = here.version is not None and _numbers(here.version) >= _numbers(floor)
+    by_version = floor is not None and _numbers(here.version) >= _numbers(floor)
     if by_cuda or by_version:
         if here.cuda is not None and here.cuda < wanted[:2]:
             return (
@@ -88,7 +90,7 @@ def require_driver(
                 " but for kernels that are compiled at run time: update the driver if they fail"
             )
         return None
-    problem = f"{needs} {floor} or newer; here is {here}"
+    problem += f"; here is {here}"
     if not compat:
         raise EngineIncompatible(
             f"{problem}: update NVIDIA's driver, or use an image of CUDA"
@@ -120,4 +122,4 @@ def _forward(problem: str, here: NVIDIADriver, gpus: Sequence[str]) -> str:
 
 
 def _numbers(version: str | None) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version or ""))
+    return tuple(int(part) for part in re.findall(r"\d{1,9}", version or ""))

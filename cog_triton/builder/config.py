@@ -87,7 +87,9 @@ def _load_yaml(text: str, origin: str) -> dict[Any, Any]:
     except yaml.YAMLError as error:
         raise BuildConfigInvalid(f"{origin}: not valid YAML: {_described(error)}") from None
     except (RecursionError, ValueError) as error:
-        raise BuildConfigInvalid(f"{origin}: not usable YAML: {type(error).__name__}") from None
+        deep = isinstance(error, RecursionError)
+        why = "it is nested too deep" if deep else "a number or a date in it is out of range"
+        raise BuildConfigInvalid(f"{origin}: not usable YAML: {why}") from None
     if not isinstance(raw, dict):
         raise BuildConfigInvalid(f"{origin}: must be a mapping with model_id, example_name, build")
     return raw

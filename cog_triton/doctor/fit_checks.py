@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,7 @@ from cog_triton.artifact.engine_manifest import MANIFEST_NAME
 from cog_triton.doctor import hardware, software, target
 from cog_triton.doctor.report import Check, fail, ok, warn
 from cog_triton.doctor.target import Target
-from cog_triton.download.model_source import is_hub_id
+from cog_triton.download.model_source import is_hub_id, json_object
 from cog_triton.errors import CogTritonError, EngineIncompatible
 from cog_triton.settings import Settings
 from cog_triton.sizing import fit, gpu_table
@@ -32,11 +31,7 @@ def is_model(name: str) -> bool:
     directory = Path(name)
     if (directory / MANIFEST_NAME).exists() or (directory / "model.json").exists():
         return False
-    try:
-        config = json.loads((directory / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and "architectures" in config
+    return "architectures" in json_object(directory / "config.json")
 
 
 def check(target: Target, meminfo: Path = Path("/proc/meminfo")) -> Check:

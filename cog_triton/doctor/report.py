@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cog_triton.system.printable import printable
+
 
 class State(enum.StrEnum):
     """State of a check. `FAIL`: serving will not work; `WARN`: it may, with limits."""
@@ -74,8 +76,13 @@ def print_to(console: Console, checks: Sequence[Check]) -> None:
         for check in checks:
             advice = f"; to do: {check.advice}" if check.advice else ""
             line = f"{check.state.value:4}  {check.name}: {check.found}{advice}"
-            console.print(Text(line), soft_wrap=True)
+            console.print(_text(line), soft_wrap=True)
     console.print(_verdict(checks))
+
+
+def _text(text: str) -> Text:
+    """What is told of files and registries, which may hold what a terminal obeys."""
+    return Text(printable(text, keep="\n"))
 
 
 def _table(checks: Sequence[Check]) -> Table:
@@ -85,9 +92,10 @@ def _table(checks: Sequence[Check]) -> Table:
     table.add_column(overflow="fold")
     for check in checks:
         symbol, style = _SYMBOLS[check.state]
-        told = Text(check.found)
+        told = _text(check.found)
         if check.advice:
-            told.append(f"\n→ {check.advice}", style="yellow" if style == "yellow" else "red")
+            colour = "yellow" if style == "yellow" else "red"
+            told.append(f"\n→ {printable(check.advice)}", style=colour)
         table.add_row(Text(symbol, style=style), check.name, told)
     return table
 

@@ -111,6 +111,19 @@ def test_yaml_other_than_a_mapping_is_refused(text: str) -> None:
         parse_config(text, "x.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: " + "9" * 5000, "a number or a date in it is out of range"),
+        ("a: 2026-13-45", "a number or a date in it is out of range"),
+        ("[" * 5000, "nested too deep"),
+    ],
+)
+def test_yaml_that_cannot_be_used_says_why(text: str, says: str) -> None:
+    with pytest.raises(BuildConfigInvalid, match=says):
+        parse_config(text, "x.yaml")
+
+
 def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(BuildConfigInvalid) as caught:
         parse_config("model_id: 7\nbuild: 3\n", "x.yaml")

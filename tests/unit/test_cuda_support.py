@@ -36,7 +36,9 @@ IMAGE = {"CUDA_VERSION": "13.1.0", "COG_TRITON_SM": "90"}
         ("12.4", "550.54", None, None),
         ("13.0", None, None, "the one here is not known"),
         (None, "580.95.05", (13, 0), "not known, so the driver 580.95.05"),
-        ("99.1", "580.95.05", (13, 0), "its CUDA is 99.1, so the driver"),
+        ("99.1", "580.95.05", None, "its CUDA is 99.1, so the driver"),
+        ("99.1", "2000.1", (99, 0), "minor version compatibility"),
+        ("9" * 5000, "580.95.05", None, "so the driver"),
     ],
 )
 def test_a_driver_of_the_same_major_version_is_taken(
@@ -54,6 +56,7 @@ def test_a_driver_of_the_same_major_version_is_taken(
         ("13.0", None, (12, 9), "580.65.06"),
         ("12.1", "470.57.02", (11, 4), "525.60.13"),
         ("11.8", "418.87", (10, 1), "450.80.02"),
+        ("14.0", "590.44", (13, 1), "of CUDA 14"),
     ],
 )
 def test_an_older_driver_is_refused_with_both_versions(

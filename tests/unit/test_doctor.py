@@ -73,6 +73,15 @@ def test_a_log_has_one_line_a_check() -> None:
     assert "\x1b" not in said
 
 
+def test_what_a_terminal_obeys_is_told_as_text() -> None:
+    for terminal in (False, True):
+        console = Console(file=io.StringIO(), width=200, force_terminal=terminal, no_color=True)
+        report.print_to(console, [report.fail("GPU", "sm_\x1b]0;x\x07", "y\x9b")])
+        assert isinstance(console.file, io.StringIO)
+        assert "sm_\\x1b]0;x\\x07" in console.file.getvalue()
+        assert "y\\x9b" in console.file.getvalue()
+
+
 def test_a_terminal_report_fits_80_columns() -> None:
     checks = [
         report.ok("Python", "3.11.7"),

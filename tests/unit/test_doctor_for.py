@@ -222,6 +222,35 @@ def test_nothing_of_that_name_is_coded(tmp_path: Path) -> None:
     assert "E1306" in found["engine"]["found"]
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (" ", "' ': is no name"),
+        ("", "'': is no name"),
+        ("http://[::1", "not a valid URL"),
+        ("~no-such-user/model", "no such file or directory"),
+    ],
+)
+def test_a_name_that_is_none_is_refused(name: str, says: str, tmp_path: Path) -> None:
+    _, found = doctor(tmp_path, H100, name)
+    assert says in found["engine"]["found"]
+
+
+def test_a_pointer_of_git_lfs_is_no_weight(tmp_path: Path) -> None:
+    directory = Path(model(tmp_path))
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 16060522496\n"
+    (directory / "model.safetensors").write_text(pointer)
+    _, found = doctor(tmp_path, H100, str(directory))
+    assert "model.safetensors: is Git LFS's pointer" in found["model"]["found"]
+    assert "git lfs pull" in found["model"]["found"]
+
+
+def test_a_config_nested_too_deep_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    _, found = doctor(tmp_path, H100, str(tmp_path))
+    assert "is no JSON" in found["engine"]["found"]
+
+
 def tar_of(name: str) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:

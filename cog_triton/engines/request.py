@@ -68,6 +68,11 @@ class EngineRequest:
         """Log probabilities of one token: its own and those of the likeliest."""
         return 1 + self.top_log_probs if self.return_log_probs else 0
 
+    @property
+    def echoed(self) -> Sequence[int]:
+        """Tokens of the prompt whose log probabilities are told: all of them, or none."""
+        return self.input_ids if self.prompt_log_probs else ()
+
     def end_ids(self, defaults: Set[int]) -> Set[int]:
         """The ids that end the output; `defaults` are the engine's own."""
         if self.end_id is None:

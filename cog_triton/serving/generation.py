@@ -196,8 +196,7 @@ class TextDecoder:
 
     @property
     def _lacks_prompt(self) -> bool:
-        request = self._request
-        return request.prompt_log_probs and self._prompt_received < len(request.input_ids)
+        return self._prompt_received < len(self._request.echoed)
 
     def _prompt_pairs(self, item: StepItem) -> Sequence[TokenLogProb]:
         """Log probabilities of the prompt, once all of them have come."""

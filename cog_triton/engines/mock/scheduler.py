@@ -158,7 +158,7 @@ class Stream:
         self.group = group
         self.log_probs = request.return_log_probs
         self.top = request.top_log_probs
-        self.prompt = request.input_ids if request.prompt_log_probs else None
+        self.prompt = request.echoed
         own = request.sampling.allowed_token_ids or output.start
         self.plain = group == 1 and not self.log_probs and not own
         self.sendable = min(output.tokens, output.steps)
@@ -265,8 +265,8 @@ class Scheduler:
         stream.sent += len(ids)
         log_probs = [0.0] * len(ids) if stream.log_probs else []
         others: list[int] = []
-        if stream.prompt is not None:
-            prompt, stream.prompt = stream.prompt, None
+        if stream.prompt:
+            prompt, stream.prompt = stream.prompt, ()
             yield stream.handle, prompt_event(prompt, stream.top, self._model.vocab_size)
         if stream.top:
             log_probs, others = top_log_probs(ids, stream.top, self._model.vocab_size)

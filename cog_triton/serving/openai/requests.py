@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from cog_triton.engines.base import Abilities
+from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import BadMessages, InvalidArgument
 from cog_triton.serving.openai.request_fields import (
     GuideFields,
@@ -207,6 +208,17 @@ class OpenAIRequest(GuideFields, ABC):
         """Whether log probabilities of the prompt's tokens are requested."""
         return False
 
+    def engine_request(self) -> EngineRequest:
+        """What is asked of the engine, but for prompt, adapter and guide; raises E1005."""
+        return EngineRequest(
+            input_ids=(),
+            sampling=self.sampling(),
+            end_id=-1 if self.ignore_eos else None,
+            return_log_probs=self.log_probs or self.made > self.shown,
+            top_log_probs=self.top_log_probs,
+            prompt_log_probs=self.prompt_log_probs,
+        )
+
     def sampling(self) -> SamplingParams:
         """Sampling parameters, with OpenAI's defaults for absent fields; raises E1005."""
         given: dict[str, Any] = {"top_p": 1.0, "seed": resolve_seed(None)}
@@ -380,6 +392,16 @@ def _is_field_path(part: object) -> bool:
     return isinstance(part, int) or (
         isinstance(part, str) and part.isidentifier() and part != "str"
     )
+
+
+def described(abilities: Abilities) -> dict[str, Any]:
+    """What requests may ask for, by the names of their fields."""
+    return {
+        "guides": sorted(abilities.guides),
+        **{name: name in abilities.sampling for name in ABILITIES},
+        "top_logprobs": abilities.top_log_probs,
+        "prompt_logprobs": abilities.prompt_log_probs,
+    }
 
 
 def check_abilities(request: OpenAIRequest, abilities: Abilities) -> None:

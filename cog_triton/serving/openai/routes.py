@@ -14,7 +14,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cog_triton import errors
-from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument
 from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.serving.openai.chat_plan import ChatPlan, ChatPlanner
@@ -38,6 +37,7 @@ from cog_triton.serving.openai.requests import (
     CompletionRequest,
     OpenAIRequest,
     check_abilities,
+    described,
     parse,
 )
 from cog_triton.serving.openai.response_choice import ResponseChoiceBuilder
@@ -55,7 +55,7 @@ from cog_triton.serving.openai.token_routes import TokenRoutes
 from cog_triton.system.log_format import request_id
 from cog_triton.text.detokenize import token_bytes
 from cog_triton.text.guide import Guide
-from cog_triton.text.sampling import ABILITIES, MAX_TOKENS, SAMPLING
+from cog_triton.text.sampling import MAX_TOKENS, SAMPLING
 from cog_triton.text.stop_strings import WordLimits, parse_stop_sequences
 
 R = TypeVar("R", bound=OpenAIRequest)
@@ -212,22 +212,12 @@ class OpenAIRoutes:
         else:
             self._stop_limits.check("stop", stops)
         prompts = to_prompts(request)
-        made, shown, sampling = request.made, request.shown, request.sampling()
+        asked, made, shown = request.engine_request(), request.made, request.shown
         stop_token_ids = self._stop_token_ids(request)
         for item in SAMPLING:
             if item.ids:
-                self._check_ids(item.name, getattr(sampling, item.name))
-        common = EngineRequest(
-            input_ids=(),
-            sampling=sampling,
-            end_id=-1 if request.ignore_eos else None,
-            return_log_probs=request.log_probs or made > shown,
-            top_log_probs=request.top_log_probs,
-            prompt_log_probs=request.prompt_log_probs,
-            adapter=adapter,
-            guide=prompts.guide,
-            images=prompts.images,
-        )
+                self._check_ids(item.name, getattr(asked.sampling, item.name))
+        common = replace(asked, adapter=adapter, guide=prompts.guide, images=prompts.images)
         planned = [
             self._generator.plan(
                 replace(common, input_ids=ids),
@@ -239,7 +229,7 @@ class OpenAIRoutes:
             )
             for ids in prompts.ids
         ]
-        if request.log_probs or made > shown:
+        if common.return_log_probs:
             limited = request.limit < MAX_TOKENS
             planned = bound_log_probs(planned, made, request.top_log_probs, limited=limited)
         plan = plan_sequences(planned, made, shown, seeded=request.seed not in (None, -1))
@@ -288,10 +278,7 @@ class OpenAIRoutes:
                 "generation": self._abilities.generation,
                 "embeddings": self._abilities.embeddings,
                 **self._planner.abilities,
-                "guides": sorted(self._abilities.guides),
-                **{name: name in self._abilities.sampling for name in ABILITIES},
-                "top_logprobs": self._abilities.top_log_probs,
-                "prompt_logprobs": self._abilities.prompt_log_probs,
+                **described(self._abilities),
                 "sequences": self._settings.max_sequences,
             },
         }

@@ -76,7 +76,7 @@ def bound_log_probs(
 
     Where the client has not `limited` the tokens, `max_tokens` is lowered to what fits.
     """
-    of_prompts = sum(len(each.engine.input_ids) * each.engine.prompt_log_probs for each in prompts)
+    of_prompts = sum(len(each.engine.echoed) for each in prompts)
     tokens = of_prompts + sum(each.engine.sampling.max_tokens for each in prompts)
     if (count := tokens * made * (top + 1)) <= MAX_LOG_PROBS:
         return prompts

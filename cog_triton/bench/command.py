@@ -15,7 +15,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from cog_triton.bench import export, load_generator, plot, report, server_metrics
+from cog_triton.bench import load_generator, plot, report, run_metrics
 from cog_triton.bench.http_client import Client, TransportError, split_url
 from cog_triton.bench.load_generator import Progress, RunResult
 from cog_triton.bench.options import Options, TargetName
@@ -92,7 +92,7 @@ class Outputs:
     def check(self) -> None:
         """Raise E1005 or E1401 before measuring for files that could not be written."""
         for name in ("json", "csv", "plot"):
-            export.require_writable(f"--{name}", getattr(self, name))
+            report.require_writable(f"--{name}", getattr(self, name))
         if self.plot is not None:
             plot.require()
 
@@ -181,7 +181,7 @@ async def _measure(
         with display(err, options) as show:
             done = await load_generator.measure(options, show)
         after = await _scrape(options, metrics_url) if before is not None else None
-        told = server_metrics.means(before or {}, after) if after is not None else {}
+        told = run_metrics.means(before or {}, after) if after is not None else {}
         done = dataclasses.replace(done, notes=list(dict.fromkeys([*notes, *done.notes])))
         found = compute_metrics(options, done, told)
         runs.append((options, done, found))
@@ -212,7 +212,7 @@ async def _scrape(options: Options, url: str | None) -> Mapping[tuple[str, str],
         if url:
             raise TargetUnavailable(f"{_shown(url)}: HTTP {answer.status}")
         return None
-    return server_metrics.parse(answer.text.decode("utf-8", "replace"))
+    return run_metrics.parse(answer.text.decode("utf-8", "replace"))
 
 
 def _metrics_url(options: Options) -> str | None:
@@ -227,12 +227,12 @@ def _metrics_url(options: Options) -> str | None:
 def _write(outputs: Outputs, runs: Sequence[plot.Level]) -> None:
     if outputs.json:
         found: list[tuple[Options, RunMetrics]] = [(options, item) for options, _, item in runs]
-        export.write("--json", outputs.json, export.as_json(runs[0][0], found))
+        report.write("--json", outputs.json, report.as_json(runs[0][0], found))
     if outputs.csv:
         done: list[tuple[Options, RunResult]] = [(options, item) for options, item, _ in runs]
-        export.write("--csv", outputs.csv, export.as_csv(done))
+        report.write("--csv", outputs.csv, report.as_csv(done))
     if outputs.plot:
-        export.write("--plot", outputs.plot, plot.png(runs))
+        report.write("--plot", outputs.plot, plot.png(runs))
 
 
 def _table(runs: Sequence[plot.Level]) -> Table:

@@ -5,10 +5,13 @@ Here are those before the OpenAI API and before ports of metrics, which answer f
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
 from cog_triton import errors
@@ -19,7 +22,7 @@ from cog_triton.door.message import Answer, Forward, Refused, Request, json_answ
 from cog_triton.door.request_parser import Limits
 from cog_triton.door.upstream import Route, Upstream
 from cog_triton.errors import CogTritonError
-from cog_triton.serving.openai import error_responses, static_page
+from cog_triton.serving.openai import error_responses
 
 _RETRY_AFTER_S = {503: b"5"}
 STOPPING = "the server is stopping; try again"
@@ -146,12 +149,43 @@ _HEALTH = "/health"
 _MODELS = "/v1/models"
 _KEY_ONLY = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 _METRICS = ("/metrics", "/metrics/triton")
-_PAGE = Answer(
-    200,
-    static_page.PAGE,
-    static_page.CONTENT_TYPE.encode(),
-    tuple((name.encode(), value.encode()) for name, value in static_page.HEADERS.items()),
-)
+
+
+def _page() -> Answer:
+    """The page at ``/``: one file without anything secret in it.
+
+    What it shows, it asks the API for, with the key that its user gives. Its Content Security
+    Policy lets run only the script that is in it, known by its hash.
+    """
+    text = (Path(__file__).parent / "page.html").read_bytes()
+    hashes = {}
+    for tag in ("script", "style"):
+        (inline,) = re.findall(rb"<%b>(.*?)</%b>" % (tag.encode(), tag.encode()), text, re.DOTALL)
+        hashes[tag] = base64.b64encode(hashlib.sha256(inline).digest()).decode()
+    policy = (
+        "default-src 'none'",
+        f"script-src 'sha256-{hashes['script']}'",
+        f"style-src 'sha256-{hashes['style']}'",
+        "connect-src 'self'",
+        "img-src data:",  # its icon
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+    headers = (
+        (b"cache-control", b"no-cache"),
+        (b"content-security-policy", "; ".join(policy).encode()),
+        (b"cross-origin-opener-policy", b"same-origin"),
+        (b"cross-origin-resource-policy", b"same-origin"),
+        (b"referrer-policy", b"no-referrer"),
+        (b"x-content-type-options", b"nosniff"),
+    )
+    return Answer(200, text, b"text/html; charset=utf-8", headers)
+
+
+PAGE = _page()
 
 
 @dataclass(eq=False)
@@ -171,16 +205,16 @@ class OpenAIGate(PrivateGate):
 
     async def _decide(self, request: Request) -> Forward | Answer:
         reads = request.method in ("GET", "HEAD")
-        asks_page = self.page and reads and request.path == static_page.PATH
+        asks_page = self.page and reads and request.path == "/"
         if asks_page and self.access.api_key is not None:
-            return _PAGE
+            return PAGE
         if request.path == _HEALTH:
             self.route.upstream.state.require_checked()
         public = (_HEALTH, *_METRICS) if self.metrics_public else (_HEALTH,)
         if not (reads and request.path in public):
             self.access.check(request)
         if asks_page:
-            return _PAGE
+            return PAGE
         if request.path in _KEY_ONLY and self.access.api_key is None:
             raise errors.Unauthorized(
                 "adapters are loaded at run time where COG_TRITON_API_KEY is set, and it is not"

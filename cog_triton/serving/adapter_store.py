@@ -1,4 +1,4 @@
-"""Adapter store: LoRA adapters by name, loaded at start or at run time, as engines get them.
+"""LoRA adapters by name, loaded at start or at run time, as engines get them, and their use.
 
 What was checked is what an engine loads: an adapter's two files are copied into the run directory,
 where nobody else writes, and nothing else of it is.
@@ -11,7 +11,7 @@ import logging
 import re
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from cog_triton.errors import (
     Overloaded,
     nearest,
 )
+from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.settings import Settings
 from cog_triton.system.atomic_write import disk_full_errors, megabytes
 
@@ -223,3 +224,44 @@ def _naming(name: str) -> Iterator[None]:
         if error.detail.startswith("lora_"):
             raise
         raise type(error)(f"lora_name={name[:80]!r}: {error.detail}") from error
+
+
+OnChange = Callable[[Set[str], Set[str]], None]
+
+
+class AdapterUse:
+    """Requests with an adapter, from their arrival to their end; thread-safe."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, tuple[str, GenerationResult]] = {}
+        self._lock = threading.Lock()
+        self.on_change: OnChange = lambda running, waiting: None
+        """Called with the adapters of running and of waiting requests, on any thread."""
+
+    def enter(self, request: GenerationRequest, result: GenerationResult) -> None:
+        """A request arrived, and waits until `admitted`."""
+        adapter = request.engine.adapter
+        if adapter is not None:
+            with self._lock:
+                self._requests[id(result)] = adapter, result
+                self._report()
+
+    def admitted(self, result: GenerationResult) -> None:
+        """A request got its turn: `result` has its queue time."""
+        if id(result) in self._requests:
+            with self._lock:
+                self._report()
+
+    def leave(self, result: GenerationResult) -> None:
+        """A request ended."""
+        if id(result) in self._requests:
+            with self._lock:
+                del self._requests[id(result)]
+                self._report()
+
+    def _report(self) -> None:
+        running: set[str] = set()
+        waiting: set[str] = set()
+        for name, result in self._requests.values():
+            (waiting if result.queue_time is None else running).add(name)
+        self.on_change(running, waiting)

@@ -1,13 +1,17 @@
 """Text generation from token ids: admission, engine request, text pieces, cancellation.
 
 Both APIs, /predictions and OpenAI's, go through it: a thread drives a generation by
-`TextGenerator.stream`, an event loop by `Generation.advance` with what its inbox got.
+`TextGenerator.stream`, an event loop by `Generation.advance` with what its inbox got. Prompts that
+the engine has died of are in quarantine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import threading
 import time
+from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -23,7 +27,7 @@ from cog_triton.errors import (
     TritonUnavailable,
     TritonUnknownError,
 )
-from cog_triton.serving.adapter_use import AdapterUse
+from cog_triton.serving.adapter_store import AdapterUse
 from cog_triton.serving.admission import Admission, Ticket
 from cog_triton.serving.generation import (
     GenerationRequest,
@@ -33,13 +37,48 @@ from cog_triton.serving.generation import (
     TextPiece,
 )
 from cog_triton.serving.inbox import Inbox, ThreadInbox
-from cog_triton.serving.quarantine import Quarantine
 from cog_triton.serving.resume import Resumption
 from cog_triton.settings import Settings
 from cog_triton.text.prompt_encoder import PromptEncoder, prompt_too_long
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.token_transport import Submission, TokenTransport
+
+QUARANTINE_S = 600.0
+
+
+class Quarantine:
+    """Hashes of prompts, with adapter and images, that are refused with E2108; thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until: dict[bytes, float] = {}
+        self._lock = threading.Lock()
+
+    def add(self, request: GenerationRequest) -> None:
+        """Refuse this prompt for `QUARANTINE_S`."""
+        now = self._clock()
+        with self._lock:
+            self._until = {key: until for key, until in self._until.items() if until > now}
+            self._until[_key(request)] = now + QUARANTINE_S
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise E2108 for a prompt that is refused."""
+        if self._until and (until := self._until.get(_key(request))) is not None:
+            left = until - self._clock()
+            if left > 0:
+                raise FatalRequest(
+                    f"the engine died of this prompt before; it is refused for another {left:.0f} s"
+                )
+
+
+def _key(request: GenerationRequest) -> bytes:
+    made = hashlib.sha256(array("q", request.engine.input_ids).tobytes())
+    made.update((request.engine.adapter or "").encode())
+    for image in request.engine.images:
+        made.update(image.data)
+    return made.digest()
+
 
 ToError = Callable[[str], CogTritonError]
 

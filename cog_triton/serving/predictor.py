@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +17,7 @@ from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import BadMessages, CogTritonError
 from cog_triton.serving import drain_watch
 from cog_triton.serving.admission import Ticket
-from cog_triton.serving.coglet import concurrent_streaming, log_streams
+from cog_triton.serving.coglet import concurrent_streaming
 from cog_triton.serving.generate import Generation, Stream
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai.listeners import HTTPListeners
@@ -22,11 +26,57 @@ from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.observers import CompositeObserver
 from cog_triton.settings import Settings, load_settings
 from cog_triton.system import log_format, process_tuning
+from cog_triton.system.log_format import STDERR, DescriptorHandler
 from cog_triton.system.process_state import exit_with_parent, stop_parent
 from cog_triton.text import chat, prompts
 from cog_triton.text.prompts import RenderedPrompt
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.stop_strings import WordLimits, parse_stop_sequences
+
+
+def inherited_stderr() -> int:
+    """File descriptor of the stderr that Cog's server was started with.
+
+    coglet 0.23.1 replaces the worker's stderr by a pipe, and wraps every line that it reads there;
+    but it keeps the inherited one open under another number, which is recognized by being the
+    same file as our parent's stderr.
+    """
+    with suppress(OSError):
+        wanted = Path(f"/proc/{os.getppid()}/fd/{STDERR}").stat()
+        for name in sorted(Path("/proc/self/fd").iterdir(), key=lambda path: int(path.name)):
+            descriptor = int(name.name)
+            with suppress(OSError):
+                if descriptor > STDERR and os.path.samestat(os.fstat(descriptor), wanted):
+                    return descriptor
+    return STDERR
+
+
+@contextmanager
+def setup_log() -> Iterator[None]:
+    """Log lines during setup go to stdout, which coglet makes `setup.logs` of /health-check.
+
+    coglet logs them, too, all as INFO: the process's own handler adds only warnings and errors.
+    """
+    copies = logging.StreamHandler(sys.stdout)
+    copies.setFormatter(_SetupLogFormatter())
+    root = logging.getLogger()
+    own = [handler for handler in root.handlers if isinstance(handler, DescriptorHandler)]
+    root.addHandler(copies)
+    for handler in own:
+        handler.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for handler in own:
+            handler.setLevel(logging.NOTSET)
+        root.removeHandler(copies)
+
+
+class _SetupLogFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if record.levelno < logging.WARNING else f"{record.levelname.title()}: {text}"
+
 
 _ENDPOINT = "predictions"
 Transform = Callable[[Generator[str, None, None], Generation], Generator[str, None, None]]
@@ -42,10 +92,8 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         concurrent_streaming.disable_interrupts()
         concurrent_streaming.install(type(self).run)
         settings = self._load_settings()
-        log_format.configure(
-            settings.log_format, settings.log_level, log_streams.inherited_stderr()
-        )
-        with log_streams.setup_log():
+        log_format.configure(settings.log_format, settings.log_level, inherited_stderr())
+        with setup_log():
             await self._start(settings, weights)
         process_tuning.tune_for_serving()
         process_tuning.trim_periodically()

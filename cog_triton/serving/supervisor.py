@@ -13,9 +13,8 @@ from typing import Any
 
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
 from cog_triton.serving.admission import Admission
-from cog_triton.serving.failure_detection import EngineChecks, FailureDetection
+from cog_triton.serving.failure_detection import EngineChecks, FailureDetection, MemoryLimit
 from cog_triton.serving.lifecycle import Lifecycle, SupervisorState, first_line
-from cog_triton.serving.memory_limit import MemoryLimit
 from cog_triton.settings import Settings
 from cog_triton.triton.server import TritonClient, TritonServer
 from cog_triton.triton.step_stream import ReplicaStreams

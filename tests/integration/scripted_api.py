@@ -14,8 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from cog_triton.door.gate import PAGE
 from cog_triton.errors import CogTritonError
-from cog_triton.serving.openai import error_responses, static_page
+from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.listeners import BACKLOG, HTTPServer
 from cog_triton.system.ports import bind, free_ports
@@ -103,8 +104,8 @@ def scripted(api_key: str | None = None) -> Iterator[ScriptedAPI]:
     api.models = [base, {**base, "id": "sql-adapter", "parent": "org/small-8b"}]
 
     async def page(request: Request) -> Response:
-        headers = {"content-type": static_page.CONTENT_TYPE, **static_page.HEADERS}
-        return Response(static_page.PAGE, headers=headers)
+        headers = {name.decode(): value.decode() for name, value in PAGE.headers}
+        return Response(PAGE.body, headers=headers, media_type=PAGE.content_type.decode())
 
     async def models(request: Request) -> Response:
         return error_responses.json_response({"object": "list", "data": api.models})

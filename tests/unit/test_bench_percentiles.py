@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from bench_runs import START, options, record, run
 
-from cog_triton.bench import server_metrics
+from cog_triton.bench import run_metrics
 from cog_triton.bench.request_record import CUT, FAILED
 from cog_triton.bench.run_metrics import (
     compute_metrics,
@@ -189,13 +189,13 @@ def test_invalid_slos_are_refused(text: str) -> None:
 
 
 def test_changes_between_two_scrapes_of_server_metrics() -> None:
-    before = server_metrics.parse(
+    before = run_metrics.parse(
         "# HELP x y\n"
         "cog_triton_time_to_first_token_seconds_sum 1.0\n"
         "cog_triton_time_to_first_token_seconds_count 10.0\n"
         "cog_triton_generation_tokens_total 100\n"
     )
-    after = server_metrics.parse(
+    after = run_metrics.parse(
         "cog_triton_time_to_first_token_seconds_sum 2.5\n"
         "cog_triton_time_to_first_token_seconds_count 15.0\n"
         "cog_triton_request_duration_seconds_sum 0\n"
@@ -204,7 +204,7 @@ def test_changes_between_two_scrapes_of_server_metrics() -> None:
         'nv_inference_request_success{model="ensemble",version="1"} 4\n'
         'nv_inference_request_duration_us{model="ensemble",version="1"} 8000\n'
     )
-    assert server_metrics.means(before, after) == pytest.approx(
+    assert run_metrics.means(before, after) == pytest.approx(
         {
             "cog_triton_time_to_first_token_seconds": 0.3,
             "cog_triton_generation_tokens_total": 64,

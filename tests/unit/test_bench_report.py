@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from bench_runs import options, record, run
 
-from cog_triton.bench import export, plot, report
+from cog_triton.bench import plot, report
 from cog_triton.bench.load_generator import RunResult
 from cog_triton.bench.options import Options, OutputMethod, Unit, parse_lengths
 from cog_triton.bench.request_record import CUT, FAILED
@@ -132,7 +132,7 @@ def test_the_report_has_the_sections_of_the_original_in_order() -> None:
 
 def test_json_has_every_metric() -> None:
     own, done = originals_run()
-    found = json.loads(export.as_json(own, [(own, compute_metrics(own, done, {}))]))
+    found = json.loads(report.as_json(own, [(own, compute_metrics(own, done, {}))]))
     assert found["schema"] == 1
     assert found["options"]["unit"] == "batch"
     assert found["options"]["api_key"] is None
@@ -147,7 +147,7 @@ def test_csv_has_a_line_for_each_request() -> None:
     own, done = open_run()
     never = record(9, 2.0, sent=0.0, ended=0.0, status=CUT)
     done.records.append(never)
-    rows = list(csv.DictReader(io.StringIO(export.as_csv([(own, done)]))))
+    rows = list(csv.DictReader(io.StringIO(report.as_csv([(own, done)]))))
     assert [row["index"] for row in rows] == ["0", "1", "2", "9"]
     assert rows[0]["ttft_s"] == "0.500000"
     assert rows[0]["e2el_from_sending_s"] == "0.900000"
@@ -158,9 +158,9 @@ def test_csv_has_a_line_for_each_request() -> None:
 
 def test_output_files_are_checked_before_measuring(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="its directory does not exist"):
-        export.require_writable("--csv", tmp_path / "none" / "x.csv")
+        report.require_writable("--csv", tmp_path / "none" / "x.csv")
     with pytest.raises(InvalidArgument, match=r"--json=.*cannot be written"):
-        export.write("--json", tmp_path, "x")
+        report.write("--json", tmp_path, "x")
 
 
 def test_plots_of_runs_and_sweeps_are_png() -> None:

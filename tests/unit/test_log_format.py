@@ -21,8 +21,8 @@ import pytest
 import cog_triton
 from cog_triton.backend import triton_log
 from cog_triton.errors import Overloaded
-from cog_triton.serving.coglet.log_streams import setup_log
 from cog_triton.serving.inbox import LoopInboxes
+from cog_triton.serving.predictor import setup_log
 from cog_triton.system import log_format
 from cog_triton.system.log_format import request_id
 
@@ -38,7 +38,7 @@ WRITES_OUTPUT = {
     "serving/mock_predictor.py": "the prediction's log",
     "serving/predictor.py": "the prediction's log",
     "triton/mpi_rank.py": "runs by path, with the standard library alone",
-    "bench/export.py": "results, on stdout where a user asks for them there",
+    "bench/report.py": "results, on stdout where a user asks for them there",
 }
 """Modules that write to stdout or stderr themselves, and what."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from test_supervisor import PATIENCE_S, Make, Supervised, make, until
 
-from cog_triton.serving import memory_limit
+from cog_triton.serving import failure_detection
 from cog_triton.serving.supervisor import SupervisorState
 from cog_triton.triton import liveness
 
@@ -38,7 +38,7 @@ class Memory:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
     found = Memory()
-    monkeypatch.setattr(memory_limit, "_PERIOD_S", 0.01)
+    monkeypatch.setattr(failure_detection, "_PERIOD_S", 0.01)
     monkeypatch.setattr(liveness, "anonymous_bytes", found.anonymous_bytes)
     return found
 
@@ -64,7 +64,7 @@ def restarted(item: Supervised) -> Callable[[], bool]:
 def test_streams_that_never_pause_go_on_after_it(
     limited: Make, monkeypatch: pytest.MonkeyPatch, memory: Memory
 ) -> None:
-    monkeypatch.setattr(memory_limit, "_QUIET_WAIT_S", 0)
+    monkeypatch.setattr(failure_detection, "_QUIET_WAIT_S", 0)
     item = limited(resumes=True)
     streams = [item.stream(200) for _ in range(4)]
     assert all(stream.flowing.wait(PATIENCE_S) for stream in streams[:2])
@@ -102,7 +102,7 @@ def test_limit_exceeded_from_the_start_is_ignored(
     limited: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(liveness, "anonymous_bytes", lambda pid: 2 * LIMIT << 20)
-    monkeypatch.setattr(memory_limit, "_PERIOD_S", 0.01)
+    monkeypatch.setattr(failure_detection, "_PERIOD_S", 0.01)
     item = limited(resumes=True)
     until(lambda: "holds 200 MiB, more than 100 (TRITON_MEMORY_LIMIT)" in caplog.text)
     assert "ignored" in caplog.text

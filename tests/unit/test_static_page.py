@@ -12,17 +12,16 @@ from small_door import route_to
 
 from cog_triton.door.access import Access
 from cog_triton.door.cog_gate import CogGate
-from cog_triton.door.gate import MetricsGate, OpenAIGate
+from cog_triton.door.gate import PAGE, MetricsGate, OpenAIGate
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.message import Answer, Forward, Refused, Request
 from cog_triton.door.request_parser import Limits
 from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
-from cog_triton.serving.openai import static_page
 
 OPEN = Access(None, loopback=False)
 LOCAL = Access(None, loopback=True)
 LOCKED = Access("key", loopback=False)
-TEXT = static_page.PAGE.decode()
+TEXT = PAGE.body.decode()
 
 
 def gate(access: Access, kind: type[OpenAIGate] = OpenAIGate, *, page: bool = True) -> OpenAIGate:
@@ -85,13 +84,13 @@ def test_cogs_index_names_it() -> None:
 
 
 def test_it_is_small_and_asks_no_other_host() -> None:
-    assert len(static_page.PAGE) < 40_000
+    assert len(PAGE.body) < 40_000
     found = set(re.findall(r"\bhttps?://[^\s\"'`]*|(?<![:\w])//[\w.]+\.\w+", TEXT))
     assert found == {"http://www.w3.org/2000/svg"}
 
 
 def test_its_policy_lets_run_what_is_in_it_alone() -> None:
-    policy = static_page.HEADERS["content-security-policy"]
+    policy = dict(PAGE.headers)[b"content-security-policy"].decode()
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     for tag in ("script", "style"):
         (inline,) = re.findall(f"<{tag}[^>]*>(.*?)</{tag}>", TEXT, re.DOTALL)

@@ -15,7 +15,7 @@ from test_engine_manifest import engine
 from cog_triton.artifact import engine_manifest
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
-from cog_triton.serving.weights import engine_directory
+from cog_triton.serving.engine_preparation import engine_directory
 from cog_triton.settings import Settings, load_settings
 
 FAST = RetryPolicy(max_failures=3, initial_s=0.001)

@@ -49,7 +49,6 @@ _STORES = {
         " AZURE_STORAGE_CONNECTION_STRING, az login, or a managed identity",
     ),
 }
-SCHEMES = tuple(_STORES)
 _REFUSED = ("Credential", "Authentication", "Refresh", "Anonymous", "SSOToken", "TokenRetrieval")
 
 

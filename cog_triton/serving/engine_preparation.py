@@ -11,13 +11,11 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
 
 from cog_triton.artifact import compatibility, cuda_support, engine_manifest, engine_tar
 from cog_triton.artifact.compatibility import Machine, backends_in, library_versions
-from cog_triton.download.object_store import SCHEMES
 from cog_triton.download.retry import RetryPolicy
-from cog_triton.download.url_download import fetch, redacted_name
+from cog_triton.download.url_download import fetch, local_path, redacted_name
 from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.mock.mock_directory import make_engine
@@ -223,20 +221,19 @@ async def engine_directory(
     if is_oci(weights):
         return await _pull(settings, weights, retry)
     engines = settings.work_dir / "engines"
-    if "://" not in weights:
-        tar = Path(weights)
-    else:
-        url = _parse_url(weights)
-        if url.scheme != "file":
-            tar = await _download(
-                weights, redacted_name(weights), settings.work_dir / "downloads", retry
-            )
-            try:
-                return await asyncio.to_thread(_unpack, tar, engines)
-            except EngineCorrupt:
-                tar.unlink(missing_ok=True)  # so that the next start downloads it again
-                raise
-        tar = Path(unquote(url.path))
+    try:
+        name, tar = redacted_name(weights), local_path(weights)
+    except ModelUnavailable as error:
+        shown = redact_address(weights)
+        why = error.detail.removeprefix(f"{shown}: ")
+        raise ModelUnavailable(f"COG_WEIGHTS={shown!r}: {why}; oci://REF is taken, too") from None
+    if tar is None:
+        tar = await _download(weights, name, settings.work_dir / "downloads", retry)
+        try:
+            return await asyncio.to_thread(_unpack, tar, engines)
+        except EngineCorrupt:
+            tar.unlink(missing_ok=True)  # so that the next start downloads it again
+            raise
     if tar.is_dir():
         return tar
     if not tar.is_file():
@@ -244,22 +241,6 @@ async def engine_directory(
             f"COG_WEIGHTS={redact_address(weights)!r}: no such file or directory"
         )
     return await asyncio.to_thread(_unpack, tar, engines)
-
-
-def _parse_url(weights: str) -> SplitResult:
-    try:
-        url = urlsplit(weights)
-        _ = url.port  # a password with a bare # or / in it ends up there
-    except ValueError:
-        raise ModelUnavailable("COG_WEIGHTS=...: is not a valid URL") from None
-    if url.scheme in ("http", "https", *SCHEMES) or (
-        url.scheme == "file" and url.netloc in ("", "localhost")
-    ):
-        return url
-    raise ModelUnavailable(
-        f"COG_WEIGHTS={redact_address(weights)!r}: must be a path, a file:///path, http(s)://,"
-        " s3://, gs:// or az:// URL, or oci://REF"
-    )
 
 
 def _unpack(tar: Path, engines: Path) -> Path:

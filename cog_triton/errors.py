@@ -348,12 +348,3 @@ def nearest(word: str, known: Sequence[str]) -> str:
     names = [name for name in islice(known, _MOST_NAMES) if len(name) <= _MOST_CHARACTERS]
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def markdown_table() -> str:
-    """The table of error codes in docs/errors.md."""
-    rows = ["| code | name | meaning |", "|---|---|---|"]
-    rows += [
-        f"| {cls.code} | {cls.__name__} | {(cls.__doc__ or '').strip()} |" for cls in all_errors()
-    ]
-    return "\n".join(rows) + "\n"

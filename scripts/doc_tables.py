@@ -10,21 +10,23 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from cog_triton import errors
-from cog_triton.artifact import cuda_support
+from cog_triton.artifact.cuda_support import FLOORS
 from cog_triton.builder import checks, legacy_options, migration
 from cog_triton.builder.adapter_config import AdapterSource
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.openvino.family import OpenVINOFamily
+from cog_triton.engines.tensorrt_llm.backend_settings import Parameters, choices_of, notation
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
+from cog_triton.engines.tensorrt_llm.releases import OLDEST, format_release
 from cog_triton.engines.tensorrt_llm.runtime_settings import RuntimeSettings
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.vllm_version import known_versions
+from cog_triton.errors import all_errors
 from cog_triton.serving import resume
 from cog_triton.settings import GROUPS
 from cog_triton.text.sampling import SAMPLING, Library
@@ -97,6 +99,51 @@ def _bounds(given: Mapping[str, float] | None) -> str:
     return " ".join(words[name].format(value) for name, value in given.items()) or "any"
 
 
+_KINDS = {
+    "_flag": "true, false",
+    "_whole": "whole number",
+    "_number": "number",
+    "_path": "path",
+    "_text": "text",
+    "_wholes": "whole numbers",
+    "_groups": "groups of whole numbers",
+    "_tree": "tree",
+}
+_SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+def serve_settings() -> str:
+    """Each setting of TensorRT-LLM's backend: values, default, first release, meaning."""
+    rows = ["| setting | value | default | since | meaning |", "|---|---|---|---|---|"]
+    for name, field in Parameters.model_fields.items():
+        extra: Any = field.json_schema_extra
+        unset = field.default is None
+        default = extra["unset"] if unset else f"`{notation(name, field.default)}`"
+        since = Parameters.since(name)
+        rows.append(
+            f"| `{name}` | {_allowed(field)} | {default} |"
+            f" {'' if since == OLDEST else format_release(since)} | {field.description} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def _allowed(field: Any) -> str:
+    choices = choices_of(field.annotation)
+    if choices:
+        return ", ".join(f"`{choice}`" for choice in choices)
+    parts, limits = list(field.metadata), []
+    for part in (field.annotation, *get_args(field.annotation)):
+        parts += getattr(part, "__metadata__", ())
+    kind = ""
+    for part in parts:
+        kind = _KINDS.get(getattr(getattr(part, "func", None), "__name__", ""), kind)
+        for key, sign in _SIGNS.items():
+            limit = getattr(part, key, None)
+            if limit is not None and limit != 2**31 - 1:
+                limits.append(f"{sign} {limit}")
+    return " ".join([kind, ", ".join(dict.fromkeys(limits))]).strip()
+
+
 def build_keys() -> str:
     """docs/build.md's tables of keys."""
     return (
@@ -120,12 +167,26 @@ def _keys(model: type[BaseModel]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def error_codes() -> str:
+    """What each code means."""
+    rows = ["| code | name | meaning |", "|---|---|---|"]
+    rows += [f"| {e.code} | {e.__name__} | {(e.__doc__ or '').strip()} |" for e in all_errors()]
+    return "\n".join(rows) + "\n"
+
+
+def oldest_drivers() -> str:
+    """The oldest driver for each CUDA."""
+    rows = (f"| {cuda}.x | {driver} |\n" for cuda, driver in sorted(FLOORS.items(), reverse=True))
+    return "| CUDA in the image | oldest driver |\n|---|---|\n" + "".join(rows)
+
+
 TABLES = {
     "request fields": ("openai.md", request_fields),
     "resume": ("supervision.md", resumption),
     "settings": ("settings.md", settings_tables),
-    "drivers": ("images.md", cuda_support.markdown),
-    "errors": ("errors.md", errors.markdown_table),
+    "serve settings": ("serve-config.md", serve_settings),
+    "drivers": ("images.md", oldest_drivers),
+    "errors": ("errors.md", error_codes),
     "vllm": ("vllm.md", vllm_versions),
     "keys": ("build.md", build_keys),
     "combinations": ("build.md", checks.markdown),

@@ -31,12 +31,6 @@ _NO_DATA_CENTRE = re.compile(r"GeForce|TITAN", re.IGNORECASE)
 _PERHAPS = re.compile(r"RTX|Quadro", re.IGNORECASE)
 
 
-def markdown() -> str:
-    """Table of the oldest drivers, for docs/images.md."""
-    rows = (f"| {cuda}.x | {driver} |\n" for cuda, driver in sorted(FLOORS.items(), reverse=True))
-    return "| CUDA in the image | oldest driver |\n|---|---|\n" + "".join(rows)
-
-
 def cuda_of_image() -> str | None:
     """CUDA's version of the image that this runs in: CUDA_VERSION, which NVIDIA's and ours set."""
     return os.environ.get("CUDA_VERSION") or None

@@ -21,7 +21,6 @@ RUN_WITH_M = {
     "cog_triton_prune": "pruning, in image builds that have no other command",
     "cog_triton.door": "the front door, and Cog behind it",
     "cog_triton.door.large_bodies": "parsing of large bodies, beside the front door",
-    "cog_triton.engines.tensorrt_llm.settings_table": "writes docs/serve-config.md",
     "cog_triton.engines.vllm.node_process": "vLLM's workers, on a node other than the leader",
     "cog_triton.keeper.keeper_process": "engine processes, leased to Triton's stubs",
     "cog_triton.serving.coglet.http_server": "Cog's HTTP server",

@@ -87,13 +87,6 @@ def test_the_meaning_fits_one_row_of_a_table(kind: type[CogTritonError]) -> None
     assert "|" not in kind.__doc__
 
 
-def test_the_table_has_a_row_for_each_code() -> None:
-    head, rule, *rows = errors.markdown_table().splitlines()
-    assert head == "| code | name | meaning |"
-    assert rule == "|---|---|---|"
-    assert [row.split(" | ")[0] for row in rows] == [f"| {kind.code}" for kind in KINDS]
-
-
 @given(KIND, st.text())
 def test_the_text_starts_with_code_and_name(kind: type[CogTritonError], detail: str) -> None:
     assert str(kind(detail)) == f"{kind.code} {kind.__name__}: {detail}"

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorrt_llm_engines import V0_9, V1, parameters, render
 
-from cog_triton.engines.tensorrt_llm import settings_table
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters, notation
 from cog_triton.errors import InvalidPredictorConfig
 from cog_triton.triton.serve_config import MODELS, load_serve_config
@@ -380,19 +379,3 @@ def test_any_value_is_accepted_or_refused_by_name(name: str, value: Any) -> None
     except InvalidPredictorConfig as error:
         said = error.detail
     assert said is None or said.startswith(f"tensorrt_llm.args.{name}=")
-
-
-def test_settings_table_in_the_docs_is_current() -> None:
-    """python -m cog_triton.engines.tensorrt_llm.settings_table docs/serve-config.md"""
-    path = Path(__file__).parents[2] / "docs" / "serve-config.md"
-    document = path.read_text("utf-8")
-    assert settings_table.markdown_table() in document
-    assert settings_table.insert(document) == document
-
-
-def test_settings_table_has_a_complete_row_for_each_setting() -> None:
-    head, _, *rows = settings_table.markdown_table().splitlines()
-    assert [row.split("`")[1] for row in rows] == list(Parameters.model_fields)
-    for row in (head, *rows):
-        name, value, default, _, meaning = (cell.strip() for cell in row.strip("|").split("|"))
-        assert all((name, value, default, meaning)), row

@@ -1,16 +1,20 @@
-"""Requests at the front door, over sockets: parsed, bounded in size and time, written anew."""
+"""Requests at the door: what is parsed, refused, written anew; and who may listen."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
+from collections import Counter
 
 import pytest
 import small_door
-from small_door import answering, echo, on_loop, run, served, until_end
+from small_door import answering, echo, on_loop, run, served, until, until_end
 
+from cog_triton.door.client_connection import Listener
 from cog_triton.door.message import Request
 from cog_triton.door.request_parser import Limits, RequestParser
+from cog_triton.system.ports import bind
 
 GET = b"GET /a?b=c HTTP/1.1\r\nhost: localhost\r\n\r\n"
 LAST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
@@ -303,3 +307,31 @@ async def test_bodies_are_counted_no_more_once_answered() -> None:
             writer.write(request)
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
         writer.close()
+
+
+@on_loop
+async def test_clients_of_a_burst_are_accepted_in_several_turns() -> None:
+    loop = asyncio.get_running_loop()
+    listening = bind("PORT", "127.0.0.1", 0, 64)
+    clients = [socket.create_connection(listening.getsockname()) for _ in range(50)]
+    turn, accepted = 0, list[int]()
+
+    def count_turns() -> None:
+        nonlocal turn
+        turn += 1
+        if len(accepted) < len(clients):
+            loop.call_soon(count_turns)
+
+    class Accepted(asyncio.Protocol):
+        def __init__(self) -> None:
+            accepted.append(turn)
+
+    count_turns()
+    listener = Listener(listening, Accepted)
+    try:
+        await until(lambda: len(accepted) == len(clients))
+    finally:
+        listener.close()
+        for client in clients:
+            client.close()
+    assert max(Counter(accepted).values()) <= 16

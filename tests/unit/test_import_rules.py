@@ -1,10 +1,14 @@
-"""Import rules of the package: every room imports only rooms below it."""
+"""Imports: rooms import those below them, and a process what it needs."""
 
 from __future__ import annotations
 
 import ast
 import runpy
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import cog_triton
 
@@ -46,3 +50,48 @@ def test_the_command_line_alone_imports_the_pruning_package() -> None:
         if "cog_triton_prune" in path.read_text("utf-8")
     }
     assert importing == {"cog_triton/cli/app.py"}
+
+
+STUBS = (
+    "backend.text_processing",
+    "backend.bls",
+    "backend.token_model",
+    "backend.step_model",
+    "backend.adapter_loader",
+    "backend.vllm_text_model",
+)
+ENGINES = ("backend.engine_process", "engines.mock.engine")
+SETTINGS = ("pydantic", "pydantic_settings", "asyncio", "yaml")
+CLIENTS = ("httpx", "requests", "grpc", "huggingface_hub")
+PROCESSES = {
+    "stub": (STUBS, (*SETTINGS, *CLIENTS)),
+    "engine process": (ENGINES, (*SETTINGS, *CLIENTS)),
+    "front door": (("door.__main__",), (*CLIENTS, "numpy", "tokenizers")),
+    "Cog server": (("serving.coglet.http_server",), (*SETTINGS, *CLIENTS, "numpy", "tokenizers")),
+    "command line": (
+        ("cli.serve", "serving.cog_process", "models.preparation"),
+        (*CLIENTS, "numpy", "tokenizers"),
+    ),
+}
+SCRIPT = """
+import importlib, sys, types
+# In a stub, Triton provides it.
+provided = types.ModuleType("triton_python_backend_utils")
+provided.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+sys.modules[provided.__name__] = provided
+for name in sys.argv[1].split():
+    importlib.import_module(f"cog_triton.{name}")
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_a_process_imports_no_package_that_it_has_no_use_for(process: str) -> None:
+    modules, needless = PROCESSES[process]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, " ".join(modules)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not {*needless} & {*done.stdout.split()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from cog_triton.sizing import fit, gpu_table
 from cog_triton.sizing.memory_sum import GIB
 from cog_triton.sizing.model_files import ModelFiles
 from cog_triton.system import gpus
+from cog_triton.system.host_memory import host_memory
 
 _GB = 1e9
 _SPARE = int(0.5 * _GB)
@@ -34,7 +34,7 @@ def is_model(name: str) -> bool:
     return "architectures" in json_object(directory / "config.json")
 
 
-def check(target: Target, meminfo: Path = Path("/proc/meminfo")) -> Check:
+def check(target: Target) -> Check:
     """Check weights, KV cache and activations against the GPUs' free memory; memory without GPU."""
     files = target.files
     if files is None:
@@ -45,7 +45,7 @@ def check(target: Target, meminfo: Path = Path("/proc/meminfo")) -> Check:
     try:
         here = gpu_table.gpu_here()
         if here is None:
-            return _on_the_cpu(files, meminfo)
+            return _on_the_cpu(files)
         gpu, count = here
         gpu_table.require_supported(gpu)
         counts = [target.gpus] if target.gpus else [n for n in gpu_table.COUNTS if n <= count]
@@ -68,8 +68,8 @@ def check(target: Target, meminfo: Path = Path("/proc/meminfo")) -> Check:
     return warn(target.what, taken, f"end them, or set gpu_memory_utilization to {share}")
 
 
-def _on_the_cpu(files: ModelFiles, meminfo: Path) -> Check:
-    free = int(re.findall(r"MemAvailable: *(\d+)", meminfo.read_text("utf-8"))[0]) * 1024
+def _on_the_cpu(files: ModelFiles) -> Check:
+    free = host_memory().free
     size = f"{files.name}: {files.weight_bytes / GIB:.1f} GiB of weights"
     told = f"{size}, {free / GIB:.1f} GiB of memory free, no GPU. {fit.would_do(files)}"
     if files.weight_bytes > free:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,11 +14,12 @@ from cog_triton.errors import CogTritonError, EngineIncompatible, TritonStartFai
 from cog_triton.serving.coglet import prediction_directory
 from cog_triton.system import ports
 from cog_triton.system.gpus import nvidia_smi
+from cog_triton.system.host_memory import HostMemory, host_memory
+from cog_triton.system.ports import listeners
 from cog_triton.system.work_dir import require_usable
 from cog_triton.triton import server_sockets
 
 _PROC = Path("/proc")
-_LISTENING = "0A"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _SERVER = b"cog_triton.door"
 _GB = 1e9
@@ -32,7 +33,7 @@ def own_server(ports: Collection[int]) -> dict[int, int]:
 
     Only what this user may see of other processes is known.
     """
-    inodes = dict(_listeners(ports))
+    inodes = {inode: port for port, inode in listeners() if port in ports}
     found: dict[int, int] = {}
     if not inodes:
         return found
@@ -45,17 +46,6 @@ def own_server(ports: Collection[int]) -> dict[int, int]:
                 if match and (port := inodes.get(match[1])) and (door := _door(int(process.name))):
                     found[port] = door
     return found
-
-
-def _listeners(ports: Collection[int]) -> Iterator[tuple[str, int]]:
-    """(inode of the socket, port) of the listeners of this machine."""
-    for table in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for line in (_PROC / "net" / table).read_text("ascii").splitlines()[1:]:
-                fields = line.split()
-                port = int(fields[1].rpartition(":")[2], 16)
-                if fields[3] == _LISTENING and port in ports:
-                    yield fields[9], port
 
 
 def _door(process: int) -> int | None:
@@ -87,15 +77,10 @@ def gpu(image_sm: str | None, here: Sequence[int] | EngineIncompatible) -> Check
     return ok("GPU", f"{'; '.join(names)} ({sm_names(sorted({*here}))}){image}")
 
 
-def memory(
-    meminfo: Path = Path("/proc/meminfo"), limit: Path = Path("/sys/fs/cgroup/memory.max")
-) -> Check:
-    """Check free memory, within the container's limit."""
-    available = int(re.findall(r"MemAvailable: *(\d+)", meminfo.read_text())[0]) * 1024
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    bound = f", {int(text) / _GB:.1f} GB is the container's limit" if text.isdecimal() else ""
-    free = min(available, int(text)) if text.isdecimal() else available
-    found = f"{free / _GB:.1f} GB free{bound}"
+def memory(here: HostMemory | None = None) -> Check:
+    """Check the memory that machine and container leave."""
+    here = here or host_memory()
+    free, found = here.free, f"{here.free / _GB:.1f} GB free ({here.limits})"
     if free < 1 * _GB:
         return fail("memory", found, "1 GB is the least for Triton's models, engines on top")
     if free < 4 * _GB:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from cog_triton.system.ports import listeners
+
 _POLL_S = 0.2
-_LISTENING = b"0A"
 
 
 def start(port: int, file: Path | None, drain: Callable[[float | None], None]) -> None:
@@ -28,7 +29,7 @@ def start(port: int, file: Path | None, drain: Callable[[float | None], None]) -
         listened = False
         while not (file and file.exists()):
             try:
-                listens = is_listening(port)
+                listens = any(port == each for each, _ in listeners())
             except OSError:  # no file descriptor is left to look with
                 listens = listened
             if listened and not listens:
@@ -40,21 +41,6 @@ def start(port: int, file: Path | None, drain: Callable[[float | None], None]) -
             file.unlink(missing_ok=True)
 
     threading.Thread(target=watch, name="drain-watch", daemon=True).start()
-
-
-def is_listening(port: int) -> bool:
-    """Whether a TCP socket of this network namespace listens on `port`; see proc(5)."""
-    ending = b":%04X" % port
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(FileNotFoundError), Path(table).open("rb") as lines:
-            next(lines)
-            for line in lines:
-                fields = line.split(maxsplit=4)
-                if fields[3] != _LISTENING:
-                    break  # listening sockets come first, and there may be thousands of others
-                if fields[1].endswith(ending):
-                    return True
-    return False
 
 
 def request_drain(file: Path, seconds: float | None = None) -> None:

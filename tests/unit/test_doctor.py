@@ -26,6 +26,7 @@ from cog_triton.settings import load_settings
 from cog_triton.sizing import gpu_table
 from cog_triton.sizing.gpu_table import Gpu
 from cog_triton.system import ports
+from cog_triton.system.host_memory import HostMemory
 from cog_triton.system.ports import free_ports
 from cog_triton.triton import server_sockets
 from cog_triton.triton.installation import TritonInstallation
@@ -193,22 +194,11 @@ def test_gpus_of_a_kind_are_counted() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("kb", "limit", "state"),
-    [
-        (8_000_000, "max", "ok"),
-        (8_000_000, None, "ok"),
-        (8_000_000, "2000000000", "warn"),
-        (500_000, "max", "fail"),
-    ],
-)
-def test_free_memory_within_the_container_limit(
-    tmp_path: Path, kb: int, limit: str | None, state: str
-) -> None:
-    (tmp_path / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable:  {kb} kB\n")
-    if limit is not None:
-        (tmp_path / "max").write_text(f"{limit}\n")
-    assert hardware.memory(tmp_path / "meminfo", tmp_path / "max").state.value == state
+@pytest.mark.parametrize(("gb", "state"), [(8, "ok"), (2, "warn"), (0.5, "fail")])
+def test_free_memory_within_the_container_limit(gb: float, state: str) -> None:
+    here = HostMemory(int(gb * 1e9), "memory.max of 9.0 GB")
+    found = hardware.memory(here)
+    assert (found.state.value, found.found) == (state, f"{gb:.1f} GB free (memory.max of 9.0 GB)")
 
 
 def test_leftover_shared_memory_of_dead_servers_is_a_warning(tmp_path: Path) -> None:

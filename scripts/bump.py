@@ -27,7 +27,7 @@ from typing import Any
 import bring_uv
 from bump_hooks import BROKE, HELD, NOT_DONE, Row, hooks_of, interface_changes, vllm_hooks
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 PINS = {
@@ -65,6 +65,8 @@ class Target:
                 raise Refused(str(error)) from None
             if name != names[0]:
                 raise Refused(f"{path.name}: is a wheel of {name}; {option.upper()} is {names[0]}")
+            if not zipfile.is_zipfile(path):
+                raise Refused(f"{text}: is no whole wheel: no zip")
             self.version = str(version)
             self.wheels = [path.resolve()]
             for other in names[1:]:
@@ -75,9 +77,9 @@ class Target:
         else:
             try:
                 self.version = str(Version(text))
-            except InvalidVersion:
+            except ValueError:  # InvalidVersion, or a number that has too many digits
                 raise Refused(
-                    f"{option.upper()}={text}: is neither a version nor a wheel"
+                    f"{option.upper()}={text[:80]}: is neither a version nor a wheel"
                 ) from None
 
 
@@ -320,7 +322,11 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     except Refused as refusal:
         print(f"bump: refused: {refusal}", file=sys.stderr)
         return 2
-    return Bump(targets, offline=given.offline, root=root).make(integration=given.integration)
+    try:
+        return Bump(targets, offline=given.offline, root=root).make(integration=given.integration)
+    except KeyboardInterrupt:
+        print("\nbump: stopped: git diff shows what was written, and no report", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

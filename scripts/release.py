@@ -32,6 +32,9 @@ import yaml
 from packaging.version import Version
 from release_texts import Refused, check_texts, cut, require_version
 
+from cog_triton.errors import ModelUnavailable
+from cog_triton.oci.reference import Reference
+
 ROOT = Path(__file__).resolve().parents[1]
 _NIX = ["nix", "--extra-experimental-features", "nix-command flakes"]
 _SYSTEM = "x86_64-linux"
@@ -123,6 +126,18 @@ class Release:
             raise Refused(
                 "--registry with --without-nix: there are no images to push", "leave one out"
             )
+        for name in ("osv", "cache_key", "key", "public_key"):
+            path = getattr(self.given, name)
+            if path is not None and not path.exists():
+                option = f"--{name.replace('_', '-')}"
+                raise Refused(f"{option} {path}: there is no such file", "give one that is there")
+        if self.given.registry:
+            try:
+                Reference.parse(f"{self.given.registry}/image:{self.version}")
+            except ModelUnavailable as error:
+                raise Refused(
+                    f"--registry {self.given.registry}: {error.detail}", "give HOST/ME"
+                ) from None
         if self.given.registry and self.given.key is None and not self.given.unsigned:
             raise Refused(
                 f"images for {self.given.registry} need a signature: no --key",
@@ -380,9 +395,12 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     except Refused as refusal:
         print(f"release: refused: {refusal}", file=sys.stderr)
         return 2
-    except Failed as failure:
+    except (Failed, OSError) as failure:
         print(f"release: failed: {failure}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\nrelease: stopped: run it again, what is done stays done", file=sys.stderr)
+        return 130
     return 0
 
 

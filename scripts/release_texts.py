@@ -16,6 +16,8 @@ PLACES = (
 )
 """Files that have the version, and where. pyproject.toml and nix/ read the first."""
 
+_VERSION = re.compile(r"(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})")
+
 
 class Refused(Exception):
     """Reason for which there is no release of this commit; `way_out` is what to do."""
@@ -45,7 +47,7 @@ def sections(changelog: str) -> dict[str, str]:
 
 def require_version(text: str) -> str:
     """Raise `Refused` for what is no version of ours."""
-    if not re.fullmatch(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)", text):
+    if not _VERSION.fullmatch(text):
         raise Refused(f"VERSION={text}: must be X.Y.Z", "for example VERSION=0.3.0")
     return text
 
@@ -82,6 +84,11 @@ def check_texts(root: Path, version: str) -> str:
 
 def cut(root: Path, version: str, today: datetime.date) -> None:
     """Write the version everywhere, and give the changelog's Unreleased its name and date."""
+    titles = [title.split()[0] for title in sections((root / CHANGELOG).read_text("utf-8"))]
+    released = [tuple(map(int, one.split("."))) for one in titles if _VERSION.fullmatch(one)]
+    if tuple(map(int, version.split("."))) < max(released, default=()):
+        newest = ".".join(map(str, max(released)))
+        raise Refused(f"{version} is not higher than {newest} of {CHANGELOG}", "take a higher one")
     for pattern, expression in PLACES:
         for path in root.glob(pattern):
             text = path.read_text("utf-8")

@@ -78,7 +78,7 @@ def described(sbom: Path) -> tuple[list[tuple[str, str]], int]:
         packages = json.loads(sbom.read_text("utf-8"))["packages"]
         references = [one.get("externalRefs", []) for one in packages]
         purls = [each["referenceLocator"] for one in references for each in one]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, RecursionError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotLooked(f"{sbom}: is no SBOM in SPDX's JSON: {error}") from None
     found = [_PURL.match(purl) for purl in purls]
     python = [(str(canonicalize_name(unquote(one[1]))), unquote(one[2])) for one in found if one]
@@ -124,7 +124,7 @@ def advisories(source: Path) -> Iterator[Mapping[str, Any]]:
                 if not isinstance(one, dict) or not isinstance(one.get("id"), str):
                     raise NotLooked(f"{source}: has what is no advisory of OSV: no id")
                 yield one
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, RecursionError, ValueError, zipfile.BadZipFile) as error:
         raise NotLooked(f"{source}: {error}") from None
 
 
@@ -142,26 +142,39 @@ def by_file(packages: Packages, source: Path) -> list[Finding]:
         versions.setdefault(name, []).append(version)
     found, known = [], 0
     for advisory in advisories(source):
-        mine: dict[tuple[str, str], set[str]] = {}
-        for affected in advisory.get("affected", []):
-            package = affected.get("package", {})
-            if package.get("ecosystem") != "PyPI":
-                continue
-            known += 1
-            name = canonicalize_name(package["name"])
-            for version in versions.get(name, ()):
-                if _is_affected(affected, version):
-                    mine.setdefault((name, version), set()).update(_fixed(affected))
-        if advisory.get("withdrawn"):
-            continue
-        names = (advisory["id"], *advisory.get("aliases", []))
-        found += [
-            Finding(*one, names, tuple(sorted(fixed)), advisory.get("summary", ""))
-            for one, fixed in mine.items()
-        ]
+        try:
+            mine, count = _affecting(advisory, versions)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            why = f"{advisory['id']} is not in OSV's format: {error!r}"
+            raise NotLooked(f"{source}: {why}") from None
+        found, known = found + mine, known + count
     if not known:
         raise NotLooked(f"{source}: has no advisory on a package of PyPI")
     return sorted(found)
+
+
+def _affecting(
+    advisory: Mapping[str, Any], versions: Mapping[str, Sequence[str]]
+) -> tuple[list[Finding], int]:
+    """The findings of an advisory, and how many packages of PyPI it is on."""
+    mine: dict[tuple[str, str], set[str]] = {}
+    known = 0
+    for affected in advisory.get("affected", []):
+        package = affected.get("package", {})
+        if package.get("ecosystem") != "PyPI":
+            continue
+        known += 1
+        name = canonicalize_name(package["name"])
+        for version in versions.get(name, ()):
+            if _is_affected(affected, version):
+                mine.setdefault((name, version), set()).update(_fixed(affected))
+    if advisory.get("withdrawn"):
+        return [], known
+    names = (advisory["id"], *advisory.get("aliases", []))
+    summary = str(advisory.get("summary", ""))
+    return [
+        Finding(*one, names, tuple(sorted(fixed)), summary) for one, fixed in mine.items()
+    ], known
 
 
 def _is_affected(affected: Mapping[str, Any], version: str) -> bool:
@@ -339,7 +352,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         return look(given.sbom, given.osv, given.osv_url, ROOT / ".work" / "vulnerabilities")
-    except (NotLooked, subprocess.TimeoutExpired) as error:
+    except KeyboardInterrupt:
+        return 130
+    except (NotLooked, OSError, subprocess.TimeoutExpired) as error:
         print(f"vulnerabilities: not looked: {error}", file=sys.stderr)
         if not given.osv:
             print(

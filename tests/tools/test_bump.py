@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,8 @@ def test_every_hook_is_found_with_its_tests_and_advice(hooks: dict[str, Any]) ->
         (["--cog", "newest"], "COG=newest: is neither a version nor a wheel"),
         (["--cog", "absent-1-py3-none-any.whl"], "there is no such wheel"),
         (["--cog", "{}/other-1-py3-none-any.whl"], "is a wheel of other; COG is cog"),
+        (["--cog", "9" * 5000], "is neither a version nor a wheel"),
+        (["--vllm", "{}/vllm-1-py3-none-any.whl"], "is no whole wheel"),
         (["--cog", "{}/cog-1-py3-none-any.whl"], "no coglet-1-*.whl lies beside it"),
         (["--cog", "{}/cog.whl"], "Invalid wheel filename"),
     ],
@@ -120,8 +123,10 @@ def test_what_cannot_be_bumped_is_refused(
     bump: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     arguments: list[str], told: str,
 ) -> None:  # fmt: skip
-    for name in ("other-1-py3-none-any.whl", "cog-1-py3-none-any.whl", "cog.whl"):
+    for name in ("other-1-py3-none-any.whl", "vllm-1-py3-none-any.whl", "cog.whl"):
         (tmp_path / name).touch()
+    with zipfile.ZipFile(tmp_path / "cog-1-py3-none-any.whl", "w"):
+        pass
     assert bump["main"]([one.format(tmp_path) for one in arguments], tmp_path) == 2
     assert told in capsys.readouterr().err
 

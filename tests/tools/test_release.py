@@ -281,6 +281,11 @@ def test_what_lacks_is_named(
 ) -> None:
     code, told = release("--registry", "127.0.0.1:9/me")
     assert (code, "need a signature" in told) == (2, True)
+    for option in ("--osv", "--cache-key", "--key", "--public-key"):
+        code, told = release("--rehearse", option, "absent")
+        assert (code, f"{option} absent: there is no such file" in told) == (2, True)
+    code, told = release("--registry", "https://127.0.0.1:9/me", "--unsigned")
+    assert (code, "must be [oci://]REGISTRY/REPOSITORY" in told) == (2, True)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     code, told = release("--rehearse")
     assert (code, "no Nix here" in told) == (2, True)
@@ -315,6 +320,8 @@ def test_a_cut_writes_the_version_everywhere(release: Any, repository: Path) -> 
     assert release("--rehearse", version="0.4.0")[0] == 0
     code, told = release("--cut", version="0.5.0")
     assert (code, "nothing under Unreleased" in told) == (2, True)
+    code, told = release("--cut", version="0.3.9")
+    assert (code, "0.3.9 is not higher than 0.4.0" in told) == (2, True)
 
 
 def test_the_version_of_this_checkout_is_the_same_everywhere(

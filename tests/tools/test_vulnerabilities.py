@@ -95,6 +95,11 @@ def test_a_withdrawn_advisory_is_none(script: dict[str, Any], tmp_path: Path) ->
             '{"id": "x", "affected": [{"package": {"ecosystem": "npm", "name": "a"}}]}',
             "no advisory",
         ),
+        ("[" * 100_000, "recursion"),
+        ('{"id": "x", "affected": 5}', "x is not in OSV's format"),
+        ('{"id": "x", "affected": [5]}', "x is not in OSV's format"),
+        ('{"id": "x", "affected": [{"package": {"ecosystem": "PyPI"}}]}', "x is not in OSV's"),
+        (json.dumps(ADVISORY | {"aliases": 5}), "is not in OSV's format"),
     ],
 )
 def test_a_file_that_is_no_database_is_no_pass(

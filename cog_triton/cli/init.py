@@ -143,18 +143,20 @@ def _write_build_config(files: ModelFiles, fit: Fit, output: Path | None, force:
 
     named = Path(f"{_short(files, fit)}.yaml")
     path = named if output is None or str(output) == "-" else output
-    text = build_config(files, fit, path.name)
+    name = shlex.quote(str(path))
+    text = build_config(files, fit, name)
     parse_config(text, str(path))
-    if _printed(text, output):
-        return
-    _tell(fit)
+    told: list[str] = []
     with tempfile.TemporaryDirectory(prefix="cog-triton-") as scratch:
         draft = Path(scratch) / "config.yaml"
         draft.write_text(text, "utf-8")
         places = Path(".work/build"), Path("engine.tar")
-        look(draft, *places, typer.echo, check=True, plan=False, sm=fit.memory.gpu.sm)
+        look(draft, *places, told.append, check=True, plan=False, sm=fit.memory.gpu.sm)
+    if _printed(text, output):
+        return
+    _tell(fit)
+    typer.echo("\n".join(told))
     write_output(path, text, force=force)
-    name = shlex.quote(str(path))
     typer.echo(f"Wrote {path}. Build it: cog-triton build {name} -o engine.tar")
 
 

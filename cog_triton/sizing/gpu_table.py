@@ -66,7 +66,7 @@ _ALIASES = {
     "4090": "rtx-4090",
     "5090": "rtx-5090",
 }
-_WANTED = re.compile(r"(?:(\d+) ?x ?)?([a-z][a-z0-9 _-]*|\d{4})")
+_WANTED = re.compile(r"(?:(\d{1,4}) ?x ?)?([a-z][a-z0-9 _-]*|\d{4})")
 
 
 def known() -> list[Gpu]:

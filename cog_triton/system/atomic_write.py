@@ -66,9 +66,9 @@ def disk_full_errors(directory: Path, what: str, least: int) -> Iterator[None]:
     Raises:
         DiskFull: `least` bytes are not free, or no space is left; names what was free.
     """
-    free = shutil.disk_usage(directory).free
-    text = f"{what}, {megabytes(free)} free in {directory}"
-    if least > free:
+    usage = shutil.disk_usage(directory)
+    text = f"{what}, {megabytes(usage.free)} free in {directory}"
+    if least > usage.free and usage.total:  # /proc has no blocks, and is not full
         raise DiskFull(text)
     try:
         yield

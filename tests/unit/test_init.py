@@ -106,6 +106,25 @@ def test_a_dash_prints_the_config_alone() -> None:
     assert json.loads(run("m", "--gpu", "l40s", "--for", "vllm", "-o", "-")[1])["max_num_seqs"]
 
 
+def test_what_is_printed_is_checked_as_what_is_written() -> None:
+    name = model({**LLAMA_8B, "num_key_value_heads": 6})
+    for output in ([], ["-o", "-"]):
+        code, said = run(name, "--gpu", "4xh100", *output)
+        assert (code, "E1300 BuildConfigInvalid: convert.args.tp_size: 4" in said) == (1, True)
+        assert "heads by ranks" in said
+
+
+def test_commands_have_the_file_by_its_path() -> None:
+    name = model(LLAMA_8B)
+    assert run(name, "--gpu", "l40s", "-o", "my configs/it.yaml")[0] == 0
+    assert "build --check 'my configs/it.yaml'\n" in Path("my configs/it.yaml").read_text()
+
+
+def test_directory_that_takes_no_file_is_not_full() -> None:
+    code, said = run(model(LLAMA_8B), "--gpu", "l40s", "-o", "/proc/it.yaml")
+    assert (code, "E1005 InvalidArgument: --output /proc/it.yaml" in said) == (1, True)
+
+
 def test_what_is_there_is_not_overwritten() -> None:
     name = model(LLAMA_8B)
     Path("mine.yaml").write_text("mine")

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cog_triton.errors import CanaryFailed, EngineCorrupt
+from cog_triton.system.printable import first_problem
 
 CANARY_NAME = "canary.json"
 _SHOWN = 16
@@ -49,8 +50,4 @@ def load(engine_dir: Path) -> Canary | None:
     except OSError as error:
         raise EngineCorrupt(f"{path}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the document"
-        raise EngineCorrupt(f"{path}: {where}: {repr(first['input'])[:80]}: {first['msg']}") from (
-            error
-        )
+        raise EngineCorrupt(f"{path}: {first_problem(error)}") from error

@@ -14,7 +14,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cog_triton.errors import EngineCorrupt
-from cog_triton.system.printable import printable, shortened
+from cog_triton.system.printable import first_problem
 
 CONFIG_NAME = "config.json"
 TENSORRT_LLM = "tensorrt_llm"
@@ -179,11 +179,7 @@ def parse(text: bytes, origin: str) -> EngineConfig:
     try:
         return EngineConfig.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(printable(str(part)[:80]) for part in first["loc"])
-        value = "missing" if first["type"] == "missing" else shortened(first["input"])
-        rule = first["msg"].removeprefix("Value error, ")
-        raise EngineCorrupt(f"{origin}: {where}: {value}: {rule}") from error
+        raise EngineCorrupt(f"{origin}: {first_problem(error)}") from error
 
 
 def _from_builder_config(old: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pydantic import (
 
 from cog_triton.artifact.engine_config import TENSORRT_LLM
 from cog_triton.errors import EngineCorrupt, EngineIncompatible
-from cog_triton.system.printable import printable, shortened
+from cog_triton.system.printable import first_problem, printable, shortened
 
 MANIFEST_NAME = "cog-triton.json"
 MAX_TEXT = 16 << 20
@@ -139,12 +139,11 @@ def parse(text: bytes, origin: str) -> Manifest:
                 f"{origin}: draft: an engine with a draft engine beside it is served no more: build"
                 " it without draft, or serve its model by vLLM with a speculative_config"
             ) from error
-        where = ".".join(printable(str(part)[:80]) for part in first["loc"]) or "the document"
-        value = shortened(first["input"])
-        rule = first["msg"].removeprefix("Value error, ")
-        if where == "schema":
+        problem = first_problem(error)
+        if first["loc"] == ("schema",):
             rule = "must be 1 or 2; a later version of cog-triton wrote it, and reads it"
-        raise EngineCorrupt(f"{origin}: {where}: {value}: {rule}") from error
+            problem = f"schema: {shortened(first['input'])}: {rule}"
+        raise EngineCorrupt(f"{origin}: {problem}") from error
 
 
 def verify(engine_dir: Path, manifest: Manifest, *, checksums: bool) -> None:

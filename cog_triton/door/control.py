@@ -19,6 +19,7 @@ from cog_triton import errors
 from cog_triton.ipc.framing import CONTROL_LIMIT, FrameError
 from cog_triton.ipc.streams import LineStream, Server, receive_line
 from cog_triton.system import local_socket
+from cog_triton.system.printable import first_problem
 
 _LOG = logging.getLogger(__name__)
 
@@ -137,8 +138,7 @@ class ControlSocket:
         except errors.CogTritonError as error:
             send(Progress(error=str(error)))
         except ValidationError as error:
-            rule = error.errors(include_url=False)[0]
-            problem = f"{'.'.join(map(str, rule['loc']))}: {rule['msg']}: not of this version"
+            problem = f"{first_problem(error)}: not of this version"
             send(Progress(error=str(errors.RollFailed(problem))))
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from cog_triton.artifact.engine_manifest import FileEntry, Manifest
 from cog_triton.errors import EngineCorrupt
-from cog_triton.system.printable import printable
+from cog_triton.system.printable import first_problem, printable
 
 MAX_MANIFEST = 4 << 20
 """Most bytes of a manifest, as registries have it."""
@@ -84,9 +84,7 @@ def parse(body: bytes, origin: str) -> Image:
     try:
         image = Image.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(printable(str(part)[:80]) for part in first["loc"]) or "the document"
-        raise EngineCorrupt(f"{origin}: its manifest: {where}: {first['msg']}") from None
+        raise EngineCorrupt(f"{origin}: its manifest: {first_problem(error)}") from None
     for layer in image.layers:
         if layer.mediaType not in _LAYERS:
             raise EngineCorrupt(

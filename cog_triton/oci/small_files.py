@@ -21,7 +21,7 @@ from cog_triton.oci import image_manifest
 from cog_triton.oci.image_manifest import COG_CONFIG, TAR, Descriptor, Digest, Image
 from cog_triton.oci.reference import DIGEST, Reference
 from cog_triton.oci.registry_client import Registry
-from cog_triton.system.printable import printable
+from cog_triton.system.printable import first_problem, printable
 
 MAX_BYTES = 16 << 20
 """Most bytes of a layer that is fetched for a small file, as it is sent and as it is unpacked."""
@@ -96,7 +96,7 @@ def _listed(config: bytes, layers: Sequence[Descriptor], reference: Reference) -
     try:
         files = _CogConfig.model_validate_json(config).files
     except ValidationError as error:
-        why = error.errors(include_url=False)[0]["msg"]
+        why = first_problem(error)
         raise EngineCorrupt(f"{reference}: its config is not Cog's: {why}") from None
     if lost := next((file for file in files if file.layer not in known), None):
         raise EngineCorrupt(
@@ -200,8 +200,7 @@ def read_image(
                 path = registry.fetch_blob(blob, target, progress, stop)
                 config = _Config.model_validate_json(path.read_bytes()).config
         except ValidationError as error:
-            why = error.errors(include_url=False)[0]["msg"]
-            raise EngineCorrupt(f"{reference}: is no image: {why}") from None
+            raise EngineCorrupt(f"{reference}: is no image: {first_problem(error)}") from None
     compressed = sum(layer.size for layer in image.layers)
     return ImageFacts(
         reference.pinned(digest),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 _SHOWN = 80
 
@@ -18,6 +22,14 @@ def shortened(value: object) -> str:
     """The repr of `value` in at most 80 characters, without making all of it."""
     text = repr(_start(value))
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first rule that a document breaks, behind the key and its value."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(printable(str(part)[:_SHOWN]) for part in first["loc"]) or "the document"
+    value = "missing" if first["type"] == "missing" else shortened(first["input"])
+    return f"{where}: {value}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def _start(value: object) -> object:

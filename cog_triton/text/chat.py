@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
-from cog_triton.errors import BadMessages, InvalidArgument, nearest
+from cog_triton.errors import BadMessages, InvalidArgument, UserError, nearest
 from cog_triton.system.log_notes import UnknownNames
 from cog_triton.system.printable import shortened
 from cog_triton.text import client_json
@@ -38,12 +38,12 @@ def parse_tool_call_id(where: str, value: Any) -> str:
     return require_unicode(where, value)
 
 
-def require_unicode(where: str, text: str) -> str:
-    """`text`, refused if it has a lone surrogate: JSON can spell one, tokenizers take none."""
+def require_unicode(where: str, text: str, refused: type[UserError] = BadMessages) -> str:
+    """`text`, `refused` if it has a lone surrogate: JSON can spell one, tokenizers take none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise BadMessages(f"{where}: not Unicode text: {error.reason}") from None
+        raise refused(f"{where}: not Unicode text: {error.reason}") from None
     return text
 
 

@@ -114,11 +114,11 @@ def test_adapters_are_loaded_and_unloaded_with_a_key(tmp_path: Path) -> None:
 
 
 NOT_LOADED: list[tuple[Any, str]] = [
-    ({"lora_name": "x"}, "lora_path: Field required"),
-    ({"lora_path": "a"}, "lora_name: Field required"),
+    ({"lora_name": "x"}, "lora_path: missing; it is required"),
+    ({"lora_path": "a"}, "lora_name: missing; it is required"),
     ({"lora_name": "x", "lora_path": "../a"}, "no such directory below LORA_DIR"),
     ({"lora_name": "x", "lora_path": "/etc"}, "no such directory below LORA_DIR"),
-    ({"lora_name": "x", "lora_path": "a", "hub": 1}, "hub: Extra inputs"),
+    ({"lora_name": "x", "lora_path": "a", "hub": 1}, "hub: unknown field"),
     ({"lora_name": "x", "lora_path": ["a"]}, "lora_path"),
     ({"lora_name": "small", "lora_path": "a"}, "is the name of the base model"),
     ({"lora_name": "a b", "lora_path": "a"}, "must begin with a letter"),

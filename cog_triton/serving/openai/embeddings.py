@@ -26,7 +26,7 @@ from cog_triton.errors import (
     TritonUnavailable,
 )
 from cog_triton.serving.generation import GenerationRequest
-from cog_triton.serving.openai.request_body import check_ids, check_unicode
+from cog_triton.serving.openai.request_body import check_ids
 from cog_triton.serving.openai.requests import Prompts, listed, validate
 from cog_triton.serving.openai.sequences import SequencePlan, Sequences
 from cog_triton.serving.openai.served_models import ServedAPI
@@ -34,6 +34,7 @@ from cog_triton.serving.openai.streaming import EngineResponse
 from cog_triton.system.log_format import request_id
 from cog_triton.system.log_notes import UnknownNames
 from cog_triton.system.printable import shortened
+from cog_triton.text.chat import require_unicode
 from cog_triton.text.sampling import SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ class EmbeddingRoutes:
             raise PromptRequired(f"{where}: blank")
         generator = self._api.generator
         if isinstance(given, str):
-            return generator.encode(check_unicode(where, given))
+            return generator.encode(require_unicode(where, given, InvalidArgument))
         generator.check_length(len(given))
         check_ids(where, given, generator.tokenizer.vocab_size)
         return given

@@ -44,15 +44,6 @@ def parse_body(raw: bytearray) -> Any:
         raise InvalidArgument(f"the body is not JSON: {str(error)[:200]}") from None
 
 
-def check_unicode(field: str, text: str) -> str:
-    """`text`; raises E1005 for one with lone surrogates, which JSON can hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"{field}: not Unicode text: {error.reason}") from None
-    return text
-
-
 def check_ids(field: str, tokens: Iterable[int], vocab_size: int) -> None:
     """Raise E1005 for a token id that is not in the vocabulary."""
     for token in tokens:

@@ -28,7 +28,6 @@ from cog_triton.serving.openai.envelope import Envelope, Object, ResponseEnvelop
 from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.serving.openai.request_body import (
     check_ids,
-    check_unicode,
     longest_id_list,
 )
 from cog_triton.serving.openai.request_fields import check_guide
@@ -53,6 +52,7 @@ from cog_triton.serving.openai.served_models import AdapterRoutes, ServedAPI
 from cog_triton.serving.openai.streaming import GenerationResponse
 from cog_triton.serving.openai.token_routes import TokenRoutes
 from cog_triton.system.log_format import request_id
+from cog_triton.text.chat import require_unicode
 from cog_triton.text.detokenize import token_bytes
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import MAX_TOKENS, SAMPLING
@@ -260,7 +260,7 @@ class OpenAIRoutes:
         if not prompt:
             raise errors.PromptRequired("the prompt is blank")
         if isinstance(prompt, str):
-            return self._generator.encode(check_unicode("prompt", prompt))
+            return self._generator.encode(require_unicode("prompt", prompt, InvalidArgument))
         self._check_ids("prompt", prompt)
         return prompt
 

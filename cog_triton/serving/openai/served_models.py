@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -22,6 +22,7 @@ from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.inbox import LoopInboxes
 from cog_triton.serving.openai.request_body import parse_body, read_body
+from cog_triton.serving.openai.requests import validate
 from cog_triton.settings import Settings
 
 _SHOWN = 20
@@ -164,10 +165,5 @@ class AdapterRoutes:
         return adapters
 
     async def _parse(self, request: Request, kind: type[B]) -> B:
-        body = parse_body(await read_body(request, self._api.settings.max_request_bytes))
-        try:
-            return kind.model_validate(body)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or "the body"
-            raise InvalidArgument(f"{where}: {first['msg']}") from None
+        body = await read_body(request, self._api.settings.max_request_bytes)
+        return validate(kind, parse_body(body))

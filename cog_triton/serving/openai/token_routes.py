@@ -12,10 +12,11 @@ from starlette.routing import Route
 from cog_triton.errors import InvalidArgument
 from cog_triton.serving.openai.chat_plan import ChatPlanner
 from cog_triton.serving.openai.error_responses import json_response
-from cog_triton.serving.openai.request_body import check_ids, check_unicode
+from cog_triton.serving.openai.request_body import check_ids
 from cog_triton.serving.openai.request_fields import HashableFailFast
 from cog_triton.serving.openai.requests import ChatRequest, parse, validate
 from cog_triton.serving.openai.served_models import ServedAPI
+from cog_triton.text.chat import require_unicode
 
 _CHAT = ("messages", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort")
 
@@ -76,7 +77,7 @@ class TokenRoutes:
             raise InvalidArgument("prompt: send either a prompt or messages")
         if request.prompt is not None:
             special = request.add_special_tokens is not False
-            text = check_unicode("prompt", request.prompt)
+            text = require_unicode("prompt", request.prompt, InvalidArgument)
             ids = self._generator.encode(text, add_special_tokens=special)
         else:
             given = {name: getattr(request, name) for name in _CHAT}

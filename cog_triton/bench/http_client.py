@@ -37,11 +37,9 @@ class ResponseSink(Protocol):
 
     def begin(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         """Receive status and headers; header names are in lower case."""
-        ...
 
     def body(self, data: bytes, at: float) -> None:
         """Receive a part of the body, read at `at` (by `now`)."""
-        ...
 
 
 class BufferedResponse:

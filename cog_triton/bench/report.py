@@ -36,6 +36,7 @@ _PLAIN = (
     ("Input tokens", "input_tokens"),
     ("Output tokens", "output_tokens"),
 )
+_POINTS = {"Std": "std", "Median": "p50", "Mean": "mean", "Max": "max", "Min": "min"}
 
 
 def text(options: Options, run: RunMetrics, prompts: str, *, verbose: bool = False) -> str:
@@ -110,11 +111,8 @@ def _concurrency(run: RunMetrics) -> Iterator[str]:
     if levels is None:
         yield "Nothing ran"
         return
-    yield f"Mode concurrency: {levels.mode}"
-    yield f"Mean concurrency: {levels.mean:.4f}"
-    yield f"Median concurrency: {levels.median}"
-    yield f"Max concurrency: {levels.max}"
-    yield f"Min concurrency: {levels.min}"
+    for name, level in asdict(levels).items():
+        yield f"{name.title()} concurrency: {f'{level:.4f}' if name == 'mean' else level}"
 
 
 def _single_stream(run: RunMetrics) -> Iterator[str]:
@@ -123,11 +121,8 @@ def _single_stream(run: RunMetrics) -> Iterator[str]:
     if tps is None:
         yield "SSTPS - unknown: the server tells no token counts"
         return
-    yield f"SSTPS - Std: {tps.std:.3f}"
-    yield f"SSTPS - Median: {tps.p50:.3f}"
-    yield f"SSTPS - Mean: {tps.mean:.3f}"
-    yield f"SSTPS - Max: {tps.max:.3f}"
-    yield f"SSTPS - Min: {tps.min:.3f}"
+    for name, point in _POINTS.items():
+        yield f"SSTPS - {name}: {getattr(tps, point):.3f}"
 
 
 def _latency(run: RunMetrics) -> Iterator[str]:
@@ -135,11 +130,9 @@ def _latency(run: RunMetrics) -> Iterator[str]:
     if latency is None:
         yield "Latency - unknown: no request was completed"
         return
-    yield f"Latency - Std: {latency.std:.3f} seconds"
-    yield f"Median response latency: {latency.p50:.3f} seconds"
-    yield f"Mean response latency: {latency.mean:.3f} seconds"
-    yield f"Max response latency: {latency.max:.3f} seconds"
-    yield f"Min response latency: {latency.min:.3f} seconds"
+    for name, point in _POINTS.items():
+        title = "Latency - Std" if name == "Std" else f"{name} response latency"
+        yield f"{title}: {getattr(latency, point):.3f} seconds"
 
 
 def _server(run: RunMetrics) -> Iterator[str]:

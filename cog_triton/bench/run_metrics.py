@@ -56,18 +56,8 @@ def summarize(values: Iterable[float | None]) -> Summary | None:
     known = np.array([value for value in values if value is not None], dtype=float)
     if not known.size:
         return None
-    p50, p90, p95, p99 = (float(point) for point in np.percentile(known, [50, 90, 95, 99]))
-    return Summary(
-        count=known.size,
-        mean=float(known.mean()),
-        std=float(known.std()),
-        min=float(known.min()),
-        p50=p50,
-        p90=p90,
-        p95=p95,
-        p99=p99,
-        max=float(known.max()),
-    )
+    points = known.mean(), known.std(), *np.percentile(known, [0, 50, 90, 95, 99, 100])
+    return Summary(known.size, *map(float, points))
 
 
 @dataclass(frozen=True, slots=True)

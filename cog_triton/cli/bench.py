@@ -237,6 +237,7 @@ def bench(
 
     Example: cog-triton bench --target openai --sweep 1,2,4,8 --plot sweep.png
     """
+    given = dict(locals())
     from cog_triton.bench import command
     from cog_triton.bench.run_metrics import parse_slo
 
@@ -247,34 +248,20 @@ def bench(
             raise InvalidArgument(f"--compare={compare[0]}: {_GONE['compare']}")
         if poll_interval is not None:
             raise InvalidArgument(f"--poll-interval={poll_interval:g}: {_GONE['replicate']}")
-        options = Options(
-            url=url or command.default_url(target),
-            target=target,
-            model=model,
-            unit=unit,
-            rate=1.0 if rate is None else rate,
-            duration=_DEFAULT_DURATION_S if duration is None and requests is None else duration,
-            requests=requests,
-            arrival=arrival,
-            batch_pause=batch_pause,
-            warmup=warmup,
-            seed=seed,
-            timeout=timeout,
-            input_lengths=parse_lengths("--n-input-tokens", n_input_tokens),
-            output_lengths=(n_output_tokens and parse_lengths("--n-output-tokens", n_output_tokens))
-            or None,
-            prompt_file=prompt_file,
-            tokenizer=tokenizer,
-            output_method=output_method,
-            buffer_size=buffer_size,
-            tps=tps,
-            api=api,
-            api_key=command.api_key(target),
-            stream=stream,
-            ignore_eos=ignore_eos,
-            inputs=command.parse_inputs(inputs or []),
-            slo=parse_slo(slo),
-        )
+        own = [field.name for field in dataclasses.fields(Options) if field.name in given]
+        endless = duration is None and requests is None
+        values = {name: given[name] for name in own} | {
+            "url": url or command.default_url(target),
+            "rate": 1.0 if rate is None else rate,
+            "duration": _DEFAULT_DURATION_S if endless else duration,
+            "input_lengths": parse_lengths("--n-input-tokens", n_input_tokens),
+            "api_key": command.api_key(target),
+            "inputs": command.parse_inputs(inputs or []),
+            "slo": parse_slo(slo),
+        }
+        if n_output_tokens:
+            values["output_lengths"] = parse_lengths("--n-output-tokens", n_output_tokens)
+        options = Options(**values)
         levels = [options]
         if sweep is not None:
             if rate is not None or unit is Unit.BATCH:

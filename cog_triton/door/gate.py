@@ -67,11 +67,9 @@ class Gate(Protocol):
         Raises:
             Refused: it does not pass.
         """
-        ...
 
     def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
         """An error in the shape of the API behind the port."""
-        ...
 
 
 @dataclass(eq=False)

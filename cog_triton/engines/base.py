@@ -109,15 +109,12 @@ class ServedEngine(Protocol):
 
     def submit(self, number: int, request: Any, /) -> None:
         """Add a request under a new number; raises a coded error if it cannot be served."""
-        ...
 
     def cancel(self, number: int, /) -> None:
         """Stop a request; its last event follows. Unknown numbers are no error."""
-        ...
 
     def kv_cache(self) -> KVCacheStats | None:
         """Statistics of the KV cache now; None if there are none."""
-        ...
 
 
 class StepEngine(ServedEngine, Protocol):
@@ -126,15 +123,12 @@ class StepEngine(ServedEngine, Protocol):
     @property
     def waits_for_readers(self) -> bool:
         """Whether to make no step while a peer has not read the last ones."""
-        ...
 
     def wait_s(self) -> float | None:
         """Seconds until the next step is due; None while only a request can bring one."""
-        ...
 
     def step(self) -> list[tuple[int, TokenEvent]]:
         """Compute one step for all live requests; returns (number, event) pairs."""
-        ...
 
 
 class TokenEngine(Protocol):
@@ -150,19 +144,15 @@ class TokenEngine(Protocol):
 
         A request that cannot be served ends with an ``error`` event.
         """
-        ...
 
     def cancel(self, handle: int) -> None:
         """Stop a request; it ends with a ``cancelled`` event. Unknown handles are no error."""
-        ...
 
     def stats(self) -> EngineStats:
         """Current request counts."""
-        ...
 
     def close(self) -> None:
         """Stop the engine and everything it runs."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,11 +100,9 @@ class Observer(Protocol):
         self, request: GenerationRequest, result: GenerationResult, error: BaseException | None
     ) -> None:
         """A generation ended; `error` is what its reader got, GeneratorExit if it disconnected."""
-        ...
 
     def refused(self, endpoint: str, error: CogTritonError) -> None:
         """A request was rejected before generation, e.g. for invalid input."""
-        ...
 
 
 class TextDecoder:

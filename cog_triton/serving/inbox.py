@@ -15,7 +15,6 @@ class Inbox(Protocol):
 
     def put(self, item: StepItem | None) -> None:
         """Add an item; never blocks."""
-        ...
 
 
 class ThreadInbox:

@@ -24,7 +24,6 @@ class Submission(Protocol):
 
     def cancel(self) -> None:
         """Stop the engine's work on it, from any thread; items may still arrive."""
-        ...
 
 
 class TokenTransport(Protocol):
@@ -33,19 +32,15 @@ class TokenTransport(Protocol):
     @property
     def last_token_at(self) -> float:
         """When any request last got something of the engine, by time.monotonic()."""
-        ...
 
     def open(self) -> None:
         """Connect, after Triton has started; blocks, and raises E2105 if that fails."""
-        ...
 
     def disconnect(self) -> None:
         """Disconnect before Triton is stopped, which would wait for open streams."""
-        ...
 
     def close(self) -> None:
         """Stop for good; requests that run fail."""
-        ...
 
     def submit(
         self, request: EngineRequest, engine_inputs: Mapping[str, Any], put: Put
@@ -56,7 +51,6 @@ class TokenTransport(Protocol):
         request that gets nothing for the timeout ends with E2101. Raises E2105 while there is no
         connection.
         """
-        ...
 
 
 def failure(handle: int, error: CogTritonError | str) -> StepItem:

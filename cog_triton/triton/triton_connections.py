@@ -108,15 +108,12 @@ class Receiver(Protocol):
 
     def on_payloads(self, payloads: list[bytes]) -> None:
         """Data fields of events that have arrived."""
-        ...
 
     def on_end(self, status: int, body: bytes) -> None:
         """The response is complete; `body` is empty after a stream of whole events."""
-        ...
 
     def on_failure(self, error: TritonUnavailable) -> None:
         """The connection failed, or was aborted."""
-        ...
 
 
 class Exchange:

@@ -38,7 +38,7 @@ FOREIGN = {
     "triton/server_sockets.py": "takes and measures sockets of Triton",
     "system/local_socket.py": "what channels are made of",
     "system/ports.py": "tries which ports are free, and listens for clients",
-    "system/private_tmpfs.py": "waits for itself after a fork",
+    "serving/coglet/prediction_directory.py": "waits for itself after a fork",
 }
 UNREADABLE = {"pickle", "shelve", "multiprocessing", "dill", "cloudpickle"}
 MARSHAL = {"text/template_child.py", "text/chat_template.py"}

@@ -19,7 +19,6 @@ from cog_triton.doctor import hardware
 from cog_triton.doctor.report import State
 from cog_triton.errors import TritonStartFailed
 from cog_triton.serving.coglet import prediction_directory
-from cog_triton.system import private_tmpfs
 
 OTHER_USER = Path(__file__).parents[1] / "other_user.py"
 SOMEONE, NOBODY = 12345, 65534
@@ -37,13 +36,12 @@ def namespaces():
 
 prediction_directory.PLACE, options = Path(sys.argv[1]), json.loads(sys.argv[2])
 if "mount fails" in options:
-    from cog_triton.system import private_tmpfs
-    server, mount = os.getpid(), private_tmpfs.mount
+    server, mount = os.getpid(), prediction_directory.mount
     def failing(*arguments):
         if os.getpid() == server:
             raise PermissionError(1, "setgroups: not here")
         mount(*arguments)
-    private_tmpfs.mount = failing
+    prediction_directory.mount = failing
 before, found = namespaces(), {}
 use = {} if "user namespaces" in options else {"user_namespace": False}
 try:
@@ -310,5 +308,5 @@ def test_a_try_that_ends_in_no_answer_is_a_reason(
         raise failure
 
     monkeypatch.setattr(subprocess, "run", failing)
-    monkeypatch.setattr(private_tmpfs, "namespaces", lambda *_: 0)
+    monkeypatch.setattr(prediction_directory, "namespaces", lambda *_: 0)
     assert reason in str(prediction_directory.namespace_refusal())

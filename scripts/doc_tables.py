@@ -18,16 +18,12 @@ from cog_triton.artifact.cuda_support import FLOORS
 from cog_triton.builder import checks, legacy_options, migration
 from cog_triton.builder.adapter_config import AdapterSource
 from cog_triton.builder.config import BuildConfig, StepConfig
-from cog_triton.engines.mock.family import MockFamily
-from cog_triton.engines.openvino.family import OpenVINOFamily
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters, choices_of, notation
-from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.engines.tensorrt_llm.releases import OLDEST, format_release
 from cog_triton.engines.tensorrt_llm.runtime_settings import RuntimeSettings
-from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.vllm_version import known_versions
 from cog_triton.errors import all_errors
-from cog_triton.serving import resume
+from cog_triton.serving import promises
 from cog_triton.settings import GROUPS
 from cog_triton.text.sampling import SAMPLING, Library
 
@@ -62,17 +58,6 @@ def vllm_versions() -> str:
     """The minor versions of vLLM that are served: what ran, and on what."""
     rows = [f"| {row['minor']} | {row['ran']} | {row['on']} |" for row in known_versions()]
     return "\n".join(["| vLLM | what ran | on |", "|---|---|---|", *rows]) + "\n"
-
-
-def resumption() -> str:
-    """What of a generation goes on after a restart, by engine family."""
-    families = {
-        "TensorRT-LLM": TensorRTLLMFamily,
-        "vLLM": VLLMFamily,
-        "OpenVINO": OpenVINOFamily,
-        "mock": MockFamily,
-    }
-    return resume.table({name: family.resume_rules for name, family in families.items()})
 
 
 def request_fields() -> str:
@@ -182,7 +167,7 @@ def oldest_drivers() -> str:
 
 TABLES = {
     "request fields": ("openai.md", request_fields),
-    "resume": ("supervision.md", resumption),
+    "resume": ("supervision.md", promises.table),
     "settings": ("settings.md", settings_tables),
     "serve settings": ("serve-config.md", serve_settings),
     "drivers": ("images.md", oldest_drivers),

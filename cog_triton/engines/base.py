@@ -60,14 +60,22 @@ class Abilities:
 class ResumeRules:
     """Resumption rules of an engine family; by default what counts output alone is not carried.
 
-    The front end resumes a generation from its prompt and the tokens made so far. An engine takes
-    these for a prompt: what counts output alone begins anew, unless it is carried otherwise.
+    The front end resumes a generation from its prompt and the tokens made so far.
+
+    An engine that `imports` takes these as output, `EngineRequest.made`: always, or once it has
+    answered such a request when it started (``asked``). Others take them for a prompt: what counts
+    output alone begins anew, unless it is carried otherwise.
+
+    With `replays` the same request makes the same tokens, alone and in a batch: where seed, guide
+    or penalties cannot go on otherwise, all are made again, compared, and told from there on.
 
     `frequency_penalty` and `presence_penalty` are ``sequence`` where the engine counts prompt and
     output alike, ``logit_bias`` where a bias is the same, None where it cannot be carried.
     `max_input_len` says whether prompt and tokens made must fit the engine's max_input_len.
     """
 
+    imports: Literal["never", "asked", "always"] = "never"
+    replays: bool = False
     frequency_penalty: Literal["sequence", "logit_bias"] | None = None
     presence_penalty: Literal["sequence"] | None = None
     max_input_len: bool = False

@@ -39,8 +39,8 @@ class EngineRequest:
     placeholders are in `input_ids`, in their order; the engine puts their tokens there.
     With `embeds` the answer is the prompt's embedding, of the model's own size or of `dimensions`
     numbers.
-    `resumed_tokens` are the last of `input_ids` that are output already, of a generation whose
-    engine died; `sampling` and the log probabilities are of what is left to make.
+    `made` are output tokens already, of a generation whose engine died, for an engine that takes
+    them; all else is as it was asked, and what follows them is told.
     """
 
     input_ids: Sequence[int]
@@ -59,7 +59,7 @@ class EngineRequest:
     prompt_log_probs: bool = row(False, tensor="")
     embeds: bool = row(False, tensor="")
     dimensions: int | None = row(None, tensor="")
-    resumed_tokens: int = row(0, tensor="")
+    made: Sequence[int] = row((), tensor="")
     return_num_input_tokens: bool = row(False)
     return_num_output_tokens: bool = row(False)
 
@@ -78,6 +78,35 @@ class EngineRequest:
         if self.end_id is None:
             return defaults
         return frozenset([self.end_id] if self.end_id >= 0 else [])
+
+    def as_prompt(self) -> Self:
+        """The request for what is left to make, whose prompt ends in the tokens `made`.
+
+        What counts output alone begins anew in it, and so do draws: the same seed would repeat the
+        first ones.
+        """
+        if not (count := len(self.made)):
+            return self
+        sampling = self.sampling
+        return replace(
+            self,
+            input_ids=[*self.input_ids, *self.made],
+            made=(),
+            sampling=replace(
+                sampling,
+                max_tokens=sampling.max_tokens - count,
+                min_tokens=max(0, sampling.min_tokens - count),
+                seed=resumed_seed(sampling.seed, count),
+            ),
+        )
+
+
+_SEED_STEP = 0x9E3779B97F4A7C15  # the golden ratio's, as SplitMix64 has it: offsets differ widely
+
+
+def resumed_seed(seed: int, made: int) -> int:
+    """Random seed after `made` tokens, where an engine cannot go on with its draws."""
+    return (seed + made * _SEED_STEP) % 2**63
 
 
 REQUEST = rows(EngineRequest)
@@ -130,8 +159,8 @@ def check_prompt(
     vocab_size: int | None = None,
 ) -> None:
     """Raise E1005 for token ids that the model does not have, E1002 for lengths beyond a limit."""
-    ids = request.input_ids
-    size, max_tokens = len(ids), request.sampling.max_tokens
+    ids = [*request.input_ids, *request.made]
+    size, max_tokens = len(request.input_ids), request.sampling.max_tokens
     if not size:
         raise InvalidArgument("input_ids: empty; at least one token is required")
     if vocab_size is not None:
@@ -141,10 +170,9 @@ def check_prompt(
                 f"input_ids: holds {low if low < 0 else high}; must be from 0 to"
                 f" {vocab_size - 1}, the model's vocabulary"
             )
-    prompt = size - request.resumed_tokens
-    if max_input_len is not None and prompt > max_input_len:
+    if max_input_len is not None and size > max_input_len:
         raise PromptTooLong(
-            f"Prompt length ({prompt}) exceeds maximum input length ({max_input_len})"
+            f"Prompt length ({size}) exceeds maximum input length ({max_input_len})"
         )
     if size + max_tokens > max_seq_len:
         raise PromptTooLong(

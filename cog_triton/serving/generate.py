@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import threading
 import time
 from array import array
@@ -24,6 +25,7 @@ from cog_triton.errors import (
     CogTritonError,
     FatalRequest,
     FrameworkError,
+    InvalidArgument,
     TritonUnavailable,
     TritonUnknownError,
 )
@@ -43,6 +45,8 @@ from cog_triton.text.prompt_encoder import PromptEncoder, prompt_too_long
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.token_transport import Submission, TokenTransport
+
+_log = logging.getLogger(__name__)
 
 QUARANTINE_S = 600.0
 
@@ -120,6 +124,9 @@ class TextGenerator:
         self.on_failure = on_failure
         self.observer = observer
         self.resume_rules = resume_rules or ResumeRules()
+        self.imports = False
+        """Whether an engine that was ``asked`` has taken tokens as output."""
+        self._to_ask = self.resume_rules.imports == "asked" and limits.min_output > 0
         self.adapter_use = AdapterUse()
         self.quarantine = Quarantine()
 
@@ -187,6 +194,22 @@ class TextGenerator:
         )
         if not self._answered(request, transport):
             raise TritonUnknownError("the engine answered the first request without a token")
+        if self._to_ask and adapter is None:
+            self._to_ask = False  # an engine that it ends is not asked again
+            self.imports = self._takes_output(request, transport)
+
+    def _takes_output(self, request: EngineRequest, transport: TokenTransport | None) -> bool:
+        """Whether the engine takes a token as output, and makes the next one."""
+        sampling = SamplingParams(max_tokens=2)
+        asked = replace(request, sampling=sampling, made=request.input_ids[-1:])
+        try:
+            taken = len(self._answered(asked, transport)) == 1
+        except InvalidArgument as error:
+            _log.warning("generations go on from prompt and tokens made: %s", error.detail)
+            return False
+        told = "takes tokens as output" if taken else "has not taken a token as output"
+        _log.info("the engine %s, for generations that outlive its death", told)
+        return taken
 
     def greedy_ids(self, input_ids: Sequence[int], count: int) -> list[int]:
         """`count` token ids that follow greedily; as `probe`, it does not go through admission."""
@@ -238,7 +261,12 @@ class Generation:
         self._engine_ended = False
         self._failed: str | None = None
         self._resumption = Resumption(
-            request.engine, self._decoder, self.result, generator.resume_rules, generator.limits
+            request.engine,
+            self._decoder,
+            self.result,
+            generator.resume_rules,
+            generator.limits,
+            lambda: generator.imports,
         )
 
     @property

@@ -124,8 +124,11 @@ class TextDecoder:
         """When the request arrived, by time.perf_counter()."""
         self.made: list[int] = []
         """Tokens of the engine so far, all submissions together."""
-        self.base = 0
-        """Those of them that came before the present submission."""
+        self.known = 0
+        """Those of them that were made before the present submission."""
+        self.parted = False
+        """Whether an engine that was to make them again has made others."""
+        self._base = self._prompted = self._received = 0
         self._prompt_received = 0
         self._prompt: list[TokenLogProb] = []
         self.prompt_told = False
@@ -147,18 +150,19 @@ class TextDecoder:
                 self._result.embedding = item.log_probs
                 continue
             if item.sequence == PROMPT and not item.ids and item.offset:
-                self._result.prompt_length = item.offset - self.base
+                self._result.prompt_length = item.offset - self._prompted
                 continue
             if item.sequence == PROMPT:
                 prompt = self._prompt_pairs(item) or prompt
                 continue
             if item.ids or not item.error:
-                received = len(self.made) + len(ids) - self.base
-                if item.offset != received or (item.ids and self._lacks_prompt):
+                if item.offset != self._received or (item.ids and self._lacks_prompt):
                     raise _lost()
-                ids += item.ids
+                again = self._made_again(item)
+                self._received += len(item.ids)
+                ids += item.ids[again:]
                 if pairs is not None:
-                    pairs += self._pairs(item)
+                    pairs += self._pairs(item)[again:]
         self.made += ids
         text = self._decode(ids) if ids else ""
         if self._text.stopped and pairs is not None:
@@ -173,9 +177,13 @@ class TextDecoder:
         self.prompt_told = self.prompt_told or bool(prompt)
         return TextPiece(text, () if pairs is None else pairs, count, prompt), error
 
-    def resume(self) -> None:
-        """Expect items of a new submission, which goes on after `made`."""
-        self.base = len(self.made)
+    def resume(self, base: int, prompted: int) -> None:
+        """Expect items of a new submission, which goes on after the first `base` tokens of `made`.
+
+        Those that follow these are made again. `prompted` of them are in its prompt.
+        """
+        self.known = len(self.made)
+        self._base, self._prompted, self._received = base, prompted, 0
         if not self.prompt_told:  # it comes anew
             self._prompt_received = 0
             self._prompt.clear()
@@ -183,14 +191,24 @@ class TextDecoder:
     @property
     def resumed(self) -> bool:
         """Whether the present submission has brought a token."""
-        return len(self.made) > self.base
+        return self._received > 0
 
     @property
     def last_item(self) -> StepItem | None:
         """The end that the engine did not come to tell: all of max_tokens are made."""
         count = len(self.made)
         full = count >= self._request.sampling.max_tokens
-        return StepItem(0, 0, count - self.base, [], [], LENGTH) if full else None
+        return StepItem(0, 0, self._received, [], [], LENGTH) if full else None
+
+    def _made_again(self, item: StepItem) -> int:
+        """How many of an item's tokens are known; raises E2105 if they differ, or end before."""
+        at = self._base + self._received
+        known = self.made[at : at + len(item.ids)]
+        ended = item.end and not item.error and at + len(item.ids) < len(self.made)
+        if known != list(item.ids[: len(known)]) or ended:
+            self.parted = True
+            raise TritonUnavailable("made again, the tokens are others")
+        return len(known)
 
     @property
     def _lacks_prompt(self) -> bool:

@@ -1,24 +1,23 @@
 """Resumption: the request that goes on with a generation whose engine died, or why none can.
 
-`parameters` says what is carried over, and how; docs/supervision.md has it as a table.
+What comes of it is promised in `cog_triton.serving.promises`.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cog_triton.engines.base import EngineLimits, ResumeRules
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import CogTritonError, TritonUnavailable
 from cog_triton.serving.generation import GenerationResult, TextDecoder
-from cog_triton.text.sampling import MAX_TOKEN_IDS, SAMPLING, SamplingParams
+from cog_triton.text.sampling import MAX_TOKEN_IDS, DrawnSeed, SamplingParams
 
 _MAX_TRIES = 5
 _MAX_INTERRUPTIONS = 20
-_SEED_STEP = 0x9E3779B97F4A7C15  # the golden ratio's, as SplitMix64 has it: offsets differ widely
 _MOST_BIAS = 100.0
 """vLLM clamps a token's bias to it, either way (SamplingParams.from_optional of 0.26 and 0.33)."""
 
@@ -41,13 +40,18 @@ class Resumption:
         result: GenerationResult,
         rules: ResumeRules,
         limits: EngineLimits,
+        imports: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`decoder` has the tokens made; `result` is told of interruptions."""
+        """`decoder` has the tokens made; `result` is told of interruptions.
+
+        `imports` says whether the engine has taken tokens as output, where it was ``asked``.
+        """
         self._request = request
         self._decoder = decoder
         self._result = result
         self._rules = rules
         self._limits = limits
+        self._imports = imports
         self._since: float | None = None
         self._tries = 0
 
@@ -84,7 +88,8 @@ class Resumption:
             return self._request
         found = self._continuation()
         assert isinstance(found, EngineRequest)  # as it was when it was interrupted
-        self._decoder.resume()
+        prompted = len(found.input_ids) - len(self._request.input_ids)
+        self._decoder.resume(prompted + len(found.made), prompted)
         self._tries += 1
         return found
 
@@ -93,17 +98,19 @@ class Resumption:
         self._tries = 0
         if self._since is not None:
             waited = time.perf_counter() - self._since
-            self._result.resumptions.append((self._decoder.base, waited))
+            self._result.resumptions.append((self._decoder.known, waited))
             self._since = None
 
     def _continuation(self) -> EngineRequest | Obstacle:
-        decoder = self._decoder
+        decoder, rules = self._decoder, self._rules
         return continuation(
             self._request,
             decoder.made,
-            self._rules,
+            rules,
             self._limits,
             prompt_told=decoder.prompt_told,
+            imports=rules.imports == "asked" and self._imports(),
+            parted=decoder.parted,
         )
 
 
@@ -114,15 +121,25 @@ def continuation(
     limits: EngineLimits,
     *,
     prompt_told: bool = False,
+    imports: bool = False,
+    parted: bool = False,
 ) -> EngineRequest | Obstacle:
-    """The request for what is left of `request` after the tokens `made`.
+    """The request for what is left of `request` after the tokens `made`, or with these once more.
 
     `prompt_told` says that the prompt's log probabilities are complete, so that they are not asked
-    for again. Without tokens made the request begins anew.
+    for again. `imports` says that an engine which was ``asked`` takes tokens as output, `parted`
+    that one which `replays` made others. Without tokens made the request begins anew.
     """
     request = replace(request, prompt_log_probs=request.prompt_log_probs and not prompt_told)
     if not made:
         return request
+    if rules.replays and _needs_replay(request):
+        if not parted:
+            return request
+        if name := _state(request):
+            return Obstacle(name, f"made again, the tokens are others: {name} cannot go on")
+    if imports or rules.imports == "always":
+        return replace(request, made=tuple(made))
     if request.guide is not None:
         return Obstacle("guide", "a guide cannot go on amid its output on this engine")
     size = len(request.input_ids) + len(made)
@@ -135,23 +152,21 @@ def continuation(
     sampling = _carried_penalties(request.sampling, made, rules)
     if isinstance(sampling, Obstacle):
         return sampling
-    count = len(made)
-    return replace(
-        request,
-        input_ids=[*request.input_ids, *made],
-        resumed_tokens=count,
-        sampling=replace(
-            sampling,
-            max_tokens=sampling.max_tokens - count,
-            min_tokens=max(0, sampling.min_tokens - count),
-            seed=resumed_seed(sampling.seed, count),
-        ),
-    )
+    return replace(request, made=tuple(made), sampling=sampling).as_prompt()
 
 
-def resumed_seed(seed: int, made: int) -> int:
-    """Random seed after `made` tokens: the same one would repeat its first draws."""
-    return (seed + made * _SEED_STEP) % 2**63
+def _state(request: EngineRequest) -> str:
+    """What of a request counts its output alone, "" if nothing does."""
+    if request.guide is not None:
+        return "guide"
+    names = ("presence_penalty", "frequency_penalty")
+    return next((name for name in names if getattr(request.sampling, name)), "")
+
+
+def _needs_replay(request: EngineRequest) -> bool:
+    sampling = request.sampling
+    drawn = not (sampling.greedy or isinstance(sampling.seed, DrawnSeed))
+    return drawn or bool(_state(request))
 
 
 def _carried_penalties(
@@ -174,50 +189,3 @@ def _carried_penalties(
     if len(bias) > MAX_TOKEN_IDS or max(map(abs, bias.values())) > _MOST_BIAS:
         return Obstacle("frequency_penalty", "frequency_penalty is more than a logit_bias can hold")
     return replace(sampling, logit_bias=bias)
-
-
-_ENDS = "E2105"
-_CARRIED = ("max_tokens", "min_tokens", "seed")
-_SENT_AGAIN = ", ".join(
-    f"`{item.name}`"
-    for item in SAMPLING
-    if item.body is not None and item.name not in _CARRIED and not item.name.endswith("_penalty")
-)
-"""Parameters that a continuation has as the request had them."""
-
-
-def parameters(rules: ResumeRules) -> Mapping[str, str]:
-    """By parameter: how a family of these rules goes on with it, once tokens were made."""
-    counted = "counts prompt and output"
-    frequency = {
-        "sequence": counted,
-        "logit_bias": "as `logit_bias`; E2105 beside `repetition_penalty`, beyond 1024 tokens,"
-        " and where a bias exceeds 100",
-        None: _ENDS,
-    }
-    return {
-        "`max_tokens`, `min_tokens`": "less what was made",
-        "stop strings, stop token ids, detokenizer": "lives in the front end",
-        "usage, finish reason": "as of one request",
-        _SENT_AGAIN: "sent again",
-        "`seed`": "derived from seed and tokens made",
-        "`repetition_penalty`": counted,
-        "`frequency_penalty`": frequency[rules.frequency_penalty],
-        "`presence_penalty`": _ENDS if rules.presence_penalty is None else counted,
-        "log probabilities": "of the new tokens; the prompt's not again",
-        "guided decoding, forced tool calls": "E2105 once there is a token",
-        "`n`, `best_of`": "each sequence by itself",
-        "LoRA adapter, images": "sent again",
-        "prompt and output beyond `max_input_len`": _ENDS if rules.max_input_len else "goes on",
-    }
-
-
-def table(families: Mapping[str, ResumeRules]) -> str:
-    """The table of docs/supervision.md; what all families do alike stands once."""
-    lines = [f"| | {' | '.join(families)} |", "|---" * (len(families) + 1) + "|"]
-    columns = [parameters(rules) for rules in families.values()]
-    for parameter in columns[0]:
-        told = [column[parameter] for column in columns]
-        cells = told if len(set(told)) > 1 else [told[0], *["same"] * (len(told) - 1)]
-        lines.append(f"| {parameter} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"

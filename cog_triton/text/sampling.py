@@ -93,10 +93,14 @@ def rows(kind: type[DataclassInstance]) -> tuple[RequestField, ...]:
     return tuple(found)
 
 
+class DrawnSeed(int):
+    """Random seed that the client has not given: what goes on may draw otherwise."""
+
+
 def resolve_seed(seed: float | None) -> int:
-    """A request's seed, without its sign (modulo 2^64); None and -1 ask for a random one."""
+    """A request's seed, without its sign (modulo 2^64); None and -1 ask for a `DrawnSeed`."""
     if seed is None or seed == -1:
-        return secrets.randbelow(2**31)
+        return DrawnSeed(secrets.randbelow(2**31))
     return int(seed) + (2**64 if -(2**63) <= seed < 0 else 0)
 
 

@@ -62,13 +62,13 @@ KINDS: tuple[Kind, ...] = (
     *_both_ways("predictions, seed", PREDICTIONS, flavour=SAMPLED, values=SEEDED),
     Kind("chat, seed", CHAT, True, flavour="chat sampled", values=SEEDED),
     Kind("predictions, repetition penalty", PREDICTIONS, True, PENALTIES, _REPETITION),
-    Kind("completions, penalties", COMPLETIONS, True, PENALTIES, _PENALTIES, ends=_MODEL),
+    Kind("completions, penalties", COMPLETIONS, True, PENALTIES, _PENALTIES),
     Kind("completions, LoRA", COMPLETIONS, True, LORA, {"model": ADAPTER}, engines=_MOCK),
     *(
         kind
         for name, values in (("chat, JSON schema", _AS_JSON), ("chat, tools", _CALL))
         for kind in _both_ways(
-            name, CHAT, flavour=name, values=values, engines=_MODEL, ends=_MODEL, form=fits_schema
+            name, CHAT, flavour=name, values=values, engines=_MODEL, form=fits_schema
         )
     ),
 )  # fmt: skip

@@ -140,6 +140,13 @@ def rendered(directory: Path, arguments: Mapping[str, Any]) -> tuple[Any, str]:
     return config, code
 
 
+def test_the_cache_is_in_f32_and_another_precision_is_asked_for_by_name() -> None:
+    assert OpenVINOOptions.parse({}).kv_cache_precision == "f32"
+    assert OpenVINOOptions.parse({"kv_cache_precision": "u8"}).kv_cache_precision == "u8"
+    with pytest.raises(InvalidPredictorConfig, match=r"'bf16': must be one of f32, f16, u8"):
+        OpenVINOOptions.parse({"kv_cache_precision": "bf16"})
+
+
 def test_rendered_model_has_the_options_as_parameters(tmp_path: Path) -> None:
     config, code = rendered(tmp_path, {})
     assert (config.name, config.backend, config.max_batch_size) == ("tensorrt_llm", "python", 16)

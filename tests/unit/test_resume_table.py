@@ -1,4 +1,4 @@
-"""Resumption: the request that goes on, parameter by family, and what cannot."""
+"""Resumption: the request that goes on, and each promise against what is done."""
 
 from __future__ import annotations
 
@@ -8,40 +8,46 @@ from typing import Any
 import pytest
 
 from cog_triton.engines.base import EngineFamily, EngineLimits
+from cog_triton.engines.llmapi.family import LLMAPIFamily
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.openvino.family import OpenVINOFamily
-from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.request import EngineRequest, resumed_seed
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import FatalRequest
 from cog_triton.pictures.image_limits import ImagePart
-from cog_triton.serving import generate
+from cog_triton.serving import generate, promises
 from cog_triton.serving.generate import Quarantine
 from cog_triton.serving.generation import GenerationRequest
-from cog_triton.serving.resume import Obstacle, continuation, parameters, resumed_seed
+from cog_triton.serving.resume import Obstacle, continuation
 from cog_triton.text.guide import Guide
-from cog_triton.text.sampling import SamplingParams
+from cog_triton.text.sampling import DrawnSeed, SamplingParams, resolve_seed
 
 FAMILIES: tuple[type[EngineFamily], ...] = (
-    MockFamily,
-    OpenVINOFamily,
+    VLLMFamily,
     VLLMFamily,
     TensorRTLLMFamily,
+    LLMAPIFamily,
+    OpenVINOFamily,
+    MockFamily,
 )
+"""In the order of `promises.FAMILIES`; the first is asked, and takes output."""
 LIMITS = EngineLimits(max_input_len=20, max_seq_len=100, max_batch_size=4, end_id=None, pad_id=None)
 MADE = [7, 8, 7]
 
 
 def resumed(
     made: list[int] = MADE,
-    family: type[EngineFamily] = MockFamily,
+    family: type[EngineFamily] = TensorRTLLMFamily,
     told: bool = False,
     fields: dict[str, Any] | None = None,
+    imports: bool = False,
     **sampling: Any,
 ) -> EngineRequest | Obstacle:
     given = SamplingParams(**{"max_tokens": 10, "seed": 5, **sampling})
     request = EngineRequest(input_ids=[1, 2], sampling=given, **fields or {})
-    return continuation(request, made, family.resume_rules, LIMITS, prompt_told=told)
+    rules = family.resume_rules
+    return continuation(request, made, rules, LIMITS, prompt_told=told, imports=imports)
 
 
 def request(found: EngineRequest | Obstacle) -> EngineRequest:
@@ -49,19 +55,24 @@ def request(found: EngineRequest | Obstacle) -> EngineRequest:
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_what_was_made_is_prompt_and_counts(family: type[EngineFamily]) -> None:
-    found = request(resumed(family=family, min_tokens=5))
+def test_what_was_made_is_prompt_and_counts() -> None:
+    found = request(resumed(min_tokens=5))
     assert found.input_ids == [1, 2, *MADE]
-    assert found.resumed_tokens == 3
-    assert (found.sampling.max_tokens, found.sampling.min_tokens) == (7, 2)
+    assert (found.sampling.max_tokens, found.sampling.min_tokens, found.made) == (7, 2, ())
     assert request(resumed(min_tokens=1)).sampling.min_tokens == 0
+
+
+@pytest.mark.parametrize("family", [MockFamily, OpenVINOFamily])
+def test_what_was_made_is_output_where_the_engine_takes_it(family: type[EngineFamily]) -> None:
+    found = request(resumed(family=family, min_tokens=5))
+    assert (found.input_ids, found.made) == ([1, 2], (7, 8, 7))
+    assert (found.sampling.max_tokens, found.sampling.min_tokens) == (10, 5)
 
 
 def test_nothing_made_begins_anew() -> None:
     found = request(resumed([], fields={"guide": Guide("regex", "a"), "prompt_log_probs": True}))
     assert found.input_ids == [1, 2]
-    assert (found.sampling.seed, found.sampling.max_tokens, found.resumed_tokens) == (5, 10, 0)
+    assert (found.sampling.seed, found.sampling.max_tokens, found.made) == (5, 10, ())
     assert found.prompt_log_probs
 
 
@@ -86,7 +97,7 @@ def test_a_guide_ends_it_once_there_is_a_token() -> None:
     assert found.parameter == "guide"
 
 
-def test_frequency_penalty_is_a_bias_with_vllm() -> None:
+def test_frequency_penalty_is_a_bias_with_vllm_that_takes_no_output() -> None:
     found = request(resumed(family=VLLMFamily, frequency_penalty=0.5, logit_bias={8: 1.0, 9: 2.0}))
     assert found.sampling.logit_bias == {7: -1.0, 8: 0.5, 9: 2.0}
     assert found.sampling.frequency_penalty == 0.5
@@ -98,22 +109,70 @@ def test_frequency_penalty_is_a_bias_with_vllm() -> None:
     assert isinstance(many, Obstacle)
 
 
+DRAWS = {"temperature": 0.8, "top_p": 0.9}
+GUIDE = Guide("json_schema", "{}")
 ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "a `seed` that was given": DRAWS,
+    "a random seed": {**DRAWS, "seed": resolve_seed(None)},
+    "`repetition_penalty`": {"repetition_penalty": 1.5},
     "`frequency_penalty`": {"frequency_penalty": 0.5},
     "`presence_penalty`": {"presence_penalty": 0.5},
-    "`repetition_penalty`": {"repetition_penalty": 1.5},
-    "guided decoding, forced tool calls": {"fields": {"guide": Guide("regex", "a")}},
-    "prompt and output beyond `max_input_len`": {"made": [3] * 19, "max_tokens": 50},
-    "`seed`": {},
+    "`min_tokens`": {"min_tokens": 8},
+    "`logit_bias`": {"logit_bias": {3: 1.0}},
+    "JSON schema": {"fields": {"guide": GUIDE}},
+    "regex": {"fields": {"guide": Guide("regex", "a")}},
+    "grammar": {"fields": {"guide": Guide("grammar", "root ::= 'a'")}},
+    "forced tool": {"fields": {"guide": GUIDE}},
+    "`tools: auto`, calls guided": {"fields": {"guide": Guide("structural_tag", "{}")}},
+    "reasoning": {},
+    "`n` > 1": {},
     "log probabilities": {"fields": {"return_log_probs": True}},
+    "LoRA adapter": {"fields": {"adapter": "sql"}},
+    "images": {"fields": {"images": (ImagePart("messages[0]", b"a"),)}},
+    "more than `max_input_len`": {"made": [3] * 19, "max_tokens": 50},
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-@pytest.mark.parametrize("parameter", ASKED)
-def test_the_table_says_what_ends(parameter: str, family: type[EngineFamily]) -> None:
-    ends = parameters(family.resume_rules)[parameter].startswith("E2105")
-    assert isinstance(resumed(family=family, **ASKED[parameter]), Obstacle) is ends
+@pytest.mark.parametrize("column", range(len(FAMILIES)), ids=promises.FAMILIES)
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_promise_is_kept(asked: str, column: int) -> None:
+    family, promised = FAMILIES[column], promises.PROMISES[asked][column]
+    found = resumed(family=family, imports=column == 0, **ASKED[asked])
+    ends = promised.startswith("E2105")
+    if promised == promises.NONE:
+        return
+    assert isinstance(found, Obstacle) is ends
+    if isinstance(found, Obstacle):
+        return
+    changed = found.sampling.seed not in (5, ASKED[asked].get("seed"))
+    replayed = not found.made and list(found.input_ids) == [1, 2]
+    if promised == promises.DRAWN and asked != "a random seed":
+        assert changed
+    elif column == 0:
+        assert found.made
+        assert not changed
+    elif promised == promises.EXACT:
+        # Greedy tokens follow from those before; what else counts them is made again.
+        assert replayed or family is MockFamily or asked in PLAIN
+
+
+PLAIN = [asked for asked, row in promises.PROMISES.items() if row is promises.PROMISES["greedy"]]
+PLAIN.append("more than `max_input_len`")
+
+
+def test_every_class_is_asked_and_told_by_all_families() -> None:
+    assert all(len(row) == len(promises.FAMILIES) for row in promises.PROMISES.values())
+    interfaces = [name for name in promises.PROMISES if name not in ASKED]
+    assert [name.startswith(("`/v1", "`generate")) for name in interfaces] == [True, True]
+
+
+def test_a_seed_that_was_drawn_stays_one() -> None:
+    assert isinstance(resolve_seed(-1), DrawnSeed)
+    assert not isinstance(resolve_seed(7), DrawnSeed)
+    made = resumed(family=OpenVINOFamily, seed=resolve_seed(None), **DRAWS)
+    assert request(made).made == (7, 8, 7)
+    assert request(resumed(family=OpenVINOFamily, **DRAWS)).made == ()
 
 
 def prompt(*ids: int, **fields: Any) -> GenerationRequest:
@@ -140,3 +199,4 @@ def test_rules_are_conservative_where_a_family_says_nothing() -> None:
     rules = replace(EngineFamily.resume_rules)
     assert rules.frequency_penalty is None
     assert rules.presence_penalty is None
+    assert (rules.imports, rules.replays) == ("never", False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -174,7 +175,6 @@ def test_a_generation_goes_on_from_prompt_and_tokens_made() -> None:
     world.admission.open()
     second = world.engine.get(1)
     assert list(second.request.input_ids) == [1, 2, *TOKENIZER.encode("abc")]
-    assert second.request.resumed_tokens == 3
     assert (second.request.sampling.max_tokens, second.request.sampling.min_tokens) == (47, 4)
     second.make("def", STOP)
     assert running.text() == "abcdef"
@@ -280,6 +280,100 @@ def test_what_cannot_go_on_ends_with_e2105_and_why() -> None:
     assert world.checks == 1
 
 
+REPLAYS: dict[str, Any] = {"imports": "always", "replays": True}
+
+
+def test_what_cannot_go_on_is_made_again_and_told_from_there_on() -> None:
+    world = World(**REPLAYS)
+    running = world.start(guide=Guide("regex", "a+"), return_log_probs=True)
+    world.engine.get(0).make("abc")
+    running.until_told("abc")
+    world.die()
+    world.admission.open()
+    second = world.engine.get(1)
+    assert second.request == running.generation.request.engine
+    second.make("ab")
+    wait_until(lambda: not running.generation.interrupted)
+    second.make("cde")
+    second.make("f", STOP)
+    assert running.text() == "abcdef"
+    assert running.result.output_token_count == 6
+    ((tokens, _),) = running.result.resumptions
+    assert tokens == 3
+
+
+@pytest.mark.parametrize("others", ["xyz", "ab"])
+def test_a_guide_ends_where_others_are_made_again(others: str) -> None:
+    """Or fewer of them."""
+    world = World(**REPLAYS)
+    running = world.start(guide=Guide("regex", "a+"))
+    world.engine.get(0).make("abc")
+    running.until_told("abc")
+    world.die()
+    world.admission.open()
+    world.engine.get(1).make(others, STOP)
+    error = running.error()
+    assert isinstance(error, TritonUnavailable)
+    assert "made again, the tokens are others: guide cannot go on" in str(error)
+    assert running.texts == ["abc"]
+    assert running.result.obstacle == "guide"
+
+
+def test_draws_go_on_otherwise_where_others_are_made_again() -> None:
+    world = World(**REPLAYS)
+    running = world.start(sampling={"temperature": 1.0, "top_p": 0.9})
+    world.engine.get(0).make("abc")
+    running.until_told("abc")
+    world.die()
+    world.admission.open()
+    world.engine.get(1).make("ax")
+    wait_until(lambda: world.checks == 2)
+    world.admission.release()
+    third = world.engine.get(2)
+    assert list(third.request.made) == TOKENIZER.encode("abc")
+    third.make("d", STOP)
+    assert running.text() == "abcd"
+
+
+def test_an_engine_that_takes_output_gets_the_request_as_it_was_with_what_was_made() -> None:
+    world = World(imports="asked")
+    world.generator.imports = True
+    running = world.start(guide=Guide("regex", "a+"), sampling={"presence_penalty": 1.0})
+    world.engine.get(0).make("abc")
+    running.until_told("abc")
+    world.die()
+    world.admission.open()
+    second = world.engine.get(1)
+    asked = running.generation.request.engine
+    assert second.request == replace(asked, made=tuple(TOKENIZER.encode("abc")))
+    second.put(StepItem(1, PROMPT, 30, [], []))  # with images: the prompt alone
+    second.make("def", STOP)
+    assert running.text() == "abcdef"
+    assert running.result.prompt_length == 30
+
+
+@pytest.mark.parametrize(
+    ("answers", "takes"), [("b", True), ("bc", False), ("E1005 InvalidArgument: made: no", False)]
+)
+def test_an_engine_is_asked_once_whether_it_takes_output(answers: str, takes: bool) -> None:
+    world = World(imports="asked")
+    with ThreadPoolExecutor(1) as pool:
+        probing = pool.submit(world.generator.probe)
+        world.engine.get(0).make("a", LENGTH)
+        asked = world.engine.get(1)
+        assert (len(asked.request.made), asked.request.sampling.max_tokens) == (1, 2)
+        if answers.startswith("E"):
+            asked.put(failure(1, answers))
+        else:
+            asked.make(answers, LENGTH)
+        probing.result(PATIENCE_S)
+        assert world.generator.imports is takes
+        again = pool.submit(world.generator.probe)
+        world.engine.get(2).make("a", LENGTH)
+        again.result(PATIENCE_S)
+    assert len(world.engine.submissions) == 3
+
+
 def test_without_resume_it_ends_as_the_transport_says() -> None:
     world = World(resumes=False)
     running = world.start()
@@ -351,7 +445,6 @@ def test_new_requests_are_rejected_and_queued_ones_keep_their_places() -> None:
     assert "being restarted" in str(world.start().error())
     world.admission.open()
     second = world.engine.get(1)
-    assert second.request.resumed_tokens == 3
     second.make("d", STOP)
     assert running.text() == "abcd"
     world.engine.get(2).make("q", STOP)

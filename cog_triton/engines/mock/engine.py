@@ -65,7 +65,7 @@ class MockEngine:
 
     def submit(self, handle: int, request: MockRequest) -> None:
         """See `StepEngine.submit`; a `MockRequest`."""
-        start = request.resumed_tokens
+        start = len(request.made)
         if request.adapter is not None:
             if self._registry is None:
                 raise InvalidArgument("lora_name: this server has no LoRA adapters")

@@ -25,8 +25,7 @@ class MockFamily(EngineFamily):
     engine_class = "cog_triton.engines.mock.engine:MockEngine"
     replicable = True
     request_decoder = "cog_triton.engines.mock.mock_request:decode_request"
-    # Penalties do not change its text.
-    resume_rules = ResumeRules(frequency_penalty="sequence", presence_penalty="sequence")
+    resume_rules = ResumeRules(imports="always")
     defaults = MockOptions()
     abilities = Abilities(top_log_probs=20, prompt_log_probs=True, sampling=frozenset(ABILITIES))
 

@@ -34,10 +34,11 @@ class PlannedOutput:
 
 def plan_output(request: MockRequest, passage: Sequence[int], end_ids: Set[int]) -> PlannedOutput:
     """Plan the output of `request`; raises E1005 for an injection after the output's end."""
+    after = request.inject_after - len(request.made)
+    request = request.as_prompt()
     output = _stopped(request, passage, end_ids)
     max_tokens = request.sampling.max_tokens
     output = output or PlannedOutput(max_tokens, max_tokens, "length")
-    after = request.inject_after - request.resumed_tokens
     if request.inject is None or after < 0:
         return output
     if after >= output.steps:
@@ -221,7 +222,8 @@ class Scheduler:
         start %= len(passage)
         turned = passage[start:] + passage[:start] if start else passage
         output = plan_output(request, turned, request.end_ids(self._end_ids))
-        self._queued[handle] = request, replace(output, start=start) if start else output
+        output = replace(output, start=start) if start else output
+        self._queued[handle] = request.as_prompt(), output
         self._admit()
 
     def cancel(self, handle: int) -> bool:

@@ -13,7 +13,7 @@ import openvino_genai as og
 
 from cog_triton.engines.base import options_of
 from cog_triton.engines.kv_cache_stats import KVCacheStats
-from cog_triton.engines.openvino.family import OpenVINOOptions, read_config
+from cog_triton.engines.openvino.family import KV_BYTES, OpenVINOOptions, read_config
 from cog_triton.engines.request import (
     EngineRequest,
     FinishReason,
@@ -30,16 +30,11 @@ from cog_triton.errors import (
 )
 from cog_triton.text.sampling import SamplingParams
 
-# Without these OpenVINO quantizes activations to int8 and the KV cache to u8, which a
-# 135M-parameter model does not survive; with them greedy output equals float32's.
-_FULL_PRECISION = {
-    "INFERENCE_PRECISION_HINT": "f32",
-    "KV_CACHE_PRECISION": "f16",
-    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
-}
+# Without these OpenVINO quantizes activations to int8, which a 135M-parameter model does not
+# survive; with them greedy output equals float32's.
+_FULL_PRECISION = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 
 _GUIDE_FIELDS = {"structural_tag": "structural_tags_config"}
-_KV_VALUE_BYTES = 2  # of f16
 _BLOCK_SIZE = 32  # OpenVINO's, in tokens, on every CPU
 
 
@@ -72,6 +67,8 @@ class OpenVINOPipeline:
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = options.enable_kv_cache_reuse
         properties: dict[str, Any] = dict(_FULL_PRECISION)
+        properties["KV_CACHE_PRECISION"] = options.kv_cache_precision
+        self._kv_bytes = KV_BYTES[options.kv_cache_precision]
         if options.num_threads:
             properties["INFERENCE_NUM_THREADS"] = options.num_threads
         self._pipeline = og.ContinuousBatchingPipeline(str(directory), scheduler, "CPU", properties)
@@ -98,9 +95,10 @@ class OpenVINOPipeline:
 
     def submit(self, handle: int, request: EngineRequest) -> None:
         """See `StepEngine.submit`; the prompt and output together must fit max_seq_len."""
-        ids = np.asarray(request.input_ids, dtype=np.int64)
         end_ids = request.end_ids(frozenset(self._config.eos_ids))
         self._check(request)
+        request = request.as_prompt()
+        ids = np.asarray(request.input_ids, dtype=np.int64)
         config = _generation_config(request, end_ids)
         try:
             added = self._pipeline.add_request(handle, ov.Tensor(ids.reshape(1, -1)), config)
@@ -136,8 +134,8 @@ class OpenVINOPipeline:
         metrics = self._pipeline.get_metrics()
         usage = metrics.cache_usage / 100 if self._running else 0.0
         blocks = None  # the cache is made with the first request
-        if metrics.cache_size_in_bytes and self._config.kv_values_per_token:
-            block_bytes = _KV_VALUE_BYTES * self._config.kv_values_per_token * _BLOCK_SIZE
+        block_bytes = self._kv_bytes * (self._config.kv_values_per_token or 0) * _BLOCK_SIZE
+        if metrics.cache_size_in_bytes and block_bytes:
             blocks = metrics.cache_size_in_bytes // block_bytes
         return KVCacheStats(usage, _BLOCK_SIZE, blocks)
 

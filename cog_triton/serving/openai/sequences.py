@@ -46,7 +46,8 @@ def plan_sequences(
     for request in prompts:
         for number in range(made):
             offset = number if seeded else len(requests)
-            seed = (request.engine.sampling.seed + offset) & MAX_SEED
+            own = request.engine.sampling.seed
+            seed = type(own)((own + offset) & MAX_SEED)
             requests.append(_with_sampling(request, seed=seed))
     return SequencePlan(requests, made, shown)
 

@@ -47,6 +47,12 @@ CALLS = [
     ("vllm/renderers/base.py", "BaseRenderer", ["render_cmpl_async"]),
     ("vllm/multimodal/media/image.py", "ImageMediaIO", ["load_bytes"]),
 ]  # fmt: skip
+HOOKS = [
+    ("vllm/v1/engine/core.py", "EngineCore", ["preprocess_add_request"]),
+    ("vllm/v1/request.py", "Request", ["from_engine_core_request", "append_output_token_ids"]),
+    ("vllm/v1/structured_output/__init__.py", "StructuredOutputManager",
+     ["_create_grammar", "_get_constraint_bounds"]),
+]  # fmt: skip
 REGISTRY = "vllm/model_executor/models/registry.py"
 EXCEPTIONS = ["vllm/exceptions.py", "vllm/v1/engine/exceptions.py"]
 SIMPLE = {"int": "int", "float": "float", "bool": "bool", "str": "str", "None": "null"}
@@ -262,12 +268,14 @@ def main() -> None:
         for path, name in sources:
             found |= fields(site, path, name, known)
         record[section] = found
-    record["signatures"] = {
-        f"{path.removesuffix('.py').replace('/', '.')}:{cls}.{node.name}": signature(node)
-        for path, cls, names in CALLS
-        for node in class_of(parse(site / path), cls).body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in names
-    }
+    for section, calls in (("signatures", CALLS), ("hooks", HOOKS)):
+        record[section] = {
+            f"{path.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
+            f":{cls}.{node.name}": signature(node)
+            for path, cls, names in calls
+            for node in class_of(parse(site / path), cls).body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in names
+        }
     record["image_models"] = image_models(site)
     record["exceptions"] = {
         f"{path.removesuffix('.py').replace('/', '.')}:{node.name}": list(

@@ -34,6 +34,7 @@ from vllm.outputs import PoolingOutput, PoolingRequestOutput
 from vllm.renderers import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
@@ -41,7 +42,7 @@ from vllm.v1.metrics.loggers import StatLoggerManager
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 from vllm_engines import MAX_MODEL_LEN, hugging_face
 
-from cog_triton.engines.vllm import engine_api
+from cog_triton.engines.vllm import engine_api, request_import
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.engine_outputs import EmbeddingConverter
@@ -124,6 +125,8 @@ def checks(model: Path) -> Iterator[tuple[str, str, str]]:
     yield from embeddings(processor)
     yield "the hook of the step stream", _hook(), ""
     yield "statistics", _statistics(config), ""
+    recorded = "hooks" in types.record and len(types.record["hooks"]) > 4
+    yield "import of requests", _plugin(), "" if recorded else types.title
 
 
 def overloads() -> Iterator[tuple[str, str, str]]:
@@ -183,6 +186,12 @@ def _hook() -> str:
     except VLLMUnknownError as error:
         return str(error)
     return ""
+
+
+def _plugin() -> str:
+    request_import.make_discoverable()
+    request_import.install()
+    return str(getattr(EngineCore, request_import.PLUGIN)(None))
 
 
 def _statistics(config: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import inspect
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ from vllm_engines import DOUBLES
 
 from cog_triton.engines.vllm.argument_types import convert, minor_version, recorded, types_of
 from cog_triton.engines.vllm.model_directory import REPLACED
+from cog_triton.engines.vllm.request_import import named, written
 from cog_triton.engines.vllm.sampling_arguments import REPLACED as REPLACED_SAMPLING
 from cog_triton.engines.vllm.vllm_version import known_versions
 
@@ -30,28 +30,10 @@ def record(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         del sys.modules[name]
 
 
-def written(parameters: Any) -> list[str]:
-    """Parameters as ``scripts/record_vllm.py`` writes them."""
-    names = []
-    keyword_only = False
-    for parameter in parameters:
-        if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
-            keyword_only = True
-            names.append("*")
-        optional = parameter.default is not parameter.empty
-        mark = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
-        names.append(mark + parameter.name + "=" * optional)
-    return names
-
-
-def test_signatures_match_the_record(record: Any) -> None:
-    for name, parameters in record["signatures"].items():
-        module, _, path = name.partition(":")
-        function: Any = importlib.import_module(module)
-        for part in path.split("."):
-            function = inspect.getattr_static(function, part)
-        function = getattr(function, "__func__", function)
-        assert written(inspect.signature(function).parameters.values()) == parameters, name
+@pytest.mark.parametrize("section", ["signatures", "hooks"])
+def test_signatures_match_the_record(record: Any, section: str) -> None:
+    for name, parameters in record[section].items():
+        assert written(named(name)) == parameters, name
 
 
 @pytest.mark.parametrize(

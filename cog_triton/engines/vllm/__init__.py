@@ -7,5 +7,6 @@ detokenizing included, off the GIL under which a stub sends responses; and it ma
 Python than the stub's, whose numpy vLLM does not accept. The protocol is that of
 `cog_triton.engines.engine_client`.
 
-Only `engine_api` imports vLLM; ``argument_types_*.json`` record its interface, one a minor version.
+Only `engine_api` and the plugin `request_import` import vLLM; ``argument_types_*.json`` record its
+interface, one a minor version.
 """

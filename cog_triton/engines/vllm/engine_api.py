@@ -1,4 +1,4 @@
-"""vLLM API: every call into vLLM, by the recorded versions; the only module that imports it.
+"""vLLM API: every call into vLLM, by the recorded versions; none but its plugin imports it, too.
 
 Imports are late: serving processes and Triton's stubs run without vLLM.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
+from cog_triton.engines.vllm import request_import
 from cog_triton.engines.vllm.engine_errors import is_refusal
 from cog_triton.engines.vllm.host_messages import KV_CACHE_USAGE, PREFIX_HITS, PREFIX_QUERIES
 from cog_triton.engines.vllm.model_directory import refuse_unknown
@@ -78,6 +79,8 @@ def _configured(
 
     if warning := require_tested(vllm.__version__, allow_untested=allow_untested):
         _log.warning("%s", warning)
+    request_import.make_discoverable()
+    import vllm.v1.engine.async_llm  # before the arguments, which load plugins
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 

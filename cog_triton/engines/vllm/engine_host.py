@@ -16,7 +16,7 @@ from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.async_loop import AsyncEngine
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, check_prompt
-from cog_triton.engines.vllm import engine_api
+from cog_triton.engines.vllm import engine_api, request_import
 from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.engine_outputs import (
     EmbeddingConverter,
@@ -141,6 +141,7 @@ class VLLMHost(AsyncEngine):
         self.loop.run_until_complete(tasks)
         self.max_batch_size = engine_api.max_num_seqs(self._engine)
         self._limits = engine_api.worker_limits(self._engine)
+        self._no_import = self.loop.run_until_complete(request_import.refusal(self._engine))
         check_images(model, engine_api.image_limit(self._engine))
         self._sleep = EngineSleep(self._engine, model.arguments)
         self._aborts: set[asyncio.Task[None]] = set()
@@ -250,6 +251,8 @@ class VLLMHost(AsyncEngine):
     async def _start_tokens(self, number: int, request: EngineRequest) -> None:
         # vLLM would cut output short where the contract promises request_output_len tokens.
         check_prompt(request, max_seq_len=self._model.max_model_len)
+        if request.made and self._no_import:
+            raise InvalidArgument(f"made: {self._no_import}")
         if request.top_log_probs and request.stop_words:
             raise InvalidArgument("top_log_probs: not together with stop_words_list")
         params = engine_api.sampling_params(

@@ -58,7 +58,7 @@ class VLLMFamily(EngineFamily):
     engine_class = "cog_triton.engines.vllm.engine_host:VLLMHost"
     replicable = True
     extra_models = (TEXT_MODEL,)
-    resume_rules = ResumeRules(frequency_penalty="logit_bias")
+    resume_rules = ResumeRules(imports="asked", frequency_penalty="logit_bias")
     secrets = HUB_TOKENS  # vLLM downloads weights by itself
 
     def __init__(self, directory: Path, model: VLLMModel) -> None:

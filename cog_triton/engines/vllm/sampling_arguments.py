@@ -18,6 +18,8 @@ from cog_triton.system.printable import shortened
 from cog_triton.text import client_json
 
 LORA_NAME = "lora_name"
+MADE = "cog_triton_made"
+"""Key of ``extra_args`` with the tokens of `EngineRequest.made`, which clients must not set."""
 NEWEST = types_of(None)
 _KINDS = {"json_schema": "json"}
 # Fields that clients must not set.
@@ -40,6 +42,8 @@ def from_engine_request(request: EngineRequest) -> dict[str, Any]:
     """
     note_length_penalty(request)
     values = {"temperature": 0.0, **request.sampling.arguments("vllm"), "detokenize": False}
+    if request.made:
+        values["extra_args"] = {MADE: list(request.made)}
     if request.guide is not None:
         kind = _KINDS.get(request.guide.kind, request.guide.kind)
         values["structured_outputs"] = {kind: request.guide.text}
@@ -78,6 +82,8 @@ def from_client(parameters: Mapping[str, Any], types: ArgumentTypes = NEWEST) ->
         except ValueError as error:
             given = f"{name}={shortened(value)}"
             raise InvalidArgument(f"sampling_parameters: {given}: {error}") from error
+    if MADE in (values.get("extra_args") or ()):
+        raise InvalidArgument(f"sampling_parameters: extra_args.{MADE}: is not for clients")
     if isinstance(structured := values.get("structured_outputs"), dict):
         values["structured_outputs"] = _structured(structured, types)
     if isinstance(bias := values.get("logit_bias"), dict):

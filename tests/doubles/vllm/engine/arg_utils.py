@@ -45,6 +45,11 @@ class EngineArgs:
                 master_addr=self.master_addr,
                 master_port=self.master_port,
             ),
+            speculative_config=self.speculative_config,
+            structured_outputs_config=SimpleNamespace(
+                reasoning_parser=(self.structured_outputs_config or {}).get("reasoning_parser"),
+                enable_in_reasoning=False,
+            ),
             cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=1024),
             engine_args=self,
         )

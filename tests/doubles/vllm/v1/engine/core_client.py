@@ -1,11 +1,9 @@
-"""Double of vllm/v1/engine/core_client.py: engines that each step all their sequences together."""
+"""Double of vllm/v1/engine/core_client.py: the way to one engine, or to several."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -13,18 +11,11 @@ from typing import Any, get_args
 from tokenizers import Tokenizer
 
 from vllm.device_allocator.cumem import CuMemAllocator
-from vllm.v1.engine import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    FinishReason,
-    PauseMode,
-)
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, PauseMode
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.pooling import Pooled
 from vllm.v1.engine.repeating import Sequence
-from vllm.v1.executor.multiproc_executor import RemoteWorkers
-from vllm.v1.metrics.loggers import PrefixCacheStats, SchedulerStats
 
 
 class EngineCoreClient:
@@ -67,9 +58,10 @@ class AsyncMPClient(EngineCoreClient):
         return ("classify",) if self._model_config.convert == "classify" else ("embed", "plugin")
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
+        engine = min(self._engines, key=lambda engine: len(engine.live))
+        req, _ = engine.preprocess_add_request(request)
         if request.pooling_params is not None:
-            pooled = Pooled(request, self._model_config.embedding_size)
-            min(self._engines, key=lambda engine: len(engine.live)).add(request, pooled)
+            engine.add(req, Pooled(request, self._model_config.embedding_size))
             await asyncio.sleep(0)
             return
         if self._v2 and not _fits(request.sampling_params):
@@ -77,8 +69,11 @@ class AsyncMPClient(EngineCoreClient):
             return
         child, _, _ = request.request_id.rpartition("_")
         room = self._max_model_len - len(request.prompt_token_ids)
-        sequence = Sequence(int(child or 0), request, self.tokenizer, self._eos, room)
-        min(self._engines, key=lambda engine: len(engine.live)).add(request, sequence)
+        if not self._v2:  # whose workers get the prompt alone
+            req.output_token_ids.clear()
+        manager = engine.structured_output_manager
+        sequence = Sequence(int(child or 0), req, self.tokenizer, self._eos, room, manager)
+        engine.add(req, sequence)
         await asyncio.sleep(0)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
@@ -86,6 +81,13 @@ class AsyncMPClient(EngineCoreClient):
             for engine in self._engines:
                 for request_id in request_ids:
                     engine.live.pop(request_id, None)
+
+    async def call_utility_async(self, method: str, *args: Any) -> Any:
+        await asyncio.sleep(0)
+        try:
+            return getattr(self._engines[0], method)(*args)
+        except Exception as error:  # noqa: BLE001 - as vLLM does
+            raise Exception(f"Call to {method} method failed: {error}") from None
 
     async def sleep_async(self, level: int = 1, mode: PauseMode = "abort") -> None:
         self._check_alive()
@@ -121,79 +123,6 @@ class AsyncMPClient(EngineCoreClient):
     def shutdown(self, timeout: float | None = None) -> None:
         for engine in self._engines:
             engine.live.clear()
-
-
-class EngineCore:
-    """In vLLM a process of its own."""
-
-    def __init__(
-        self,
-        index: int,
-        vllm_config: Any,
-        resources: SimpleNamespace,
-        queue: asyncio.Queue[EngineCoreOutputs | Exception],
-    ) -> None:
-        self.live: dict[str, Sequence | Pooled] = {}
-        self._index, self._resources, self._queue = index, resources, queue
-        self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
-        self._delay = float(os.environ.get("VLLM_DOUBLE_DELAY", "0.001"))
-        hold = os.environ.get("VLLM_DOUBLE_HOLD")
-        self._hold = Path(hold) if hold else None
-        self._prefix = PrefixCacheStats()
-        self._cached: set[tuple[int, ...]] = set()
-        self._stepping: asyncio.Task[None] | None = None
-        self._workers = RemoteWorkers(vllm_config.parallel_config)
-        self.paused = False
-
-    def pause(self, *, abort: bool) -> None:
-        """Step no more; requests that are running end as aborted, or wait, as new ones do."""
-        self.paused = True
-        if abort and self.live:
-            ended = [EngineCoreOutput(name, [], None, FinishReason.ABORT) for name in self.live]
-            self.live.clear()
-            self._queue.put_nowait(EngineCoreOutputs(self._index, ended, SchedulerStats()))
-
-    def resume(self) -> None:
-        """Step again."""
-        self.paused = False
-        self._go_on()
-
-    def add(self, request: EngineCoreRequest, sequence: Sequence | Pooled) -> None:
-        self._look_up(request.prompt_token_ids)
-        self.live[request.request_id] = sequence
-        self._go_on()
-
-    def _go_on(self) -> None:
-        if self._stepping is None or self._stepping.done():
-            self._stepping = asyncio.create_task(self._step())
-
-    def _look_up(self, ids: list[int]) -> None:
-        """Count the whole blocks that earlier prompts began with."""
-        self._prefix.queries += len(ids)
-        for end in range(16, len(ids) + 1, 16):
-            if (block := tuple(ids[:end])) in self._cached:
-                self._prefix.hits += 16
-            self._cached.add(block)
-
-    async def _step(self) -> None:
-        while self.live and not self.paused:
-            await asyncio.sleep(self._delay)
-            await self._workers.step()
-            if self._hold and self._hold.exists():
-                continue
-            if self._resources.engine_dead:
-                return
-            running = list(islice(self.live.values(), self._max_num_seqs))
-            outputs = [sequence.step() for sequence in running]
-            for output in outputs:
-                if output.finished:
-                    del self.live[output.request_id]
-            count = sum(not output.finished for output in outputs)
-            waiting = len(self.live) - count
-            prefix, self._prefix = self._prefix, PrefixCacheStats()
-            stats = SchedulerStats(count, waiting, 0, count / 1024, prefix)
-            made = EngineCoreOutputs(self._index, outputs, stats)
-            self._queue.put_nowait(made)
 
 
 def _fits(params: Any) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.request import Request
 
 NOT_A_NUMBER = 255
 """A token in a prompt that makes the embedding one of NaN."""
@@ -13,9 +14,13 @@ NOT_A_NUMBER = 255
 class Pooled:
     """One request, which a single step answers."""
 
-    def __init__(self, request: EngineCoreRequest, size: int) -> None:
+    def __init__(self, request: Request, size: int) -> None:
         self._request = request
         self._size = request.pooling_params.dimensions or size
+
+    def is_ready(self) -> bool:
+        """It waits for no grammar."""
+        return True
 
     def step(self) -> EngineCoreOutput:
         """Make the embedding, in vLLM a tensor: of length 1, as most models normalize it."""

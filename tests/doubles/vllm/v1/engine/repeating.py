@@ -5,10 +5,13 @@ Its next token follows from the tokens before it alone, so that it goes on with 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from vllm.outputs import Logprob
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.engine.sampler import sample
+from vllm.v1.request import Request
 
 
 class Sequence:
@@ -18,27 +21,43 @@ class Sequence:
     """
 
     def __init__(
-        self, index: int, request: EngineCoreRequest, tokenizer: Any, eos: int, room: int
+        self, index: int, request: Request, tokenizer: Any, eos: int, room: int, manager: Any
     ) -> None:
         self.request_id = request.request_id
+        self.request, self._manager = request, manager
+        self._failed = False
+        self._samples = "VLLM_DOUBLE_SAMPLES" in os.environ
         self.params = params = request.sampling_params
         self.tokenizer = tokenizer
         self.eos = eos
         self.most = room if params.max_tokens is None else min(room, params.max_tokens)
-        self.tokens: list[int] = []
+        self.tokens = request.output_token_ids
         prompt = request.prompt_token_ids
         structured = params.structured_outputs
-        self.prompt_logprobs = self.of_prompt(prompt)
+        # As in vLLM not of a request that has output, as after a preemption.
+        self.prompt_logprobs = None if self.tokens else self.of_prompt(prompt)
         unit = prompt[: _period(prompt)]
         start = (len(prompt) + index) % len(unit)
         self.script = [*unit[start:], *unit[:start]]
         if structured is not None and structured.choice:
             self.script = [*tokenizer.encode(structured.choice[0]).ids, eos]
 
+    def is_ready(self) -> bool:
+        """Whether it can make a token, or has failed."""
+        try:
+            return self._manager.is_ready(self.request)
+        except Exception:  # noqa: BLE001 - of its grammar
+            self._failed = True
+            return True
+
     def step(self) -> EngineCoreOutput:
         """Generate one token."""
+        if self._failed:
+            return EngineCoreOutput(self.request_id, [], None, FinishReason.ERROR)
         token = self._next()
-        self.tokens.append(token)
+        self.request.append_output_token_ids(token)
+        if not self._manager.accept_tokens(self.request, [token]):
+            return EngineCoreOutput(self.request_id, [], None, FinishReason.ERROR)
         logprobs = None
         if self.params.logprobs is not None:
             logprobs = [self.likeliest(token, -len(self.tokens) / 8, self.params.logprobs)]
@@ -73,6 +92,10 @@ class Sequence:
 
     def _next(self) -> int:
         token = self.script[len(self.tokens) % len(self.script)]
+        if self._samples:
+            allowed = self._manager.allowed(self.request)
+            prompt = self.request.prompt_token_ids
+            token = sample(self.params, prompt, self.tokens, token, self.eos, allowed)
         for word in self.params._bad_words_token_ids or []:
             if [*self.tokens, token][-len(word) :] == word:
                 token += 1

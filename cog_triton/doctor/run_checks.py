@@ -67,6 +67,7 @@ def _checks(wanted: str | None, scratch: Path) -> Iterator[Check]:
     yield hardware.http_queues()
     packed = path.stat().st_size if path is not None and path.is_file() else 0
     yield hardware.disk(settings.work_dir, packed)
+    yield software.compiler_caches(settings)
     yield hardware.predictions()
     cog = {"PORT": (settings.cog_host, settings.port)}
     yield from hardware.free_ports({**cog, **settings.http_ports, **settings.triton_ports})

@@ -1,4 +1,4 @@
-"""Software checks: Python, tritonserver and its backends, CUDA driver, mpirun."""
+"""Software checks: Python, tritonserver and its backends, CUDA driver, mpirun, caches."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from cog_triton.artifact import cuda_support
 from cog_triton.artifact.compatibility import backends_in
 from cog_triton.doctor.report import Check, fail, ok, warn
+from cog_triton.engines.vllm import compiler_caches as caches
 from cog_triton.errors import EngineIncompatible, TritonStartFailed
 from cog_triton.settings import Settings
 from cog_triton.system.gpus import installed_driver
@@ -98,6 +99,21 @@ def mpirun(settings: Settings, ranks: int) -> Check:
     if reason is not None and wanted:
         return fail("mpirun", f"{path}: {reason}", "set MPIRUN to one that runs here")
     return ok("mpirun", f"{path}{f', which does not run: {reason}' if reason else ''}")
+
+
+def compiler_caches(settings: Settings) -> Check:
+    """Tell what the compilers of vLLM engines have left, where, and how much it may be."""
+    name, most = "compiler caches", settings.compiler_cache_bytes
+    base = settings.work_dir / caches.FOLDER
+    if not most:
+        return ok(name, "off (COMPILER_CACHE_BYTES=0): vLLM engines compile at every start")
+    try:
+        kept = caches.kept(base)
+    except (OSError, EngineIncompatible) as error:
+        advice = "remove it, or set COG_TRITON_WORK_DIR to a directory of your own"
+        return warn(name, f"{error}: vLLM engines compile at every start", advice)
+    held = sum(engine.bytes for engine in kept) / 1e9
+    return ok(name, f"{len(kept)} vLLM engines, {held:.2f} GB of {most / 1e9:.1f} GB: {base}")
 
 
 def _does_not_start(command: list[str], environment: Mapping[str, str]) -> str | None:

@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.model_directory import read_model
@@ -88,7 +89,9 @@ class _Node:
         memory_check.require_memory(self.settings, family, alone=True)
         hello = Hello(rank, version, fingerprint(model))
         untested = str(options.get(ALLOW_UNTESTED, "")).lower() == "true"
-        self._begin(family.directory, python, untested)
+        parameters = {name: str(value) for name, value in options.items()}
+        given = {"allow_untested": untested, "parameters": parameters}
+        self._begin(family.directory, python, given)
         handlers = {number: signal.signal(number, self._stop)
                     for number in (signal.SIGTERM, signal.SIGINT)}  # fmt: skip
         try:
@@ -99,9 +102,9 @@ class _Node:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
-    def _begin(self, directory: Path, python: str, untested: bool) -> None:
+    def _begin(self, directory: Path, python: str, given: Mapping[str, Any]) -> None:
         """Prepare the command of the workers, but for what the leader decides."""
-        self._given = {"engine_dir": str(directory.resolve()), "allow_untested": untested}
+        self._given = {"engine_dir": str(directory.resolve()), **given}
         run_dir = fresh_run_dir(self.settings.work_dir)
         self._environment = isolated_python.environment(run_dir / "python") if python else None
         self._python = python or sys.executable

@@ -20,6 +20,7 @@ from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.mock.mock_directory import make_engine
 from cog_triton.engines.registry import open_engine
+from cog_triton.engines.vllm import compiler_caches
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.nodes import LEADER
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED
@@ -122,6 +123,9 @@ async def open_configured(
             more[ALLOW_UNTESTED] = "true"
         if settings.lws_leader_address and family.nodes > 1:
             more[LEADER] = settings.lws_leader_address
+        if most := settings.compiler_cache_bytes:
+            more[compiler_caches.DIRECTORY] = settings.work_dir.resolve() / compiler_caches.FOLDER
+            more[compiler_caches.MOST_BYTES] = most
         python = settings.cog_triton_vllm_python
         sites = python.parents[1].glob("lib/python3.*/site-packages") if python else sys.path
         cuda_support.require_packages([*map(str, sites)], "vLLM")

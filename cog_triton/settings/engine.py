@@ -79,6 +79,13 @@ class EngineSettings(SettingsGroup):
         description="Serve with a version of vLLM that this cog-triton was never run with (E1305"
         " otherwise), with a warning at every start (vllm.md).",
     )
+    compiler_cache_bytes: int = Field(
+        4 << 30,
+        ge=0,
+        description="What the compilers of vLLM engines may leave in `compiler-caches` of the work"
+        " directory, which spares the next start that work; beyond, a start removes what was unused"
+        " for longest. 0: nothing is kept (vllm.md).",
+    )
     lora_dir: OptionalPath = Field(
         None,
         description="Directory below which LoRA adapters may be loaded at run time, which also"

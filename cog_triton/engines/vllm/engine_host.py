@@ -16,7 +16,7 @@ from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.async_loop import AsyncEngine
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, check_prompt
-from cog_triton.engines.vllm import engine_api, request_import
+from cog_triton.engines.vllm import compiler_caches, engine_api, request_import
 from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.engine_outputs import (
     EmbeddingConverter,
@@ -159,9 +159,11 @@ class VLLMHost(AsyncEngine):
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
         """Load the engine that a rendered model's parameters describe."""
-        model = read_model(Path(parameters["engine_dir"]), installed_version())
+        version = installed_version()
+        model = read_model(Path(parameters["engine_dir"]), version)
         if parameters.get(PARKABLE) == "true":
             model = replace(model, arguments=parkable(model.arguments))
+        compiler_caches.begin(parameters, model.arguments, version)
         untested = parameters.get(ALLOW_UNTESTED, "").lower() == "true"
         registry = AdapterRegistry(Path(parameters[REGISTRY])) if REGISTRY in parameters else None
         links = None

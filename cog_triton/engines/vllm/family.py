@@ -15,6 +15,7 @@ from cog_triton.engines.base import (
     EngineLimits,
     ResumeRules,
 )
+from cog_triton.engines.vllm import compiler_caches
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.image_decoding import images_of
 from cog_triton.engines.vllm.model_directory import (
@@ -48,6 +49,8 @@ _ENGINE_OPTIONS = {
     "cancellation_check_period_ms": "100",
     ALLOW_UNTESTED: "false",
     LEADER: "",
+    compiler_caches.DIRECTORY: "",
+    compiler_caches.MOST_BYTES: "0",
 }
 
 

@@ -211,8 +211,9 @@ class KeptEngine:
         self.kill(reason)
 
     async def close(self) -> None:
-        """Ask it to end; one that does not in time, or is parked and cannot, is killed."""
-        if self._control is not None and not self.parked and self.state is not EngineState.DEAD:
+        """Ask it to end; one that does not in time, or loads or is parked and cannot, is killed."""
+        serves = self.state in (EngineState.READY, EngineState.LEASED)
+        if self._control is not None and not self.parked and serves:
             self._control.send(Stop())
             await self.end(_CLOSE_TIMEOUT_S, "the engine's process did not end in time")
         self.kill("the engine was closed")

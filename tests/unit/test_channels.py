@@ -30,6 +30,7 @@ PIPES = {"subprocess.PIPE", "asyncio.subprocess.PIPE"}
 FOREIGN = {
     "bench/http_client.py": "asks a server as any client does",
     "build_scripts/openvino/_gguf_file.py": "reads a file",
+    "engines/vllm/core_process.py": "starts EngineCore as vLLM does, by multiprocessing",
     "ipc/streams.py": "what channels are made of",
     "ipc/connection.py": "what channels are made of",
     "packages/package_set.py": "reads what pip says",
@@ -41,6 +42,8 @@ FOREIGN = {
     "serving/coglet/prediction_directory.py": "waits for itself after a fork",
 }
 UNREADABLE = {"pickle", "shelve", "multiprocessing", "dill", "cloudpickle"}
+OF_VLLM = {"engines/vllm/core_process.py": {"multiprocessing"}}
+"""What vLLM itself starts EngineCore by, of one Python and one user, the parent to its child."""
 MARSHAL = {"text/template_child.py", "text/chat_template.py"}
 """Into the sandbox alone; what comes back is text."""
 
@@ -137,5 +140,5 @@ def test_nothing_that_can_run_code_is_read() -> None:
                 else [node.module or ""]
             )
         }
-        assert not imported & UNREADABLE, file
+        assert imported & UNREADABLE <= OF_VLLM.get(file, set()), file
         assert "marshal" not in imported or file in MARSHAL, file

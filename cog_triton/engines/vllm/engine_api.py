@@ -1,6 +1,7 @@
-"""vLLM API: every call into vLLM, by the recorded versions; none but its plugin imports it, too.
+"""vLLM API: every call into vLLM, by the recorded versions.
 
-Imports are late: serving processes and Triton's stubs run without vLLM.
+What else imports it is its plugin, `request_import`, and `core_process`. Imports are late, as
+serving processes and Triton's stubs run without vLLM.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from types import CodeType
 from typing import Any
 
 from cog_triton.engines.vllm import request_import
+from cog_triton.engines.vllm.core_process import CoreProcess
 from cog_triton.engines.vllm.engine_errors import is_refusal
 from cog_triton.engines.vllm.host_messages import KV_CACHE_USAGE, PREFIX_HITS, PREFIX_QUERIES
 from cog_triton.engines.vllm.model_directory import refuse_unknown
@@ -37,9 +40,15 @@ Put = Callable[[Any], None]
 
 
 def open_engine(
-    arguments: Mapping[str, Any], record: RecordMetrics, *, allow_untested: bool = False
+    arguments: Mapping[str, Any],
+    record: RecordMetrics,
+    *,
+    allow_untested: bool = False,
+    core: CoreProcess | None = None,
 ) -> Any:
     """Load AsyncLLM; `record` gets its metrics unless ``disable_log_stats``.
+
+    `core` becomes its EngineCore, or the first of several.
 
     Raises E1305 for a version that was never run, unless `allow_untested`, E1201 for arguments
     that this vLLM does not have, E1202 for values it refuses.
@@ -47,14 +56,16 @@ def open_engine(
     engine_args, config, context = _configured(arguments, allow_untested=allow_untested)
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_vllm_config(
-        vllm_config=config,
-        usage_context=context,
-        stat_loggers=None if engine_args.disable_log_stats else [_stat_logger(record)],
-        enable_log_requests=engine_args.enable_log_requests,
-        aggregate_engine_logging=engine_args.aggregate_engine_logging,
-        disable_log_stats=engine_args.disable_log_stats,
-    )
+    _log.info("vLLM is configured, and starts EngineCore")
+    with core.offered() if core is not None else nullcontext():
+        return AsyncLLM.from_vllm_config(
+            vllm_config=config,
+            usage_context=context,
+            stat_loggers=None if engine_args.disable_log_stats else [_stat_logger(record)],
+            enable_log_requests=engine_args.enable_log_requests,
+            aggregate_engine_logging=engine_args.aggregate_engine_logging,
+            disable_log_stats=engine_args.disable_log_stats,
+        )
 
 
 def run_node(arguments: Mapping[str, Any], *, allow_untested: bool = False) -> None:
@@ -84,6 +95,7 @@ def _configured(
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
+    _log.info("vLLM %s is imported", vllm.__version__)
     known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
     refuse_unknown(arguments, known, vllm.__version__)
     refuse_missing(arguments)

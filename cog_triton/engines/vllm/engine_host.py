@@ -17,6 +17,7 @@ from cog_triton.engines.async_loop import AsyncEngine
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, check_prompt
 from cog_triton.engines.vllm import compiler_caches, engine_api, request_import
+from cog_triton.engines.vllm.core_process import CoreProcess
 from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.engine_outputs import (
     EmbeddingConverter,
@@ -25,7 +26,7 @@ from cog_triton.engines.vllm.engine_outputs import (
     failed,
     prompt_length,
 )
-from cog_triton.engines.vllm.engine_sleep import EngineSleep, parkable
+from cog_triton.engines.vllm.engine_sleep import EngineSleep, parkable, ranks
 from cog_triton.engines.vllm.host_messages import (
     GAUGES,
     KV_CACHE_USAGE,
@@ -125,6 +126,7 @@ class VLLMHost(AsyncEngine):
         allow_untested: bool = False,
         registry: AdapterRegistry | None = None,
         links: LeaderLinks | None = None,
+        core: CoreProcess | None = None,
     ) -> None:
         super().__init__()
         self._model = model
@@ -136,7 +138,7 @@ class VLLMHost(AsyncEngine):
         self._allow_untested = allow_untested
         self._metrics = MetricsBuffer()
         self._kv_cache = KVCacheMonitor()
-        self._engine = self.loop.run_until_complete(self._open())
+        self._engine = self.loop.run_until_complete(self._open(core))
         tasks = engine_api.check_tasks(self._engine, embeds=model.embeds)
         self.loop.run_until_complete(tasks)
         self.max_batch_size = engine_api.max_num_seqs(self._engine)
@@ -164,17 +166,18 @@ class VLLMHost(AsyncEngine):
         if parameters.get(PARKABLE) == "true":
             model = replace(model, arguments=parkable(model.arguments))
         compiler_caches.begin(parameters, model.arguments, version)
+        core = CoreProcess(model.architectures, ranks=ranks(model.arguments))
         untested = parameters.get(ALLOW_UNTESTED, "").lower() == "true"
         registry = AdapterRegistry(Path(parameters[REGISTRY])) if REGISTRY in parameters else None
         links = None
         if model.nodes > 1:
             model, links = _joined_by_all(model, parameters.get(LEADER))
-        return cls(model, allow_untested=untested, registry=registry, links=links)
+        return cls(model, allow_untested=untested, registry=registry, links=links, core=core)
 
-    async def _open(self) -> Any:
+    async def _open(self, core: CoreProcess | None) -> Any:
         """Load the engine inside the event loop, which AsyncLLM needs to watch EngineCore."""
         return engine_api.open_engine(
-            self._model.arguments, self._record, allow_untested=self._allow_untested
+            self._model.arguments, self._record, allow_untested=self._allow_untested, core=core
         )
 
     def _record(self, measurements: Mapping[str, Sequence[float]]) -> None:

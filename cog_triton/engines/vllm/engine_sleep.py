@@ -54,7 +54,7 @@ class EngineSleep:
         if not self._arguments.get("enable_sleep_mode"):
             raise EngineNotParked("the engine was started without vLLM's enable_sleep_mode")
         needed = weight_bytes(Path(self._arguments["model"]))
-        needed += _ranks(self._arguments) * _OF_A_PROCESS
+        needed += ranks(self._arguments) * _OF_A_PROCESS
         memory = host_memory()
         if memory.free < needed:
             raise EngineNotParked(
@@ -69,7 +69,7 @@ def shared_memory(arguments: Mapping[str, Any], environment: Mapping[str, str]) 
     Ranks share GPU memory in vLLM's own all-reduce and in NCCL: by peer-to-peer and shared-memory
     transports, unless NCCL gives it up in its sleep, and by NVLink multicast.
     """
-    if _ranks(arguments) == 1:
+    if ranks(arguments) == 1:
         return None
     off = {name for name, value in environment.items() if name.startswith("NCCL_") and value == "1"}
     multicast = environment.get("NCCL_NVLS_ENABLE") != "0"
@@ -85,6 +85,7 @@ def shared_memory(arguments: Mapping[str, Any], environment: Mapping[str, str]) 
     return None
 
 
-def _ranks(arguments: Mapping[str, Any]) -> int:
+def ranks(arguments: Mapping[str, Any]) -> int:
+    """Ranks of one engine, each with a GPU."""
     sizes = (arguments.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline"))
     return prod(int(size or 1) for size in sizes)

@@ -3,10 +3,10 @@
 Its model repeats the prompt, or goes on with one that repeats itself, one token a step. Names,
 fields and signatures are those recorded of the version that VLLM_DOUBLE_VERSION names
 (tests/unit/test_vllm_double.py). Calls are written to the file that VLLM_DOUBLE_JOURNAL names, one
-JSON object a line; VLLM_DOUBLE_DELAY is the length of a step in seconds; while the file that
-VLLM_DOUBLE_HOLD names exists, no step is done; with VLLM_DOUBLE_SAMPLES, tokens are drawn as asked
-(v1/engine/sampler.py) and guides obeyed; once the file that VLLM_DOUBLE_DEATH names exists,
-the engine removes it and is dead.
+JSON object a line; VLLM_DOUBLE_LOAD is how long EngineCore loads, and VLLM_DOUBLE_DELAY a step, in
+seconds; while the file that VLLM_DOUBLE_HOLD names exists, no step is done; with
+VLLM_DOUBLE_SAMPLES, tokens are drawn as asked (v1/engine/sampler.py) and guides obeyed; once the
+file that VLLM_DOUBLE_DEATH names exists, the engine removes it and is dead.
 """
 
 import os

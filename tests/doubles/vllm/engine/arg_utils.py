@@ -14,6 +14,11 @@ _DEFAULTS = {"gpu_memory_utilization": 0.9, "disable_log_stats": False}
 _DEFAULTS |= {"enable_log_requests": False, "aggregate_engine_logging": False}
 
 
+class ModelConfig(SimpleNamespace):
+    def get_vocab_size(self) -> int:
+        return 257
+
+
 class EngineArgs:
     def create_engine_config(
         self, usage_context: UsageContext | None = None, headless: bool = False
@@ -23,10 +28,9 @@ class EngineArgs:
         return SimpleNamespace(
             usage_context=usage_context,
             use_v2_model_runner=envs.VLLM_USE_V2_MODEL_RUNNER,
-            model_config=SimpleNamespace(
+            model_config=ModelConfig(
                 model=self.model,
                 max_model_len=self.max_model_len,
-                get_vocab_size=lambda: 257,
                 most_images=self._most_images(),
                 runner_type=self._runner_type(),
                 convert=self.convert,
@@ -79,3 +83,4 @@ AsyncEngineArgs = make_dataclass(
     [(name, Any, field(default=_DEFAULTS.get(name))) for name in types_of(__version__).engine_args],
     bases=(EngineArgs,),
 )
+AsyncEngineArgs.__module__ = __name__  # by which pickle finds it

@@ -1,9 +1,18 @@
-"""Double of vllm/v1/engine/core.py: an engine that steps all its sequences together."""
+"""Double of vllm/v1/engine/core.py: an engine that steps all its sequences together.
+
+Its process is one as EngineCore's is, but for what is computed: it reads its model and is ready;
+what it would compute, `core_client` does. As vLLM's, it does not notice the death of its host.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import signal
+import socket
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,3 +114,25 @@ class EngineCore:
             stats = SchedulerStats(count, waiting, 0, count / 1024, prefix)
             made = EngineCoreOutputs(self._index, outputs, stats)
             self._queue.put_nowait(made)
+
+
+class EngineCoreProc:
+    """The process; in vLLM it is an EngineCore, too."""
+
+    @staticmethod
+    def run_engine_core(
+        *args: Any, dp_rank: int = 0, local_dp_rank: int = 0, **kwargs: Any
+    ) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+        if path := os.environ.get("VLLM_DOUBLE_JOURNAL"):
+            told = {"call": "engine_core", "pid": os.getpid(), "environment": dict(os.environ)}
+            with Path(path).open("a") as file:
+                file.write(json.dumps(told) + "\n")
+        time.sleep(float(os.environ.get("VLLM_DOUBLE_LOAD", "0")))
+        vocabulary = kwargs["vllm_config"].model_config.get_vocab_size()
+        with socket.socket(socket.AF_UNIX) as host:
+            host.connect(kwargs["handshake_address"])
+            host.sendall(b"READY" if vocabulary else b"")
+        while True:
+            signal.pause()

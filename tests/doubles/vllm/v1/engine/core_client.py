@@ -16,6 +16,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.pooling import Pooled
 from vllm.v1.engine.repeating import Sequence
+from vllm.v1.engine.utils import launch_core_engines
 
 
 class EngineCoreClient:
@@ -44,6 +45,10 @@ class AsyncMPClient(EngineCoreClient):
         self._engines = [
             EngineCore(n, vllm_config, self.resources, self.outputs_queue) for n in range(count)
         ]
+        self._manager = launch_core_engines(vllm_config, count)
+        self._loop = asyncio.get_running_loop()  # in vLLM a thread watches them
+        for process in self._manager.processes:
+            self._loop.add_reader(process.sentinel, self.die)
 
     async def get_output_async(self) -> EngineCoreOutputs:
         outputs = await self.outputs_queue.get()
@@ -117,12 +122,18 @@ class AsyncMPClient(EngineCoreClient):
             raise EngineDeadError
 
     def die(self) -> None:
+        for process in self._manager.processes:
+            self._loop.remove_reader(process.sentinel)
+            process.kill()
         self.resources.engine_dead = True
         self.outputs_queue.put_nowait(EngineDeadError())
 
     def shutdown(self, timeout: float | None = None) -> None:
         for engine in self._engines:
             engine.live.clear()
+        for process in self._manager.processes:
+            self._loop.remove_reader(process.sentinel)
+        self._manager.shutdown(timeout)
 
 
 def _fits(params: Any) -> bool:

@@ -1,0 +1,200 @@
+"""EngineCore's process, which is there before vLLM is imported, and ends with what is above it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import context
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+from started_keeper import until
+from vllm_engines import VERSIONS, calls, double_environment, vllm_engine
+from vllm_hosts import ABC, HOST, ask, over_double, token_ids, tokens
+
+from cog_triton.engines.vllm import core_process
+from cog_triton.engines.vllm.core_process import CoreProcess
+
+PROGRAM = "cog_triton.engines.vllm.core_process"
+GONE_S = 3
+
+
+@pytest.fixture
+def core() -> Iterator[CoreProcess]:
+    made = CoreProcess(["LlamaForCausalLM"], ranks=1)
+    yield made
+    made._end()
+
+
+def started(core: CoreProcess, target: Callable[..., Any], *args: Any) -> Any:
+    process = core_process._Offering(core).Process(target=target, args=args, name="EngineCore")
+    process.start()
+    return process
+
+
+def is_core(pid: int) -> bool:
+    return PROGRAM in Path(f"/proc/{pid}/cmdline").read_text()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_enginecore_is_the_process_that_was_begun_first(version: str, tmp_path: Path) -> None:
+    with over_double(tmp_path, version=version) as host:
+        (told,) = host.calls("engine_core")
+        assert is_core(told["pid"])
+        environment = told["environment"]
+        assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+        assert environment["VLLM_USE_FLASHINFER_SAMPLER"] == "0", "which the host has set since"
+        assert token_ids(ask(host.engine, tokens(ABC, 2))) == [97, 98]
+        os.kill(told["pid"], signal.SIGKILL)
+        assert host.engine._process.wait(20) != 0
+
+
+def test_of_several_the_others_start_as_ever(tmp_path: Path) -> None:
+    with over_double(tmp_path, data_parallel_size=2) as host:
+        cores = [told["pid"] for told in host.calls("engine_core", 2)]
+        assert sorted(map(is_core, cores)) == [False, True]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_users_own_way_of_starting_it_stays(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", method)
+    with over_double(tmp_path) as host:
+        (told,) = host.calls("engine_core")
+        assert is_core(told["pid"]) == (method == "spawn")
+        below = Path(f"/proc/{host.pid}/task/{host.pid}/children").read_text().split()
+        begun = [int(pid) for pid in below if is_core(int(pid))]
+        assert begun == ([told["pid"]] if method == "spawn" else []), "and no other is left"
+
+
+def test_its_handle_is_that_of_any_process(core: CoreProcess) -> None:
+    process = started(core, time.sleep, 60)
+    assert (process.pid, process.name, process.exitcode) == (core.pid, "EngineCore", None)
+    assert process.is_alive()
+    assert wait([process.sentinel], 0) == []
+    process.terminate()
+    process.join(20)
+    assert process.exitcode == -signal.SIGTERM
+    assert wait([process.sentinel], 0) == [process.sentinel]
+
+
+def test_its_code_is_the_exit_code(core: CoreProcess) -> None:
+    process = started(core, os._exit, 7)
+    process.join(20)
+    assert (process.pid, process.exitcode) == (core.pid, 7)
+
+
+def test_it_starts_as_ever_where_its_process_has_died(
+    core: CoreProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.kill(core.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, core.pid, os.WEXITED | os.WNOWAIT)
+    process = started(core, os._exit, 7)
+    process.join(20)
+    assert process.exitcode == 7
+    assert process.pid != core.pid
+    assert "has died" in caplog.text
+
+
+def test_it_starts_as_ever_with_what_comes_with_descriptors(core: CoreProcess) -> None:
+    ours, theirs = context.SpawnContext().Pipe()
+    process = started(core, os.write, 1, b"")
+    process.join(20)
+    assert process.pid == core.pid
+    other = CoreProcess([], ranks=2)
+    process = started(other, type(theirs).close, theirs)
+    process.join(20)
+    assert (process.exitcode, process.pid != other.pid) == (0, True)
+    other._end()
+    ours.close()
+    theirs.close()
+
+
+def test_a_vllm_that_starts_it_in_another_way_is_told_of(
+    core: CoreProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    vllm_environment: None,
+) -> None:
+    monkeypatch.syspath_prepend(double_environment()["PYTHONPATH"].split(os.pathsep)[0])
+    from vllm.v1.engine import utils  # type: ignore[import-not-found, unused-ignore]
+
+    assert core_process._seam() is utils
+    monkeypatch.setattr(utils, "get_mp_context", theirs := lambda method: method)
+    with caplog.at_level(logging.WARNING), core.offered():
+        assert utils.get_mp_context is theirs
+    assert "get_mp_context takes ['method']" in caplog.text
+    assert not Path(f"/proc/{core.pid}").exists()
+
+
+SERVER = """
+import asyncio, os, sys
+from pathlib import Path
+from cog_triton.ipc.connection import Connection
+from cog_triton.keeper.keeper_client import KeeperClient
+from cog_triton.keeper.keeper_messages import EngineSpec, LeaseRequest
+
+async def main():
+    client = KeeperClient(Path(sys.argv[1]))
+    await client.start(os.environ)
+    print(client._process.process.pid, flush=True)
+    lease = Connection.to(client.name)
+    lease.send(LeaseRequest(EngineSpec.of(sys.argv[2], {"engine_dir": sys.argv[3]}), 0))
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("loading", [False, True])
+@pytest.mark.parametrize("victim", ["host", "keeper", "server"])
+def test_it_is_gone_soon_after_what_is_above_it(victim: str, loading: bool, tmp_path: Path) -> None:
+    """Killed at once, while it loads, and once it is ready."""
+    journal, log = tmp_path / "journal", tmp_path / "engine-1.log"
+    directory = vllm_engine(tmp_path / "engine")
+    given = double_environment(journal, VLLM_DOUBLE_LOAD="60" if loading else "0")
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(tmp_path), HOST, str(directory)],
+        env={**os.environ, **given},
+        stdout=subprocess.PIPE,
+    )
+    assert server.stdout is not None
+    try:
+        reaper = int(server.stdout.readline())
+        (told,) = until(lambda: calls(journal, "engine_core"))
+        core = told["pid"]
+        if not loading:
+            until(lambda: "has loaded" in (tmp_path / "keeper.log").read_text())
+        host = int(Path(f"/proc/{core}/stat").read_text().rpartition(")")[2].split()[1])
+        (keeper,) = Path(f"/proc/{reaper}/task/{reaper}/children").read_text().split()
+        os.kill({"host": host, "keeper": int(keeper), "server": server.pid}[victim], signal.SIGKILL)
+        deadline = time.monotonic() + GONE_S
+        while Path(f"/proc/{core}").exists():
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.01)
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+
+
+def test_it_is_gone_with_a_host_that_dies_before_it_says_what_to_run() -> None:
+    program = (
+        "import time; from cog_triton.engines.vllm.core_process import CoreProcess\n"
+        "print(CoreProcess([], ranks=1).pid, flush=True); time.sleep(600)"
+    )
+    host = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert host.stdout is not None
+    core = int(host.stdout.readline())
+    host.kill()
+    host.wait()
+    host.stdout.close()
+    until(lambda: not Path(f"/proc/{core}").exists())

@@ -215,7 +215,9 @@ def test_requests_of_a_guest_that_is_gone_are_aborted(tmp_path: Path) -> None:
             pass
         guest.close()
         (call,) = host.calls("abort")[:1]
-        assert len(call["ids"]) == 2
+        if len(call["ids"]) == 1:  # the loop turned between the two
+            call["ids"] += host.calls("abort", 2)[1]["ids"]
+        assert len(set(call["ids"])) == 2
 
 
 @pytest.mark.usefixtures("environment")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import runpy
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
 DOUBLES = ROOT / "tests" / "doubles"
+HERE = importlib.metadata.version("cog")
 COGLET = "cog_triton/serving/coglet"
 RECORDS = ROOT / "cog_triton" / "engines" / "vllm"
 
@@ -164,10 +166,16 @@ def test_offline_says_what_was_not_done_and_does_the_rest(
         "# Bump: vllm 0.33.0 to 0.34.0, cog 0.1.0 to 0.2.0",
         "| locks | requirements/*.lock | --offline: run `make lock` later |",
         "| vLLM's interface |  | --offline: give its wheel, VLLM=FILE.whl |",
-        f"| Workaround: a trick. | {COGLET}/trick.py | holds |",
+        f"| Workaround: a trick. | {COGLET}/trick.py | holds with {HERE}, which is installed:",
         "- `docs/a.md:1:with Cog 0.1.0`",
     ):
         assert line in report, report
+
+
+def test_a_hook_holds_where_the_version_is_installed(bump: dict[str, Any], checkout: Path) -> None:
+    assert bump["main"](["--cog", HERE, "--offline"], checkout) == 3
+    report = (checkout / ".work" / "bump" / "report.md").read_text()
+    assert f"| Workaround: a trick. | {COGLET}/trick.py | holds |" in report
 
 
 def test_a_hook_that_breaks_is_told_with_its_test_and_what_to_do(

@@ -90,13 +90,14 @@ def of_engine(
     model = value.get("pretrained_config")
     quantization: object = None
     if isinstance(model, dict):
-        quantization = (model.get("quantization") or {}).get("kv_cache_quant_algo")
+        quantization = model.get("quantization")
         value = {"head_dim": model.get("head_size"), **model}
     shape = dataclasses.replace(read_shape(value, f"{name}: config.json"), max_len=length)
     weights = sum(size for file, size in sizes.items() if file.endswith(_ENGINE_WEIGHTS))
     if not weights:
         raise ModelUnavailable(f"{name}: has no weights of its own")
-    kv = 1 if quantization in ("FP8", "INT8") else 2
+    cache = quantization.get("kv_cache_quant_algo") if isinstance(quantization, dict) else None
+    kv = 1 if cache in ("FP8", "INT8") else 2
     title = f"weights as they are built, {8 * kv}-bit KV cache"
     precision = dataclasses.replace(AS_STORED, kv=kv, title=title)
     return ModelFiles(name, shape, weights), precision

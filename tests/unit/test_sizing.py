@@ -216,6 +216,17 @@ def test_a_directory_without_weights_is_summed_by_its_shape(tmp_path: Path) -> N
     assert model_files.describe(str(tmp_path)).weight_bytes == 1000
 
 
+@pytest.mark.parametrize(
+    ("quantization", "kv"),
+    [({"kv_cache_quant_algo": "FP8"}, 1), ({"quant_algo": "FP8"}, 2), (None, 2), (5, 2), ([], 2)],
+)
+def test_an_engine_says_how_wide_its_kv_cache_is(quantization: object, kv: int) -> None:
+    config = {"pretrained_config": {**LLAMA_8B, "quantization": quantization}}
+    text, sizes = json.dumps(config).encode(), {"rank0.engine": 1000}
+    files, precision = model_files.of_engine("it", text, sizes, 4096)
+    assert (precision.kv, files.weight_bytes, files.shape.max_len) == (kv, 1000, 4096)
+
+
 def test_a_model_of_the_hub_is_described_without_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

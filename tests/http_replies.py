@@ -23,6 +23,13 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    with while_serving(server) as url:
+        yield url
+
+
+@contextmanager
+def while_serving(server: ThreadingHTTPServer) -> Iterator[str]:
+    """The URL of a server, as long as it serves."""
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from http_replies import while_serving
+
 _NO_LINGER = struct.pack("ii", 1, 0)
 Span = tuple[int, int]
 
@@ -194,15 +196,8 @@ class _Server(ThreadingHTTPServer):
 def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
     """The URL of a server that keeps connections and has `answer` answer every GET and HEAD."""
     handler = type("Handler", (_Handler,), {"answer": staticmethod(answer)})
-    server = _Server(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with while_serving(_Server(("127.0.0.1", 0), handler)) as url:
+        yield url
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from http_replies import while_serving
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -188,12 +190,6 @@ def running(registry: RegistryDouble) -> Iterator[RegistryDouble]:
     handler = type("Handler", (_Handler,), {"registry": registry})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
     registry.address = f"127.0.0.1:{server.server_port}"
-    try:
+    with while_serving(server):
         yield registry
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -198,3 +198,14 @@ class Stack:
         ]
         assert found, "no such metric"
         return sum(found)
+
+
+def pids_of(stack: Stack, word: str) -> list[int]:
+    """Processes of this stack with `word` in their own program, not in that of their reaper."""
+    lines = processes_of(stack.work_dir).items()
+    return [pid for pid, line in lines if word in line and "reaper.py" not in line]
+
+
+def pid_of(stack: Stack, word: str) -> int:
+    """The first of them, once there is one."""
+    return int(wait_until(lambda: next(iter(pids_of(stack, word)), 0)))

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import httpx
-from stack import Stack, processes_of, sse, wait_until
+from stack import Stack, sse, wait_until
 
 PATIENCE_S = 180
 ENGINE = "backend.engine_process"
@@ -18,11 +18,6 @@ class Told(NamedTuple):
     text: str
     finish: str | None
     tokens: int | None
-
-
-def pids_of(stack: Stack, word: str) -> list[int]:
-    lines = processes_of(stack.work_dir).items()
-    return [pid for pid, line in lines if word in line and "reaper.py" not in line]
 
 
 class Clients:

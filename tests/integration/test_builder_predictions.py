@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from stack import REPOSITORY, Stack, processes_of, wait_until
+from http_replies import while_serving
+from stack import REPOSITORY, Stack, pid_of, processes_of, wait_until
 
 from cog_triton.artifact import engine_manifest
 from cog_triton.artifact.engine_tar import unpack
@@ -92,13 +92,8 @@ class Neighbour(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def neighbour() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Neighbour)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with while_serving(ThreadingHTTPServer(("127.0.0.1", 0), Neighbour)) as url:
+        yield url
 
 
 def start_builder(directory: Path, *arguments: str, **environment: str) -> Stack:
@@ -357,12 +352,7 @@ def test_builds_end_with_their_server(
     config = slow_config(examples, 3 if number == signal.SIGTERM else 600)
     begin(builder, neighbour, f"{victim}-{number}", config=config)
     wait_until(lambda: in_a_step(builder))
-    (pid,) = [
-        pid
-        for pid, line in processes_of(builder.work_dir).items()
-        if victim in line and "reaper.py" not in line
-    ]
-    os.kill(pid, number)
+    os.kill(pid_of(builder, victim), number)
     # Asked to stop, Cog lets a running build end; else nothing waits for anything.
     assert builder.process is not None
     if victim == "coglet.http_server":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from stack import REPOSITORY, Stack, predict, processes_of, text_of, wait_until
+from stack import REPOSITORY, Stack, pid_of, predict, text_of, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -51,18 +51,9 @@ def mock_of(user: int, work_dir: Path, *options: str, **environment: str) -> Sta
     return stack
 
 
-def cog_of(stack: Stack) -> int:
-    """Process id of the Cog server."""
-    return next(
-        pid
-        for pid, line in processes_of(stack.work_dir).items()
-        if "coglet.http_server" in line and "reaper.py" not in line
-    )
-
-
 def directories(stack: Stack) -> list[str]:
     """Names of all that predictions have left where the server's Cog sees it."""
-    seen = Path(f"/proc/{cog_of(stack)}/root{PLACE}/predictions")
+    seen = Path(f"/proc/{pid_of(stack, 'coglet.http_server')}/root{PLACE}/predictions")
     return sorted(path.name for path in seen.iterdir())
 
 
@@ -114,7 +105,7 @@ def test_two_users_serve_and_nothing_is_left(place: Path, tmp_path: Path, their_
 
 def test_a_directory_that_servers_share_is_left_empty(place: Path, tmp_path: Path) -> None:
     with mock_of(ME, tmp_path / "a", "--no-namespaces").served() as stack:
-        namespace = Path(f"/proc/{cog_of(stack)}/ns/mnt").readlink()
+        namespace = Path(f"/proc/{pid_of(stack, 'coglet.http_server')}/ns/mnt").readlink()
         assert namespace == Path("/proc/self/ns/mnt").readlink()
         use(stack)
         wait_until(lambda: not [name for name in directories(stack) if name.startswith("own-")], 20)
@@ -195,7 +186,7 @@ def test_a_work_directory_may_have_any_name(tmp_path: Path) -> None:
 
 def test_a_second_first_prediction_is_the_front_doors_too(mock: Stack) -> None:
     """As after a slow one: its id is another one, which the worker knows, too."""
-    text = Path(f"/proc/{cog_of(mock)}/environ").read_text()
+    text = Path(f"/proc/{pid_of(mock, 'coglet.http_server')}/environ").read_text()
     environment = dict(item.partition("=")[::2] for item in text.split("\0"))
     check = Path(environment["COG_TRITON_DRAIN_FILE"]).name
     for name, output in ((check, "ready"), (f"{check}.1", "ready"), (f"{check}1", None)):

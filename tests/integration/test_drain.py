@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
-from resume_clients import ENGINE, MOCK, Clients, Told, arrived, pids_of, until_arrived
-from stack import REPOSITORY, Stack, processes_of, shared_memory, wait_until
+from resume_clients import ENGINE, MOCK, Clients, Told, arrived, until_arrived
+from stack import REPOSITORY, Stack, pids_of, processes_of, shared_memory, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from stack import REPOSITORY, Stack, processes_of, shared_memory, text_of, wait_until
+from stack import REPOSITORY, Stack, pid_of, processes_of, shared_memory, text_of, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -36,18 +36,6 @@ def make_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
     yield make
     for item in stacks:
         item.close()
-
-
-def pid_of(stack: Stack, word: str) -> int:
-    """The process of this stack whose own program (not the reaper's argument) is `word`."""
-
-    def look() -> int:
-        for pid, line in processes_of(stack.work_dir).items():
-            if word in line and "reaper.py" not in line:
-                return pid
-        return 0
-
-    return int(wait_until(look))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

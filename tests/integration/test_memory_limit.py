@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from stack import Stack, processes_of, wait_until
+from stack import Stack, pid_of, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -20,10 +20,6 @@ def limited(tmp_path: Path) -> Iterator[Stack]:
     variables = {"COG_TRITON_ENGINE": "mock", "TRITON_MEMORY_LIMIT": str(LIMIT_MIB)}
     with Stack(tmp_path / "work", None, **variables).served() as stack:
         yield stack
-
-
-def pid_of(stack: Stack, word: str) -> int:
-    return next(pid for pid, command in processes_of(stack.work_dir).items() if word in command)
 
 
 def metrics(stack: Stack) -> str:

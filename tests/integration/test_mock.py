@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from stack import REPOSITORY, Stack, predict, processes_of, text_of, wait_until
+from stack import REPOSITORY, Stack, pid_of, predict, text_of, wait_until
 
 from cog_triton.engines.mock import mock_directory
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -383,15 +383,6 @@ def test_a_burst_of_connections_fits_the_listen_backlog(mock: Stack, program: st
         for _ in range(300):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
     assert mock.health() == "READY"
-
-
-def pid_of(stack: Stack, program: str) -> int:
-    (found,) = (
-        pid
-        for pid, line in processes_of(stack.work_dir).items()
-        if program in line and "reaper.py" not in line
-    )
-    return found
 
 
 def private_port(pid: int) -> int:

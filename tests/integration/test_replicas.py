@@ -17,10 +17,9 @@ from resume_clients import (
     Told,
     metric,
     only_the_killer_ends,
-    pids_of,
     until_arrived,
 )
-from stack import Stack, wait_until
+from stack import Stack, pids_of, wait_until
 
 pytestmark = pytest.mark.integration
 

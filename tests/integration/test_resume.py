@@ -23,11 +23,10 @@ from resume_clients import (
     Told,
     metric,
     only_the_killer_ends,
-    pids_of,
     stop_after,
     until_arrived,
 )
-from stack import Stack, processes_of, wait_until
+from stack import Stack, pids_of, processes_of, wait_until
 
 pytestmark = pytest.mark.integration
 

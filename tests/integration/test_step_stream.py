@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from stack import Stack, processes_of, wait_until
+from stack import Stack, pid_of, wait_until
 from step_client import StepClient, private_port
 
 from cog_triton.engines.mock import mock_directory
@@ -67,15 +67,6 @@ def active(stack: Stack) -> int:
         if all(word in line for word in words):
             return int(float(line.split()[-1]))
     return 0
-
-
-def pid_of(stack: Stack, word: str) -> int:
-    (found,) = (
-        pid
-        for pid, line in processes_of(stack.work_dir).items()
-        if word in line and "reaper.py" not in line
-    )
-    return found
 
 
 def rss_mb(pid: int) -> float:

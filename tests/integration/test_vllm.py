@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
-from stack import processes_of, text_of, wait_until
+from stack import pid_of, text_of, wait_until
 from step_client import StepClient, private_port
 from vllm_engines import calls, double_environment, vllm_engine
 from vllm_stack import VLLMStack
@@ -344,15 +344,6 @@ def test_an_unknown_engine_argument_is_refused_before_triton_starts(tmp_path: Pa
     assert "E1201 UnexpectedEngineArg" in output
     assert "enable_log_requests" in output
     assert not list(stack.work_dir.rglob("triton.log"))
-
-
-def pid_of(stack: VLLMStack, word: str) -> int:
-    (pid,) = (
-        pid
-        for pid, line in processes_of(stack.work_dir).items()
-        if word in line and "reaper.py" not in line
-    )
-    return pid
 
 
 @pytest.mark.parametrize("cause", ["its own error", "SIGKILL"])

@@ -12,12 +12,12 @@ import functools
 import http.server
 import json
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from containers import docker, running
+from http_replies import while_serving
 
 CONFIG = Path(__file__).parents[2] / "configs" / "build" / "smollm2-135m-cpu.yaml"
 
@@ -39,14 +39,8 @@ def config_url() -> Iterator[str]:
     """URL of the build config."""
     config = Path(os.environ.get("SMOKE_CONFIG", CONFIG)).resolve()
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=config.parent)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/{config.name}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with while_serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+        yield f"{url}/{config.name}"
 
 
 def options_of(image: str) -> tuple[list[str], bool]:

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import threading
 import zipfile
 from collections.abc import Iterator
 from functools import partial
@@ -21,6 +20,7 @@ from types import ModuleType
 
 import pytest
 import python_archive
+from http_replies import while_serving
 
 ROOT = Path(__file__).parents[2]
 SETUP_LOCK = ROOT / "requirements" / "setup.lock"
@@ -90,12 +90,8 @@ def index(tmp_path: Path, bring_uv: ModuleType) -> Iterator[str]:
     """URL of a package index with that wheel."""
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "index"))
     handler.func.log_message = lambda *_: None  # type: ignore[method-assign]
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with while_serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+        yield url
 
 
 def test_pip_brings_uv_by_hash(

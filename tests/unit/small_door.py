@@ -43,6 +43,12 @@ TENSORS = ModelTensors(
     },
     frozenset({"text_output", "output_ids"}),
 )
+LIMITS = Limits(body_bytes=1 << 20)
+OPEN = Access(None, loopback=False)
+LOCKED = Access("key", loopback=False)
+KEY = [(b"authorization", b"Bearer key")]
+PRIVATE_MODELS = ("engine_steps", "lora_loader")
+TRITON = "/v2/models/tensorrt_llm"
 P = ParamSpec("P")
 T = TypeVar("T")
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -83,7 +89,7 @@ def gates(
     """The gate of each port by what is behind it; all may pass that has no key to show."""
     common = (
         route or route_to(status="READY"),
-        access or Access(None, loopback=False),
+        access or OPEN,
         Limits(),
         bodies or LargeBodies(),
     )

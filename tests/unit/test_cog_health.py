@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from http_replies import while_serving
 
 from cog_triton.errors import TritonStartFailed, TritonUnavailable
 from cog_triton.serving.cog_health import NO_ANSWER, HealthClient, HealthMonitor
@@ -39,14 +40,9 @@ def cog_that_answers(kind: type[Handler], host: str = "127.0.0.1") -> Iterator[i
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
-    with Server((host, 0), kind) as answering:
-        thread = threading.Thread(target=answering.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield answering.server_address[1]
-        finally:
-            answering.shutdown()
-            thread.join()
+    server = Server((host, 0), kind)
+    with while_serving(server):
+        yield server.server_port
 
 
 def has_ipv6() -> bool:

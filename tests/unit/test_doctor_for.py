@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import tarfile
-import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import sample_engines
 from cuda_driver import gpu_driver, has_compiler
+from http_replies import while_serving
 from registry_double import RegistryDouble, digest_of
 
 from cog_triton.doctor import fit_checks
@@ -197,20 +197,12 @@ def test_an_engine_is_judged_by_its_manifest(
 def test_an_engine_at_a_url_is_told_by_its_beginning(tmp_path: Path) -> None:
     sample_engines.packed(tmp_path)
     handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        url = f"http://127.0.0.1:{server.server_port}"
+    with while_serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
         _, found = doctor(tmp_path, A100, f"{url}/engine.tar")
         assert "was built for sm_90, this machine has sm_80" in found["GPU"]["found"]
         assert found["memory of the GPU"]["state"] == "warn"
         _, found = doctor(tmp_path, A100, f"{url}/none.tar")
         assert "E1304" in found["engine"]["found"]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def test_nothing_of_that_name_is_coded(tmp_path: Path) -> None:

@@ -7,34 +7,28 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_door import answered, passed, revised, route_to, status
+from small_door import KEY, LIMITS, LOCKED, OPEN, answered, passed, revised, route_to, status
 
 from cog_triton.door.access import Access
 from cog_triton.door.cog_gate import CogGate, unknown_inputs
 from cog_triton.door.gate import MetricsGate, OpenAIGate
 from cog_triton.door.large_bodies import LargeBodies
-from cog_triton.door.request_parser import Limits
 from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.errors import InvalidArgument
 
+
+def cog(access: Access = OPEN, health: dict[str, Any] | None = None) -> CogGate:
+    route = route_to(**(health or {"status": "READY"}))
+    return CogGate(route, access, LIMITS, BODIES, WebhookRelay(WebhookRules()))
+
+
 BODIES = LargeBodies()
-LIMITS = Limits(body_bytes=1 << 20)
-OPEN = Access(None, loopback=False)
-LOCKED = Access("key", loopback=False)
-KEY = [(b"authorization", b"Bearer key")]
-PRIVATE_MODELS = ("engine_steps", "lora_loader")
-TRITON = "/v2/models/tensorrt_llm"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def closed_at_the_end() -> Iterator[None]:
     yield
     BODIES.close()
-
-
-def cog(access: Access = OPEN, health: dict[str, Any] | None = None) -> CogGate:
-    route = route_to(**(health or {"status": "READY"}))
-    return CogGate(route, access, LIMITS, BODIES, WebhookRelay(WebhookRules()))
 
 
 def openai(access: Access = OPEN, *, metrics_public: bool = False) -> OpenAIGate:

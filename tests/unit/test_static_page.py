@@ -8,7 +8,7 @@ import hashlib
 import re
 
 import pytest
-from small_door import route_to
+from small_door import LOCKED, OPEN, route_to
 
 from cog_triton.door.access import Access
 from cog_triton.door.cog_gate import CogGate
@@ -18,9 +18,7 @@ from cog_triton.door.message import Answer, Forward, Refused, Request
 from cog_triton.door.request_parser import Limits
 from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 
-OPEN = Access(None, loopback=False)
 LOCAL = Access(None, loopback=True)
-LOCKED = Access("key", loopback=False)
 TEXT = PAGE.body.decode()
 
 

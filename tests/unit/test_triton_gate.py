@@ -8,11 +8,23 @@ import zlib
 from collections.abc import Iterator
 
 import pytest
-from small_door import OneModel, answered, passed, revised, route_to, status
+from small_door import (
+    KEY,
+    LIMITS,
+    LOCKED,
+    OPEN,
+    PRIVATE_MODELS,
+    TRITON,
+    OneModel,
+    answered,
+    passed,
+    revised,
+    route_to,
+    status,
+)
 
 from cog_triton.door.access import Access
 from cog_triton.door.large_bodies import LargeBodies
-from cog_triton.door.request_parser import Limits
 from cog_triton.door.triton_gate import (
     TritonGate,
     coded_failure,
@@ -20,23 +32,18 @@ from cog_triton.door.triton_gate import (
     without_shm_keys,
 )
 
+
+def triton(access: Access = OPEN) -> TritonGate:
+    return TritonGate(route_to(8000), access, LIMITS, BODIES, OneModel())
+
+
 BODIES = LargeBodies()
-LIMITS = Limits(body_bytes=1 << 20)
-OPEN = Access(None, loopback=False)
-LOCKED = Access("key", loopback=False)
-KEY = [(b"authorization", b"Bearer key")]
-PRIVATE_MODELS = ("engine_steps", "lora_loader")
-TRITON = "/v2/models/tensorrt_llm"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def closed_at_the_end() -> Iterator[None]:
     yield
     BODIES.close()
-
-
-def triton(access: Access = OPEN) -> TritonGate:
-    return TritonGate(route_to(8000), access, LIMITS, BODIES, OneModel())
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from cog_triton.engines.vllm.host_messages import (
     TextRequest,
 )
 from cog_triton.engines.vllm.image_decoding import check_images, decode_images, image_error
-from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
+from cog_triton.engines.vllm.model_directory import VLLMModel, read_ahead_files, read_model
 from cog_triton.engines.vllm.nodes import (
     LEADER,
     Hello,
@@ -53,6 +53,7 @@ from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_versi
 from cog_triton.errors import CogTritonError, InvalidArgument, PromptTooLong, VLLMUnknownError
 from cog_triton.keeper.keeper_messages import PARKABLE, FallAsleep, SleepChanged, WakeUp
 from cog_triton.pictures.image_limits import ImagePart
+from cog_triton.system import page_cache
 
 # Values kept of one histogram between two fetches.
 _MAX_VALUES = 100_000
@@ -170,9 +171,10 @@ class VLLMHost(AsyncEngine):
         untested = parameters.get(ALLOW_UNTESTED, "").lower() == "true"
         registry = AdapterRegistry(Path(parameters[REGISTRY])) if REGISTRY in parameters else None
         links = None
-        if model.nodes > 1:
-            model, links = _joined_by_all(model, parameters.get(LEADER))
-        return cls(model, allow_untested=untested, registry=registry, links=links, core=core)
+        with page_cache.reading_ahead(read_ahead_files(model.arguments)):
+            if model.nodes > 1:
+                model, links = _joined_by_all(model, parameters.get(LEADER))
+            return cls(model, allow_untested=untested, registry=registry, links=links, core=core)
 
     async def _open(self, core: CoreProcess | None) -> Any:
         """Load the engine inside the event loop, which AsyncLLM needs to watch EngineCore."""

@@ -200,10 +200,20 @@ def read_model(directory: Path, version: str | None = None) -> VLLMModel:
     )
 
 
+def weight_files(model: Path) -> list[Path]:
+    """The files with weights of one kind, in order; none where they are not in this directory."""
+    return next(filter(None, (sorted(model.glob(kind)) for kind in _WEIGHTS)), [])
+
+
 def weight_bytes(model: Path) -> int:
-    """Size of the files with weights of one kind; 0 where they are not in this directory."""
-    sizes = (sum(path.stat().st_size for path in model.glob(kind)) for kind in _WEIGHTS)
-    return next(filter(None, sizes), 0)
+    """Size of the files with weights; 0 where they are not in this directory."""
+    return sum(path.stat().st_size for path in weight_files(model))
+
+
+def read_ahead_files(arguments: Mapping[str, Any]) -> list[Path]:
+    """What vLLM will read through the page cache; other loaders than its own go past it."""
+    ours = arguments.get("load_format") in (None, "auto", "hf", "safetensors", "mistral", "pt")
+    return weight_files(Path(arguments["model"])) if ours else []
 
 
 def _check_weights(model: Path, arguments: Mapping[str, Any]) -> None:

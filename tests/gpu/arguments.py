@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PHASES = ("machine", "checks", "bench", "bench-python", "1b", "small", "prune")
 ONLY_BY_NAME = (
     *("many", "kill", "pair", "replicas", "abilities", "peer"),
-    *("park", "park-tp", "park-serve", "nodes"),
+    *("park", "park-tp", "park-serve", "nodes", "resume"),
 )
 PARTS = (
     *("spare", "no-spare", "asleep", "snapshot", "alone"),
@@ -55,6 +55,8 @@ park-tp    on two GPUs, tensor parallel: the same by set-ups of NCCL, with spare
 park-serve on one GPU: a server of two models that take turns (--swap)
 nodes      on two GPUs: one engine on two nodes, in network namespaces, by the commands of the
            LeaderWorkerSet, beside one node; kill -9 of the other node under 64 streams
+resume     on one GPU: kill -9 of EngineCore under 64 streams of each of eight classes, at times
+           spread over their length: whole, the same, and where they part, a near tie
 
 DIRECTORY (.work/gpu) is what scripts/setup-gpu set up, now if it was not. Checks and medians are in
 DIRECTORY/results.json after each step, single measurements in samples.json, and tables in

@@ -28,6 +28,7 @@ import parking
 import profiles
 import prompts
 import pruned
+import resumed
 import table
 import vision_model
 from abilities import Abilities, Images
@@ -83,8 +84,8 @@ _ADAPTED = {
 _TOOLS_TEMPLATE = REPOSITORY / "configs" / "chat_templates" / "chatml-tools.jinja"
 _ROLE = "vLLM EngineCore"
 _BUDGET_S = 540
-_BUDGETS = {**many.BUDGETS, **parking.BUDGETS, **nodes.BUDGETS}
-_LEAST = {**many.LEAST, **parking.LEAST, **nodes.LEAST}
+_BUDGETS = {**many.BUDGETS, **parking.BUDGETS, **nodes.BUDGETS, **resumed.BUDGETS}
+_LEAST = {**many.LEAST, **parking.LEAST, **nodes.LEAST, **resumed.LEAST}
 
 
 class Driver:
@@ -163,6 +164,7 @@ class Driver:
             "abilities": self.abilities,
             **self._many.phases(),
             **self._parking.phases(),
+            **resumed.Resumed(self).phases(),
             **nodes.TwoNodes(self).phases(),
         }
 

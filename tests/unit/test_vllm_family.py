@@ -386,6 +386,13 @@ def test_a_version_that_was_never_run_is_refused_unless_allowed(
     assert f"COG_TRITON_VLLM_UNTESTED is set, so vLLM {version} is served" in caplog.text
 
 
+def test_deterministic_is_an_option_of_the_engine(tmp_path: Path) -> None:
+    configs = render(tmp_path, {"tensorrt_llm": {"deterministic": "true"}})
+    assert configs["tensorrt_llm"].parameters["deterministic"].string_value == "true"
+    with pytest.raises(InvalidPredictorConfig, match=r"deterministic='yes': must be true or false"):
+        render(tmp_path, {"tensorrt_llm": {"deterministic": "yes"}})
+
+
 def test_the_version_of_our_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"version of {name}")
     assert vllm_version.installed_version() == "version of vllm"

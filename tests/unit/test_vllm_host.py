@@ -217,6 +217,14 @@ def test_vllms_own_queue_limits_are_overload(
             assert words in error.detail
 
 
+@pytest.mark.parametrize("asked", ["true", "false"])
+@pytest.mark.usefixtures("vllm_environment")
+def test_batch_invariance_is_set_where_it_is_asked_for(tmp_path: Path, asked: str) -> None:
+    with running(tmp_path, {"deterministic": asked}) as host:
+        host.calls("open")
+        assert bool(calls(host.journal, "batch_invariant")) is (asked == "true")
+
+
 @pytest.mark.usefixtures("vllm_environment")
 def test_a_version_that_was_never_run_needs_to_be_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

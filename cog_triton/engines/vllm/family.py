@@ -38,6 +38,8 @@ from cog_triton.text.sampling import ABILITIES
 _log = logging.getLogger(__name__)
 
 TEXT_MODEL = "vllm_model"
+DETERMINISTIC = "deterministic"
+"""Option that has vLLM compute a request alike whatever runs beside it (VLLM_BATCH_INVARIANT)."""
 _MAX_LOGPROBS = 20
 _SPREADS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 # vllm/config/lora.py of 0.26 and 0.33.
@@ -48,6 +50,7 @@ _ENGINE_OPTIONS = {
     "engine_python": "",
     "cancellation_check_period_ms": "100",
     ALLOW_UNTESTED: "false",
+    DETERMINISTIC: "false",
     LEADER: "",
     compiler_caches.DIRECTORY: "",
     compiler_caches.MOST_BYTES: "0",
@@ -151,6 +154,9 @@ class VLLMFamily(EngineFamily):
                 )
         options = {**_ENGINE_OPTIONS, **{name: str(value) for name, value in arguments.items()}}
         _check_period("tensorrt_llm", options)
+        if options[DETERMINISTIC].lower() not in ("true", "false"):
+            given = f"tensorrt_llm.args.{DETERMINISTIC}={options[DETERMINISTIC]!r}"
+            raise InvalidPredictorConfig(f"{given}: must be true or false")
         self._check_version(options)
         if self.nodes > 1:  # which cannot be parked
             nodes_of(self.model.arguments, options[LEADER])

@@ -59,6 +59,8 @@ class AsyncLLM:
         self._run_output_handler()
         arguments = vllm_config.engine_args
         given = {f.name: getattr(arguments, f.name) for f in fields(arguments)}
+        if envs.VLLM_BATCH_INVARIANT:
+            self._write("batch_invariant")
         self._write("open", {k: v for k, v in given.items() if v is not None})
 
     @classmethod

@@ -1,0 +1,93 @@
+"""tests/gpu/resumed.py: which first differences are near ties, and what a stream has told."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def resumed() -> Iterator[Any]:
+    """The module, which is a script beside others and in no package."""
+    before = set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        for place in ("benchmarks/gpu", "tests/gpu"):
+            patch.syspath_prepend(str(HERE / place))
+        yield importlib.import_module("resumed")
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(HERE / "tests/gpu")):
+            del sys.modules[name]
+
+
+def told(module: Any, tokens: str, likeliest: dict[str, float] | None = None, **more: Any) -> Any:
+    """A stream of one letter a token, all with the same likeliest ones."""
+    tops = [likeliest or {"a": -0.5, "b": -0.55}] * len(tokens)
+    return module.Told(list(tokens), tops, tokens, more.pop("end", "length"), **more)
+
+
+def test_only_a_near_tie_is_no_fault(resumed: Any) -> None:
+    greedy = {"temperature": 0}
+    one = told(resumed, "aab")
+    assert resumed.fault(greedy, one, told(resumed, "aab")) == ""
+    assert resumed.fault(greedy, one, told(resumed, "abb")) == ""
+    apart = {"a": -0.2, "b": -1.8}
+    found = resumed.fault(greedy, told(resumed, "aa", apart), told(resumed, "ab", apart))
+    assert found == "at 1: the two best are 1.600 apart"
+    moved = resumed.fault(greedy, one, told(resumed, "abb", {"a": -0.9, "b": -0.5}))
+    assert moved == "at 1: log probabilities differ by 0.400"
+    drawn = {"temperature": 0.8, "seed": 1}
+    assert resumed.fault(drawn, told(resumed, "aa", apart), told(resumed, "ab", apart)) == ""
+
+
+def test_penalties_count_in_a_tie(resumed: Any) -> None:
+    likeliest = {"a": -0.2, "b": -0.65}
+    pair = told(resumed, "ab", likeliest), told(resumed, "aa", likeliest)
+    asked = {"temperature": 0, "presence_penalty": 0.4}
+    assert resumed.fault(asked, *pair) == ""  # -0.6 and -0.65
+    assert "0.450 apart" in resumed.fault({"temperature": 0}, *pair)
+
+
+def test_shares_are_told_by_the_length_at_the_cut(resumed: Any) -> None:
+    one = [told(resumed, "a" * 50) for _ in range(3)]
+    found = [
+        told(resumed, "a" * 50, cut=5),
+        told(resumed, "a" * 49 + "b", cut=40),
+        told(resumed, "a" * 50, cut=50),  # it had ended
+    ]
+    rows = resumed.shares(one, found)
+    assert rows == {"cut from 1 on": "1 of 1", "cut from 33 on": "0 of 1"}
+
+
+def test_a_stream_is_read(resumed: Any) -> None:
+    def event(text: str, finish: str | None = None) -> bytes:
+        log_probs = {"tokens": [text], "top_logprobs": [{text: -0.1}]}
+        choice = {"text": text, "logprobs": log_probs, "finish_reason": finish}
+        return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n"
+
+    head = b"HTTP/1.1 200 OK\r\n\r\n"
+    stream = resumed.Stream(bytearray(head + event("x")))
+    stream.before = len(stream.answer)
+    assert not resumed.Told.of(stream).whole
+    stream.answer += event("y", "stop")
+    found = resumed.Told.of(stream)
+    assert (found.tokens, found.text, found.end, found.cut) == (["x", "y"], "xy", "stop", 1)
+    assert found.likeliest == [{"x": -0.1}, {"y": -0.1}]
+    stream.answer += b'data: {"error": {"code": "E2105", "message": "no"}}\n'
+    assert resumed.Told.of(stream).end == "E2105"
+    assert resumed.is_json('{"a": 1}')
+    assert not resumed.is_json('{"a": ')
+
+
+def test_eight_classes_are_asked(resumed: Any) -> None:
+    assert len(resumed.CLASSES) == 8
+    body = resumed.Asked("JSON schema", 1).body(resumed.Prompt("a", []), 9)
+    assert body["response_format"]["type"] == "json_schema"
+    assert (body["max_tokens"], body["logprobs"], body["ignore_eos"]) == (9, 20, False)

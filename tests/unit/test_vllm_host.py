@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_engines import EOS, MAX_MODEL_LEN, VERSIONS, calls, vllm_engine
+from vllm_engines import EOS, MAX_MODEL_LEN, VERSIONS, calls, hugging_face, vllm_engine
 from vllm_hosts import (
     ABC,
     HANDLES,
@@ -61,6 +61,28 @@ def each_version(
     """A host of each version, for what they do differently."""
     with over_double(tmp_path_factory.mktemp("versions"), version=request.param) as started:
         yield started
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("given", "opened"),
+    [
+        ({}, {"model": "."}),
+        ({"model": "weights", "tokenizer": "words"}, {"model": "weights", "tokenizer": "words"}),
+        ({"model": "../elsewhere"}, {"model": "{root}/elsewhere"}),
+    ],
+)
+def test_what_lies_in_the_engine_directory_has_a_path_without_it(
+    tmp_path: Path, version: str, given: dict[str, str], opened: dict[str, str]
+) -> None:
+    """vLLM's hash of compiled code has the text of the model's path in it."""
+    for name in ("engine/weights", "engine/words", "elsewhere"):
+        hugging_face(tmp_path / name)
+    with over_double(tmp_path, version=version, **given) as started:
+        (call,) = started.calls("open")
+        assert token_ids(ask(started.engine, tokens(ABC))) == list(b"abcab")
+    expected = {name: text.format(root=tmp_path) for name, text in opened.items()}
+    assert {name: call[name] for name in ("model", "tokenizer") if name in call} == expected
 
 
 def test_tokens_stream_as_they_are_generated(host: Running) -> None:

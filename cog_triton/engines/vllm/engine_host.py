@@ -39,7 +39,7 @@ from cog_triton.engines.vllm.host_messages import (
     TextRequest,
 )
 from cog_triton.engines.vllm.image_decoding import check_images, decode_images, image_error
-from cog_triton.engines.vllm.model_directory import VLLMModel, read_ahead_files, read_model
+from cog_triton.engines.vllm.model_directory import VLLMModel, enter_model, read_ahead_files
 from cog_triton.engines.vllm.nodes import (
     LEADER,
     Hello,
@@ -164,7 +164,7 @@ class VLLMHost(AsyncEngine):
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
         """Load the engine that a rendered model's parameters describe."""
         version = installed_version()
-        model = read_model(Path(parameters["engine_dir"]), version)
+        model = enter_model(Path(parameters["engine_dir"]), version)
         if parameters.get(PARKABLE) == "true":
             model = replace(model, arguments=parkable(model.arguments))
         if parameters.get(DETERMINISTIC, "").lower() == "true":  # vLLM reads it when it is imported

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,25 @@ def read_model(directory: Path, version: str | None = None) -> VLLMModel:
         _whole_number(config, "hidden_size", "n_embd"),
         _whole_number(config, "num_hidden_layers", "n_layer"),
     )
+
+
+def enter_model(directory: Path, version: str | None = None) -> VLLMModel:
+    """Read the model of `directory` as `read_model`, and make that the working directory.
+
+    A model, a tokenizer or any path of vLLM's arguments that lies below it is relative then: the
+    text of a model's path is a part of vLLM's hash of what it compiles, and an engine has another
+    absolute path on every machine.
+    """
+    directory = directory.resolve()
+    model = read_model(directory, version)
+    os.chdir(directory)
+    paths = {name: Path(model.arguments.get(name) or "/") for name in ("model", "tokenizer")}
+    inside = {
+        name: str(path.relative_to(directory))
+        for name, path in paths.items()
+        if path.is_relative_to(directory)
+    }
+    return replace(model, arguments={**model.arguments, **inside})
 
 
 def weight_files(model: Path) -> list[Path]:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from cog_triton.engines.vllm import compiler_caches, engine_api
-from cog_triton.engines.vllm.model_directory import read_model
+from cog_triton.engines.vllm.model_directory import enter_model
 from cog_triton.engines.vllm.nodes import network_variables, node_arguments, nodes_of
 from cog_triton.engines.vllm.vllm_version import installed_version
 from cog_triton.errors import CogTritonError
@@ -26,7 +26,7 @@ def main() -> int:
     for name, value in network_variables(given["address"]).items():
         os.environ.setdefault(name, value)
     try:
-        model = read_model(Path(given["engine_dir"]), version := installed_version())
+        model = enter_model(Path(given["engine_dir"]), version := installed_version())
         compiler_caches.begin(given["parameters"], model.arguments, version)
         nodes = nodes_of(model.arguments, given["leader"])
         arguments = node_arguments(model.arguments, nodes, given["rank"], given["leader"])

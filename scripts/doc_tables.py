@@ -18,6 +18,7 @@ from cog_triton.artifact.cuda_support import FLOORS
 from cog_triton.builder import checks, legacy_options, migration
 from cog_triton.builder.adapter_config import AdapterSource
 from cog_triton.builder.config import BuildConfig, StepConfig
+from cog_triton.builder.sealed_config import CanaryConfig, SealedConfig
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters, choices_of, notation
 from cog_triton.engines.tensorrt_llm.releases import OLDEST, format_release
 from cog_triton.engines.tensorrt_llm.runtime_settings import RuntimeSettings
@@ -139,7 +140,11 @@ def build_keys() -> str:
         "Of `runtime`, with the values that [the serve config](serve-config.md) has for them:\n\n"
         f"{_keys(RuntimeSettings)}\n"
         "Of each of `lora_adapters`:\n\n"
-        f"{_keys(AdapterSource)}"
+        f"{_keys(AdapterSource)}\n"
+        "Of a config with `engine: vllm`:\n\n"
+        f"{_keys(SealedConfig)}\n"
+        "Of its `canary`:\n\n"
+        f"{_keys(CanaryConfig)}"
     )
 
 

@@ -1,8 +1,9 @@
 """Engine manifest, ``cog-triton.json``: contents and target machine, verified before loading.
 
 See docs/build.md, "engine.tar": engine family, model, versions, limits, and size and SHA-256 of
-every other file. Schema 2 also has how the engine is to be served; it is written only where there
-is something to say about that, so that older versions read all other engines.
+every other file. Schema 2 also has how the engine is to be served, schema 3 what a sealed engine
+has; each is written only where there is something to say about that, so that older versions read
+all other engines.
 """
 
 from __future__ import annotations
@@ -24,13 +25,21 @@ from pydantic import (
 )
 
 from cog_triton.artifact.engine_config import TENSORRT_LLM
+from cog_triton.artifact.seal import Seal, SealName, Variable
 from cog_triton.errors import EngineCorrupt, EngineIncompatible
 from cog_triton.system.printable import first_problem, printable, shortened
 
 MANIFEST_NAME = "cog-triton.json"
 MAX_TEXT = 16 << 20
 """Most bytes of a manifest, or of an engine's config.json."""
-_SCHEMA_2 = ("runtime", "lora_adapters")
+SEALED_ENGINE = "vllm"
+"""The family whose engines may be sealed."""
+# Keys that schema 1 does not have: since which one, and for which families.
+_LATER = {
+    "runtime": (2, (TENSORRT_LLM,)),
+    "lora_adapters": (2, (TENSORRT_LLM, SEALED_ENGINE)),
+    **dict.fromkeys(("seals", "variables", "weights", "seal_required"), (3, (SEALED_ENGINE,))),
+}
 AdapterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 """Name of a packed adapter, which is also that of its directory."""
 
@@ -59,16 +68,32 @@ class AdapterEntry(BaseModel):
     base_model: str | None = None
 
 
-class Manifest(BaseModel):
-    """Manifest; on CPU `sm` is empty and `gpu_name` None; lengths are in tokens.
+class WeightsReference(BaseModel):
+    """Weights that are fetched when the engine is served: where they are, and each file of them.
 
-    `runtime` are settings of the engine's family by name, defaults of a server. Schema 1 has
-    neither them nor `lora_adapters`.
+    `source`, `revision` and `tar_url` are as a build config has them, without secrets.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    schema_: Literal[1, 2] = Field(default=1, alias="schema")
+    source: str
+    revision: str | None = None
+    tar_url: str | None = None
+    files: dict[str, FileEntry] = Field(min_length=1)
+
+
+class Manifest(BaseModel):
+    """Manifest; on CPU `sm` is empty and `gpu_name` None; lengths are in tokens.
+
+    `runtime` are settings of the engine's family by name, defaults of a server. Schema 1 has
+    neither them nor `lora_adapters`. Schema 3 is of sealed engines: their `seals` by name, the
+    environment `variables` that they are started with, their `weights` if these are not packed, and
+    whether an engine that no seal fits is refused.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    schema_: Literal[1, 2, 3] = Field(default=1, alias="schema")
     engine: str
     model_id: str
     revision: str | None = None
@@ -82,20 +107,24 @@ class Manifest(BaseModel):
     max_batch_size: int = Field(ge=1)
     runtime: dict[str, JsonValue] = {}
     lora_adapters: dict[AdapterName, AdapterEntry] = {}
+    seals: dict[SealName, Seal] = {}
+    variables: dict[Variable, str] = {}
+    weights: WeightsReference | None = None
+    seal_required: bool = False
     files: dict[str, FileEntry]
 
     @model_validator(mode="after")
     def _schema_has_the_keys(self) -> Self:
-        later = [key for key in _SCHEMA_2 if getattr(self, key)]
-        if later and self.schema_ == 1:
-            raise ValueError(f"{later[0]} needs schema 2")
-        if later and self.engine != TENSORRT_LLM:
-            raise ValueError(f"{later[0]} is for engines of {TENSORRT_LLM}")
+        for key, (schema, engines) in _LATER.items():
+            if getattr(self, key) and self.schema_ < schema:
+                raise ValueError(f"{key} needs schema {schema}")
+            if getattr(self, key) and self.engine not in engines:
+                raise ValueError(f"{key} is for engines of {' and '.join(engines)}")
         return self
 
     def to_json(self) -> str:
         """Text of cog-triton.json; equal for equal manifests."""
-        left_out = {key for key in _SCHEMA_2 if not getattr(self, key)}
+        left_out = {key for key in _LATER if not getattr(self, key)}
         return self.model_dump_json(by_alias=True, indent=2, exclude=left_out) + "\n"
 
 
@@ -141,7 +170,7 @@ def parse(text: bytes, origin: str) -> Manifest:
             ) from error
         problem = first_problem(error)
         if first["loc"] == ("schema",):
-            rule = "must be 1 or 2; a later version of cog-triton wrote it, and reads it"
+            rule = "must be 1, 2 or 3; a later version of cog-triton wrote it, and reads it"
             problem = f"schema: {shortened(first['input'])}: {rule}"
         raise EngineCorrupt(f"{origin}: {problem}") from error
 

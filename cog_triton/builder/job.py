@@ -22,9 +22,9 @@ from typing import IO
 from pydantic import BaseModel, ConfigDict, SecretStr
 
 from cog_triton.builder import config_source, upload
-from cog_triton.builder.config import parse_config, token
-from cog_triton.builder.run import run_build, stages
-from cog_triton.builder.upgrade import planned
+from cog_triton.builder.config import token
+from cog_triton.builder.run import planned_any, run_build, stages
+from cog_triton.builder.sealed_config import parse_any
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import (
     BuildCancelled,
@@ -62,7 +62,7 @@ class Job(BaseModel):
     def run(self, echo: Callable[[str], None]) -> None:
         """Run the job; `echo` gets every line of progress. Raises the coded error that ended it."""
         text, name = config_source.fetch(self.config)
-        config = parse_config(text, name)
+        config = parse_any(text, name)
         if self.hf_token is not None:
             try:
                 word = token(SecretStr(self.hf_token))
@@ -73,7 +73,7 @@ class Job(BaseModel):
         for line in config.to_yaml().splitlines():
             echo(f"[config]   {line}")
         workspace = Workspace(self.workspace)
-        plan = planned(config, workspace.of(config.fingerprint), echo)
+        plan = planned_any(config, workspace.of(config.fingerprint), echo)
         with BuildProgress(echo, len(stages(plan))) as progress:
             run_build(
                 plan,

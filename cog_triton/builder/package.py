@@ -179,7 +179,7 @@ def write(
         )
 
     total = sum(map(engine_tar.size_of, members.values()))
-    engine_tar.pack(members, output, describe, _Progress(total, echo))
+    engine_tar.pack(members, output, describe, TarProgress(total, echo))
 
 
 def canary_of(family: str, engine_dir: Path, echo: Echo) -> Canary | None:
@@ -217,7 +217,7 @@ def _tokenizer(config: EngineConfig, model_dir: Path) -> dict[str, Path]:
     return {name: model_dir / name for name in names if (model_dir / name).is_file()}
 
 
-class _Progress:
+class TarProgress:
     """Progress lines of a tar that takes long, one every few seconds."""
 
     def __init__(self, total: int, echo: Echo) -> None:

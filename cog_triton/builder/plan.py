@@ -284,20 +284,7 @@ def make_plan(config: BuildConfig, work_dir: Path, families: Families) -> Plan:
                 timeout=step.timeout if step.timeout is not None else config.timeout,
             )
         )
-    return Plan(config, work_dir, _request(config), model, tuple(steps), family)
-
-
-def _request(config: BuildConfig) -> ModelRequest:
-    token = config.hf_token
-    return ModelRequest(
-        model_id=config.model_id,
-        revision=config.revision,
-        files=None if config.files is None else tuple(config.files),
-        weight_format=config.weight_format,
-        model_tar_url=config.model_tar_url,
-        model_tar_sha256=config.model_tar_sha256,
-        token=None if token is None else token.get_secret_value(),
-    )
+    return Plan(config, work_dir, config.request, model, tuple(steps), family)
 
 
 def _paths_resolved(step: StepConfig, model_id: str) -> dict[str, ArgumentValue]:

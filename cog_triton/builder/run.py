@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from cog_triton.artifact.safetensors_file import read_header
 from cog_triton.builder import package, packed_adapters, step_cache
@@ -15,7 +16,10 @@ from cog_triton.builder.arguments import MODEL, ArgumentValue
 from cog_triton.builder.checks import check_arguments, check_combinations
 from cog_triton.builder.packed_adapters import PackedAdapter
 from cog_triton.builder.plan import Plan, Step
+from cog_triton.builder.sealed_build import STAGES, SealedBuild, SealedPlan
+from cog_triton.builder.sealed_config import AnyConfig, SealedConfig
 from cog_triton.builder.step import run_step
+from cog_triton.builder.upgrade import planned
 from cog_triton.builder.workspace import Echo, Workspace
 from cog_triton.download import model_source
 from cog_triton.download.model_source import json_object
@@ -28,6 +32,9 @@ _INDEX = "model.safetensors.index.json"
 _READS_LM_HEAD = ("llama",)
 # gpt's scripts take the variant from the directory's name, and fail without it.
 _VARIANTS = {"gpt2": "gpt2", "gpt_bigcode": "starcoder", "starcoder2": "starcoder2"}
+
+
+AnyPlan = Plan | SealedPlan
 
 
 @dataclass
@@ -138,8 +145,19 @@ class Build:
             )
 
 
-def stages(plan: Plan) -> list[tuple[str, Callable[[Build], None]]]:
+def planned_any(
+    config: AnyConfig, work_dir: Path, echo: Echo, added: Sequence[Path] = ()
+) -> AnyPlan:
+    """Plan of a config of any engine, see `SealedPlan` for `added`; raises as `planned`."""
+    if isinstance(config, SealedConfig):
+        return SealedPlan.of(config, work_dir, added)
+    return planned(config, work_dir, echo)
+
+
+def stages(plan: AnyPlan) -> Sequence[tuple[str, Callable[[Any], None]]]:
     """What a build does one after another, by the names that progress has for it."""
+    if isinstance(plan, SealedPlan):
+        return STAGES
     steps = [
         (step.name, partial(Build.step, number=number)) for number, step in enumerate(plan.steps)
     ]
@@ -147,7 +165,7 @@ def stages(plan: Plan) -> list[tuple[str, Callable[[Build], None]]]:
 
 
 def run_build(
-    plan: Plan,
+    plan: AnyPlan,
     workspace: Workspace,
     output: Path,
     *,
@@ -180,7 +198,8 @@ def run_build(
     """
     package.check(output, echo)
     with cancellable(), workspace.coded(), contextlib.ExitStack() as held:
-        build = Build(plan, workspace, output, echo, cache, alone, held)
+        how = (workspace, output, echo, cache, alone, held)
+        build = SealedBuild(plan, *how) if isinstance(plan, SealedPlan) else Build(plan, *how)
         for name, run in stages(plan):
             begin(name)
             run(build)

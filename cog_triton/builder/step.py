@@ -72,8 +72,22 @@ def run_step(
     if step.output_dir.exists():
         shutil.rmtree(step.output_dir)
     log_dir.mkdir(parents=True, exist_ok=True)
-    stream = OutputStream(step.name, log_dir / f"{step.name}.log", echo, [*secrets.values()])
     began, since_ns = time.monotonic(), _file_time(log_dir)
+    stream = run_process(step, log_dir, echo, secrets)
+    try:
+        written = _written(step, since_ns)
+    except BuildStepFailed as error:
+        raise BuildStepFailed(f"{error.detail}{_told(stream)}") from None
+    echo(f"[{step.name}] done in {duration(time.monotonic() - began)}")
+    return written
+
+
+def run_process(
+    step: Step, log_dir: Path, echo: Echo, secrets: Mapping[str, str] = MappingProxyType({})
+) -> OutputStream:
+    """Run the process of a step as `run_step`, whatever it writes; returns its last lines."""
+    log_dir.mkdir(parents=True, exist_ok=True)
+    stream = OutputStream(step.name, log_dir / f"{step.name}.log", echo, [*secrets.values()])
     status = _run_to_end(step, stream, secrets)
     if stream.failure is not None:
         raise stream.failure
@@ -88,12 +102,7 @@ def run_step(
         elif place := _full_disk(step):
             failed, full = DiskFull, f", and no space is left in {place}"
         raise failed(f"step {step.name} ended with exit code {status}{full}{_told(stream)}")
-    try:
-        written = _written(step, since_ns)
-    except BuildStepFailed as error:
-        raise BuildStepFailed(f"{error.detail}{_told(stream)}") from None
-    echo(f"[{step.name}] done in {duration(time.monotonic() - began)}")
-    return written
+    return stream
 
 
 def _run_to_end(step: Step, stream: OutputStream, secrets: Mapping[str, str]) -> int:

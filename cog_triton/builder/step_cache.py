@@ -57,10 +57,10 @@ def fingerprinted(plan: Plan, model: FetchedModel) -> Plan:
     """
     if plan.here == model:
         return plan
-    before = _digest([str(model.path), _listing(model.path)])
+    before = digest([str(model.path), listing(model.path)])
     steps: list[Step] = []
     for step in plan.steps:
-        before = _digest([step.script.name, _code(step), step.args, step.env, before])
+        before = digest([step.script.name, _code(step), step.args, step.env, before])
         steps.append(replace(step, fingerprint=before))
     return replace(plan, steps=tuple(steps), here=model)
 
@@ -70,9 +70,9 @@ def finished(step: Step) -> Path | None:
     if step.fingerprint is None:
         return None
     try:
-        record = json.loads(_path(step.cwd, step.name).read_text("utf-8"))
+        record = json.loads(record_path(step.cwd, step.name).read_text("utf-8"))
         written = step.cwd / str(record["written"])
-        if record["fingerprint"] == step.fingerprint and record["output"] == _listing(written):
+        if record["fingerprint"] == step.fingerprint and record["output"] == listing(written):
             return written
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -82,15 +82,15 @@ def finished(step: Step) -> Path | None:
 def remember(step: Step, written: Path) -> None:
     """Record that the step has finished, and which directory it wrote."""
     relative = str(written.relative_to(step.cwd))
-    _write(
-        _path(step.cwd, step.name),
-        {"fingerprint": step.fingerprint, "written": relative, "output": _listing(written)},
+    write_record(
+        record_path(step.cwd, step.name),
+        {"fingerprint": step.fingerprint, "written": relative, "output": listing(written)},
     )
 
 
 def forget(step: Step) -> None:
     """Remove the record of a step that is about to run: its output is unfinished from here on."""
-    _path(step.cwd, step.name).unlink(missing_ok=True)
+    record_path(step.cwd, step.name).unlink(missing_ok=True)
 
 
 def elsewhere(step: Step, others: Iterable[Path]) -> Step | None:
@@ -127,13 +127,13 @@ def adopt(step: Step, others: Iterable[Path]) -> Path | None:
 @contextlib.contextmanager
 def packing(plan: Plan, output: Path, adapters: Sequence[PackedAdapter] = ()) -> Iterator[bool]:
     """Whether `output` is what the last build of `plan` packed, untouched; recorded at the end."""
-    path = _path(plan.work_dir, _PACKAGE)
+    path = record_path(plan.work_dir, _PACKAGE)
     try:
         known = bool(json.loads(path.read_text("utf-8")) == _packed(plan, output, adapters))
     except (OSError, ValueError):
         known = False
     yield known
-    _write(path, _packed(plan, output, adapters))
+    write_record(path, _packed(plan, output, adapters))
 
 
 def _packed(plan: Plan, output: Path, adapters: Sequence[PackedAdapter]) -> dict[str, Any]:
@@ -146,17 +146,18 @@ def _packed(plan: Plan, output: Path, adapters: Sequence[PackedAdapter]) -> dict
         "versions": versions(),
         "canary": [PROMPT, TOKENS],
         "adapters": [
-            [each.name, each.entry.model_dump(), _listing(each.adapter.directory)]
+            [each.name, each.entry.model_dump(), listing(each.adapter.directory)]
             for each in adapters
         ],
     }
 
 
-def _path(work_dir: Path, name: str) -> Path:
+def record_path(work_dir: Path, name: str) -> Path:
+    """Where the record of a stage is."""
     return work_dir / _RECORDS / f"{name}.json"
 
 
-def _write(path: Path, value: dict[str, Any]) -> None:
+def write_record(path: Path, value: dict[str, Any]) -> None:
     """Write atomically, so that what a kill leaves is never taken for a record."""
     path.parent.mkdir(exist_ok=True)
     fresh = path.with_suffix(".new")
@@ -168,17 +169,17 @@ def _code(step: Step) -> list[Any]:
     """Code that the step runs: that of its family, or its command, and its Python."""
     path = step.script.path
     if path.suffix != ".py":
-        return [*_stat(path), *_python_of(step)]
+        return [*_stat(path), *python_of(step.script.python)]
     family = sorted(path.parent.glob("*.py"))
     code = [[f.name, hashlib.sha256(f.read_bytes()).hexdigest()] for f in family]
-    return [code, *_python_of(step)]
+    return [code, *python_of(step.script.python)]
 
 
-def _python_of(step: Step) -> list[Any]:
-    """The Python of the step, and what is installed in it."""
-    if step.script.python == sys.executable:
+def python_of(name: str) -> list[Any]:
+    """A Python that is run, and what is installed in it."""
+    if name == sys.executable:
         return [versions()]
-    python = Path(step.script.python)
+    python = Path(name)
     packages = sorted(python.parent.parent.glob("lib/python3.*/site-packages"))
     return [str(python), __version__, *map(_stat, packages)]
 
@@ -190,7 +191,8 @@ def _stat(path: Path) -> list[Any]:
     return [str(path)]
 
 
-def _listing(root: Path) -> list[list[Any]]:
+def listing(root: Path) -> list[list[Any]]:
+    """Name, size and time of each file below `root`, sorted."""
     paths = sorted(root.rglob("*")) if root.is_dir() else [root]
     files = [(path, path.stat()) for path in paths if path.is_file()]
     return [[str(path.relative_to(root)), s.st_size, s.st_mtime_ns] for path, s in files]
@@ -203,5 +205,6 @@ def _link_or_copy(file: str, to: str) -> None:
         shutil.copy2(file, to)
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """Fingerprint of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from cog_triton.system.terminal import cancellable, coded_errors, tagged
 
 if TYPE_CHECKING:
     from cog_triton.builder.plan import Plan
+    from cog_triton.builder.sealed_config import SealedConfig
     from cog_triton.builder.workspace import Echo, Workspace
 
 
@@ -53,6 +55,14 @@ def build(
             " downloaded models. Build nothing.",
         ),
     ] = False,
+    add_seal: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--add-seal",
+            help="With engine: vllm: an engine.tar of the same CONFIG, built on another GPU, whose"
+            " seals are packed, too. May be given again.",
+        ),
+    ] = None,
 ) -> None:
     """Build an engine: convert, quantize and build as CONFIG says, then pack engine.tar.
 
@@ -86,22 +96,28 @@ def build(
             ):
                 raise typer.Exit(2)
             return
-        elapsed = built(config, work_dir, output, echo, cache=not no_cache)
+        elapsed = built(config, work_dir, output, echo, cache=not no_cache, added=add_seal or [])
         echo(
             f"Built {output} ({output.stat().st_size / 1e6:.0f} MB) in {elapsed}."
             f" Serve it: cog-triton serve {shlex.quote(str(output))}"
         )
 
 
-def built(config: Path, work_dir: Path, output: Path, echo: Echo, *, cache: bool) -> str:
+def built(
+    config: Path, work_dir: Path, output: Path, echo: Echo, *, cache: bool, added: Sequence[Path]
+) -> str:
     """Build the config in the file `config`, see `run_build`; returns how long it took."""
     # A check, which is to be done within a second, has no need of these.
-    from cog_triton.builder.run import run_build, stages
+    from cog_triton.builder.run import planned_any, run_build, stages
+    from cog_triton.builder.sealed_config import SealedConfig, load_any
     from cog_triton.builder.workspace import Workspace
     from cog_triton.system.terminal_progress import BuildProgress
 
     workspace = Workspace(work_dir)
-    plan = _planned(config, workspace, echo)
+    wanted = load_any(config)
+    if added and not isinstance(wanted, SealedConfig):
+        raise typer.BadParameter("is for configs with engine: vllm", param_hint="--add-seal")
+    plan = planned_any(wanted, workspace.of(wanted.fingerprint), echo, added)
     with BuildProgress(echo, len(stages(plan))) as progress:
         run_build(plan, workspace, output, echo=progress.echo, cache=cache, begin=progress.begin)
     return progress.elapsed
@@ -128,10 +144,16 @@ def look(
         Whether all that was to be checked could be.
     """
     from cog_triton.builder.checks import check_arguments, check_combinations
+    from cog_triton.builder.sealed_config import SealedConfig, load_any
+    from cog_triton.builder.upgrade import planned
     from cog_triton.builder.workspace import Workspace
 
     workspace = Workspace(work_dir)
-    plan_of = _planned(config, workspace, echo)
+    wanted = load_any(config)
+    if isinstance(wanted, SealedConfig):
+        _look_at_sealed(wanted, workspace, output, echo)
+        return True
+    plan_of = planned(wanted, workspace.of(wanted.fingerprint), echo)
     with cancellable():
         checked = not check or check_arguments(
             plan_of.steps, echo, against_installed=against_installed
@@ -153,11 +175,11 @@ def look(
 
 def _clean(config: Path | None, work_dir: Path, echo: Echo) -> None:
     """Remove what builds left in `work_dir`, all or those of one config."""
-    from cog_triton.builder.config import load_config
+    from cog_triton.builder.sealed_config import load_any
     from cog_triton.builder.workspace import Workspace
 
     workspace = Workspace(work_dir)
-    freed = workspace.clean(None if config is None else load_config(config).fingerprint)
+    freed = workspace.clean(None if config is None else load_any(config).fingerprint)
     echo(f"[clean] {workspace.root}: removed {freed / 1e6:.0f} MB")
 
 
@@ -167,9 +189,17 @@ def _local_model(plan: Plan) -> Path | None:
     return path if path.is_dir() and plan.config.model_tar_url is None else None
 
 
-def _planned(path: Path, workspace: Workspace, echo: Echo) -> Plan:
-    from cog_triton.builder.config import load_config
-    from cog_triton.builder.upgrade import planned
+def _look_at_sealed(config: SealedConfig, workspace: Workspace, output: Path, echo: Echo) -> None:
+    """Say what a build of a sealed engine will do; its arguments were checked as it was read."""
+    from cog_triton.download import model_source
+    from cog_triton.system.gpus import gpu_names
 
-    config = load_config(path)
-    return planned(config, workspace.of(config.fingerprint), echo)
+    work_dir = workspace.of(config.fingerprint)
+    size = model_source.size(config.request, workspace.models)
+    model_source.locate(config.request, workspace.models)
+    here = ", ".join(sorted(set(gpu_names()))) or "NO GPU, and it needs one"
+    echo(f"model     {config.model_id} ({config.weights})")
+    echo(f"          {'of unknown size' if size is None else f'{size / 1e9:.1f} GB'} to download")
+    echo(f"compiles  for {here}, twice or three times, until a start compiles nothing")
+    echo(f"proves    in {work_dir}")
+    echo(f"engine    {output}")

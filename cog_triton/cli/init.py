@@ -228,6 +228,6 @@ def schema(
 
     Example: cog-triton schema build > build.schema.json
     """
-    from cog_triton.builder.config import json_schema
+    from cog_triton.builder.sealed_config import json_schema
 
     typer.echo(json_schema())

@@ -106,13 +106,17 @@ class AsyncEngine(ABC):
             self.loop.run_until_complete(self._serve(control, listener))
             ordered = True
         finally:
-            self.shutdown(ordered=ordered)
-            left = asyncio.all_tasks(self.loop)
-            for task in left:
-                task.cancel()
-            if left:
-                self.loop.run_until_complete(asyncio.wait(left))
-            self.loop.close()
+            self.close(ordered=ordered)
+
+    def close(self, *, ordered: bool) -> None:
+        """End the library's engine, see `shutdown`, and all tasks of the loop."""
+        self.shutdown(ordered=ordered)
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        if left:
+            self.loop.run_until_complete(asyncio.wait(left))
+        self.loop.close()
 
     async def _serve(self, control: Connection, listener: socket.socket) -> None:
         orders: asyncio.Queue[Any] = asyncio.Queue()

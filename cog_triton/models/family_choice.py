@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.metadata
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +13,11 @@ from cog_triton.errors import (
     EngineIncompatible,
     InvalidArgument,
     MissingExtra,
-    TritonStartFailed,
     nearest,
 )
 from cog_triton.models.model_name import ModelName
-from cog_triton.packages.vllm_environment import VLLMEnvironment
+from cog_triton.packages.vllm_environment import VLLMInstallation as VLLMInstallation
+from cog_triton.packages.vllm_environment import find_vllm as find_vllm
 from cog_triton.system.gpus import visible_gpus
 
 FAMILIES = ("openvino", "vllm", "tensorrt_llm")
@@ -35,14 +33,6 @@ _GONE = "_PREVIOUSLY_SUPPORTED_MODELS"
 
 
 @dataclass(frozen=True)
-class VLLMInstallation:
-    """A vLLM on this machine: its site-packages, and its Python if that is not ours."""
-
-    site: Path
-    python: Path | None
-
-
-@dataclass(frozen=True)
 class FamilyChoice:
     """The family that serves a model, why, and what it would take to have another."""
 
@@ -50,25 +40,6 @@ class FamilyChoice:
     why: str
     otherwise: str
     vllm: VLLMInstallation | None = None
-
-
-def find_vllm(work_dir: Path) -> VLLMInstallation | None:
-    """The vLLM of our own Python, else the environment that `cog-triton setup vllm` made."""
-    try:
-        importlib.metadata.version("vllm")
-        found = importlib.util.find_spec("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        found = None
-    if found is not None and found.origin:
-        return VLLMInstallation(Path(found.origin).parents[1], None)
-    try:
-        environment = VLLMEnvironment.of(work_dir)
-    except TritonStartFailed:  # an image has no lock, and sets up nothing
-        return None
-    if not environment.ready:
-        return None
-    site = next(environment.directory.glob("lib/python3.*/site-packages"))
-    return VLLMInstallation(site, environment.python)
 
 
 def choose(

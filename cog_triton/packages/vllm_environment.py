@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import shlex
 import shutil
 import subprocess
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from cog_triton.download import disk_space
 from cog_triton.download.transfer_progress import Echo, size_text
-from cog_triton.errors import ModelUnavailable
+from cog_triton.errors import ModelUnavailable, TritonStartFailed
 from cog_triton.packages import package_set
 from cog_triton.packages.package_set import UV, find_uv, provide, run_installer
 
@@ -116,3 +118,30 @@ class VLLMEnvironment:
             )
         if not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
             echo("[setup] no C compiler is here, which Triton's compiler needs on a GPU: gcc")
+
+
+@dataclass(frozen=True)
+class VLLMInstallation:
+    """A vLLM on this machine: its site-packages, and its Python if that is not ours."""
+
+    site: Path
+    python: Path | None
+
+
+def find_vllm(work_dir: Path) -> VLLMInstallation | None:
+    """The vLLM of our own Python, else the environment that `cog-triton setup vllm` made."""
+    try:
+        importlib.metadata.version("vllm")
+        found = importlib.util.find_spec("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        found = None
+    if found is not None and found.origin:
+        return VLLMInstallation(Path(found.origin).parents[1], None)
+    try:
+        environment = VLLMEnvironment.of(work_dir)
+    except TritonStartFailed:  # an image has no lock, and sets up nothing
+        return None
+    if not environment.ready:
+        return None
+    site = next(environment.directory.glob("lib/python3.*/site-packages"))
+    return VLLMInstallation(site, environment.python)

@@ -28,7 +28,7 @@ from cog_triton.errors import EngineCorrupt, EngineIncompatible, InvalidArgument
 from cog_triton.keeper.keeper_client import ONE, EngineReplicas, share_gpus
 from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.pictures.image_limits import ImageLimits
-from cog_triton.serving import memory_check
+from cog_triton.serving import memory_check, sealed_engine
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.settings import Settings
 from cog_triton.system.gpus import visible_gpus
@@ -112,13 +112,16 @@ async def open_configured(
         compatibility.require_image(settings.cog_triton_sm)
     require_usable(settings.work_dir)
     config = find_serve_config(settings.cog_triton_config)
-    family = open_engine(await _engine_directory(settings, weights or settings.cog_weights))
+    weights = weights or settings.cog_weights
+    directory = await _engine_directory(settings, weights)
+    family = open_engine(await asyncio.to_thread(sealed_engine.with_weights, settings, directory))
     if (family.world_size or family.gpus) and settings.cog_triton_sm != "cpu":
         compatibility.require_driver()
     more: dict[str, Any] = {}
     if isinstance(family, MockFamily):
         more = settings.mock_options
     if isinstance(family, VLLMFamily):
+        more |= sealed_engine.options(settings, family.directory, weights)
         if settings.cog_triton_vllm_untested:
             more[ALLOW_UNTESTED] = "true"
         if settings.lws_leader_address and family.nodes > 1:

@@ -79,6 +79,18 @@ class EngineSettings(SettingsGroup):
         description="Serve with a version of vLLM that this cog-triton was never run with (E1305"
         " otherwise), with a warning at every start (vllm.md).",
     )
+    seal: Literal["off", "preferred", "required"] = Field(
+        "preferred",
+        description="What follows if no seal of a vLLM engine fits this machine: `preferred`"
+        " compiles it, with a warning, `required` does not start (E1305); `off` reads none"
+        " (build.md).",
+    )
+    seal_sha256: OptionalText = Field(
+        None,
+        description="Digest of the one sealed engine whose compiled code may run: of its manifest,"
+        " as `cog-triton inspect` tells it, or in its registry. Unset: those alone that this user"
+        " built on this host (security.md).",
+    )
     compiler_cache_bytes: int = Field(
         4 << 30,
         ge=0,

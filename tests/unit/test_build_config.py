@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cog_triton.builder import config as build_config
+from cog_triton.builder import sealed_config
 from cog_triton.builder.arguments import MODEL, command_line, resolved
 from cog_triton.builder.config import BuildConfig, load_config, parse_config
 from cog_triton.builder.config_errors import PATTERNS
@@ -237,7 +237,7 @@ def test_rules_of_each_key(changes: dict[str, object], says: str) -> None:
 
 
 def test_every_pattern_is_told_in_words() -> None:
-    found = re.findall(r'"pattern": (".*")', build_config.json_schema())
+    found = re.findall(r'"pattern": (".*")', sealed_config.json_schema())
     assert {json.loads(pattern) for pattern in found} <= PATTERNS.keys()
     assert found
 

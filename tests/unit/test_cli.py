@@ -380,6 +380,7 @@ def test_schema_prints_a_valid_json_schema() -> None:
     code, said = run("schema", "build")
     assert code == 0
     schema = json.loads(said)
-    assert "convert_to_ft" in schema["properties"]
-    assert schema["required"] == ["model_id", "example_name", "build"]
+    assert "convert_to_ft" in schema["else"]["properties"]
+    assert "canary" in schema["then"]["properties"]
+    assert schema["else"]["required"] == ["model_id", "example_name", "build"]
     jsonschema_rs.validator_for(schema).validate(yaml.safe_load(DEMO.read_text("utf-8")))

@@ -63,7 +63,11 @@ def test_a_directory_without_manifest_loads_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"schema": 1', '"schema": 3', "schema: 3: must be 1 or 2; a later version of cog-triton"),
+        (
+            '"schema": 1',
+            '"schema": 4',
+            "schema: 4: must be 1, 2 or 3; a later version",
+        ),
         ('"files"', '"runtime": {"a": 1}, "files"', "runtime needs schema 2"),
         ('"schema": 1', '"schema": 2, "runtime": {"a": 1}', "runtime is for engines of tensorrt"),
         ('"max_seq_len": 8', '"max_seq_len": "8"', "max_seq_len: '8'"),

@@ -10,7 +10,7 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from cog_triton.builder import config as build_config
+from cog_triton.builder import sealed_config
 from cog_triton.builder.checks import check_arguments
 from cog_triton.builder.config import load_config, parse_config
 from cog_triton.builder.upgrade import planned
@@ -19,7 +19,7 @@ from cog_triton.errors import CogTritonError
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs" / "build").glob("*.yaml"))
-SCHEMA = jsonschema_rs.validator_for(json.loads(build_config.json_schema()))
+SCHEMA = jsonschema_rs.validator_for(json.loads(sealed_config.json_schema()))
 
 
 def check(text: str, work_dir: Path) -> list[str]:
@@ -67,7 +67,7 @@ def test_steps_of_a_shipped_config_are_connected(path: Path) -> None:
 
 def test_committed_schema_is_current() -> None:
     written = (ROOT / "configs" / "build.schema.json").read_text("utf-8")
-    assert written == build_config.json_schema() + "\n"
+    assert written == sealed_config.json_schema() + "\n"
 
 
 BROKEN = yaml.safe_load((Path(__file__).parent / "broken_configs.yaml").read_text("utf-8"))

@@ -72,21 +72,24 @@ def missing(root: Path, environment: Mapping[str, str]) -> dict[str, str]:
     return left
 
 
-def begin(options: Mapping[str, str], arguments: Mapping[str, Any], version: str | None) -> None:
+def begin(
+    options: Mapping[str, str], arguments: Mapping[str, Any], version: str | None
+) -> Path | None:
     """Point the compilers to the lasting directory of an engine, before anything imports vLLM.
 
     `options` are the engine's parameters, `arguments` those of vLLM. It is kept from eviction
     until this process ends. Where there can be none, that is a warning: vLLM compiles as before.
     """
     if not (base := options.get(DIRECTORY)):
-        return
+        return None
     try:
         root = _hold(Path(base), _key(arguments, version, os.environ))
         _evict(Path(base), int(options[MOST_BYTES]))
     except (OSError, EngineIncompatible) as error:
         _log.warning("what vLLM compiles is not kept: %s", error)
-        return
+        return None
     os.environ.update(missing(root, os.environ))
+    return root
 
 
 class Kept(NamedTuple):
@@ -104,7 +107,7 @@ def kept(base: Path) -> list[Kept]:
     """
     if not base.exists():
         return []
-    _require_own(base)
+    require_own(base)
     found = []
     for root in base.iterdir():
         with suppress(FileNotFoundError):
@@ -119,7 +122,8 @@ def _sizes(root: Path) -> Iterator[int]:
                 yield Path(folder, name).lstat().st_size
 
 
-def _require_own(base: Path) -> None:
+def require_own(base: Path) -> None:
+    """Raise E1305 for a directory that others may write to, or that is another user's."""
     told = base.lstat()
     if not stat.S_ISDIR(told.st_mode) or told.st_uid != os.geteuid() or told.st_mode & 0o022:
         raise EngineIncompatible(
@@ -155,7 +159,7 @@ _LOCK = "in-use.lock"
 def _hold(base: Path, name: str) -> Path:
     """The directory `name`, made if need be; no other process evicts it while this one lives."""
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _require_own(base)
+    require_own(base)
     root = base / name
     while True:
         root.mkdir(mode=0o700, exist_ok=True)

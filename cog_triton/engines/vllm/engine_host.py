@@ -50,6 +50,7 @@ from cog_triton.engines.vllm.nodes import (
     nodes_of,
 )
 from cog_triton.engines.vllm.sampling_arguments import LORA_NAME, from_engine_request
+from cog_triton.engines.vllm.sealed_caches import Trusted, ranks_of
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_version
 from cog_triton.errors import CogTritonError, InvalidArgument, PromptTooLong, VLLMUnknownError
 from cog_triton.keeper.keeper_messages import PARKABLE, FallAsleep, SleepChanged, WakeUp
@@ -131,7 +132,7 @@ class VLLMHost(AsyncEngine):
         core: CoreProcess | None = None,
     ) -> None:
         super().__init__()
-        self._model = model
+        self.model = model
         self._links = links
         self._registry = registry
         self._loras: dict[int, Any] = {}
@@ -169,7 +170,11 @@ class VLLMHost(AsyncEngine):
             model = replace(model, arguments=parkable(model.arguments))
         if parameters.get(DETERMINISTIC, "").lower() == "true":  # vLLM reads it when it is imported
             os.environ["VLLM_BATCH_INVARIANT"] = "1"
-        compiler_caches.begin(parameters, model.arguments, version)
+        sealed = Trusted.of(Path.cwd(), parameters)
+        if sealed is not None:
+            sealed.set_variables()
+        caches = compiler_caches.begin(parameters, model.arguments, version)
+        seeded = sealed.seed(caches, ranks_of(model.arguments)) if sealed is not None else None
         core = CoreProcess(model.architectures, ranks=ranks(model.arguments))
         untested = parameters.get(ALLOW_UNTESTED, "").lower() == "true"
         registry = AdapterRegistry(Path(parameters[REGISTRY])) if REGISTRY in parameters else None
@@ -177,12 +182,19 @@ class VLLMHost(AsyncEngine):
         with page_cache.reading_ahead(read_ahead_files(model.arguments)):
             if model.nodes > 1:
                 model, links = _joined_by_all(model, parameters.get(LEADER))
-            return cls(model, allow_untested=untested, registry=registry, links=links, core=core)
+            host = cls(model, allow_untested=untested, registry=registry, links=links, core=core)
+        try:
+            if seeded is not None:
+                seeded.check()
+        except CogTritonError:
+            host.close(ordered=True)
+            raise
+        return host
 
     async def _open(self, core: CoreProcess | None) -> Any:
         """Load the engine inside the event loop, which AsyncLLM needs to watch EngineCore."""
         return engine_api.open_engine(
-            self._model.arguments, self._record, allow_untested=self._allow_untested, core=core
+            self.model.arguments, self._record, allow_untested=self._allow_untested, core=core
         )
 
     def _record(self, measurements: Mapping[str, Sequence[float]]) -> None:
@@ -191,7 +203,7 @@ class VLLMHost(AsyncEngine):
 
     def kv_cache(self) -> KVCacheStats | None:
         """See `ServedEngine.kv_cache`; None where vLLM does not tell us."""
-        if self._model.arguments.get("disable_log_stats"):
+        if self.model.arguments.get("disable_log_stats"):
             return None
         block_size, blocks = engine_api.kv_cache_blocks(self._engine)
         return self._kv_cache.stats(block_size, blocks, idle=not self.server.running)
@@ -260,7 +272,7 @@ class VLLMHost(AsyncEngine):
 
     async def _start_tokens(self, number: int, request: EngineRequest) -> None:
         # vLLM would cut output short where the contract promises request_output_len tokens.
-        check_prompt(request, max_seq_len=self._model.max_model_len)
+        check_prompt(request, max_seq_len=self.model.max_model_len)
         if request.made and self._no_import:
             raise InvalidArgument(f"made: {self._no_import}")
         if request.top_log_probs and request.stop_words:
@@ -374,11 +386,11 @@ class VLLMHost(AsyncEngine):
 
     def _room(self, length: int) -> int:
         """Tokens that a prompt of `length`, its images' included, leaves; raises E1002."""
-        room = self._model.max_model_len - length
+        room = self.model.max_model_len - length
         if room < 1:
             raise PromptTooLong(
                 f"Prompt length ({length}, images included) exceeds maximum input length"
-                f" ({self._model.max_model_len - 1})"
+                f" ({self.model.max_model_len - 1})"
             )
         return room
 

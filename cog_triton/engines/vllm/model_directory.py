@@ -53,16 +53,23 @@ REPLACED = {
 def read_arguments(directory: Path, version: str | None = None) -> dict[str, Any]:
     """The engine arguments in ``model.json``, each of the type that vLLM wants.
 
-    `version` is vLLM's; if it is not known, any recorded one may have an argument. Raises E1201
-    for a name that vLLM does not have, saying what to use instead, E1202 for a value of the wrong
-    type, E1306 for a file that is missing or no JSON object.
+    Raises E1306 for a file that is missing or no JSON object, and as `checked_arguments`.
     """
     path = directory / MODEL_FILE
+    return checked_arguments(path, hugging_face.read_object(path), version)
+
+
+def checked_arguments(
+    path: Path, given: Mapping[str, Any], version: str | None = None
+) -> dict[str, Any]:
+    """Engine arguments, each of the type that vLLM wants; `path` names where they are `given`.
+
+    `version` is vLLM's; if it is not known, any recorded one may have an argument. Raises E1201
+    for a name that vLLM does not have, saying what to use instead, E1202 for a value of the wrong
+    type.
+    """
     versions = recorded() if version is None else (types_of(version),)
-    return {
-        name: _checked(path, name, value, versions)
-        for name, value in hugging_face.read_object(path).items()
-    }
+    return {name: _checked(path, name, value, versions) for name, value in given.items()}
 
 
 def _checked(path: Path, name: str, value: Any, versions: Sequence[ArgumentTypes]) -> Any:

@@ -6,7 +6,8 @@ fields and signatures are those recorded of the version that VLLM_DOUBLE_VERSION
 JSON object a line; VLLM_DOUBLE_LOAD is how long EngineCore loads, and VLLM_DOUBLE_DELAY a step, in
 seconds; while the file that VLLM_DOUBLE_HOLD names exists, no step is done; with
 VLLM_DOUBLE_SAMPLES, tokens are drawn as asked (v1/engine/sampler.py) and guides obeyed; once the
-file that VLLM_DOUBLE_DEATH names exists, the engine removes it and is dead.
+file that VLLM_DOUBLE_DEATH names exists, the engine removes it and is dead. While the file
+that VLLM_DOUBLE_COMPILING names exists, a model is being compiled.
 """
 
 import os

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from tokenizers import Tokenizer
 
+from vllm.compilation.decorators import compile_engine
 from vllm.device_allocator.cumem import CuMemAllocator
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, PauseMode
 from vllm.v1.engine.core import EngineCore
@@ -40,6 +41,7 @@ class AsyncMPClient(EngineCoreClient):
         arguments = vllm_config.engine_args
         self._sleep_mode = bool(arguments.enable_sleep_mode)
         self._asleep = False
+        compile_engine(vllm_config)
         self._memory = CuMemAllocator(arguments.gpu_memory_utilization)
         count = vllm_config.parallel_config.data_parallel_size
         self._engines = [

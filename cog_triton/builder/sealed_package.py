@@ -1,0 +1,134 @@
+"""Package of a sealed engine: its weights or where they are, its seals, its manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from cog_triton import __version__
+from cog_triton.artifact import engine_manifest, seal, tar_members
+from cog_triton.artifact.cuda_support import FLOORS
+from cog_triton.artifact.engine_manifest import (
+    MANIFEST_NAME,
+    SEALED_ENGINE,
+    AdapterEntry,
+    FileEntry,
+    Manifest,
+    WeightsReference,
+)
+from cog_triton.artifact.seal import Seal
+from cog_triton.builder.sealed_config import SealedConfig
+from cog_triton.download import model_source
+from cog_triton.download.model_source import WEIGHTS, FetchedModel
+from cog_triton.engines.base import EngineLimits
+from cog_triton.engines.vllm.seal_start import Started
+from cog_triton.errors import EngineCorrupt, EngineIncompatible
+from cog_triton.system.redaction import redact_address
+
+Members = dict[str, Path | bytes]
+
+
+def take_weights(members: Members, config: SealedConfig, model: FetchedModel) -> WeightsReference:
+    """Take the weights out of `members`: where they are, and each of them."""
+    held = {
+        name: path
+        for name, path in members.items()
+        if isinstance(path, Path) and path.suffix in WEIGHTS and not name.startswith("lora/")
+    }
+    for name in held:
+        del members[name]
+    source, url = config.model_id, config.model_tar_url
+    if url is None and not model_source.is_hub_id(source) and not source.startswith("pypi:"):
+        source = str(model.path)
+    return WeightsReference(
+        source=source,
+        revision=model.revision,
+        tar_url=url,
+        files={name: entry_of(path) for name, path in sorted(held.items())},
+    )
+
+
+def manifest_of(
+    config: SealedConfig,
+    model: FetchedModel,
+    limits: EngineLimits,
+    adapters: Mapping[str, AdapterEntry],
+    seals: Mapping[str, Seal],
+    files: Mapping[str, FileEntry],
+    weights: WeightsReference | None,
+) -> Manifest:
+    """Manifest of an engine with these `seals`, of which there is at least one."""
+    environments = [one.environment for one in seals.values()]
+    here = environments[0]
+    versions = {"vllm": here.vllm, "torch": here.torch, "cuda": here.cuda}
+    return Manifest(
+        schema=3,
+        engine=SEALED_ENGINE,
+        model_id=redact_address(config.model_id),
+        revision=model.revision,
+        config_sha256=hashlib.sha256(config.to_yaml().encode()).hexdigest(),
+        sm=sorted({one.sm for one in environments}),
+        gpu_name=", ".join(sorted({one.gpu_name for one in environments})),
+        versions={
+            "cog_triton": __version__,
+            **{name: version for name, version in sorted(versions.items()) if version},
+        },
+        world_size=here.ranks,
+        max_input_len=limits.max_input_len,
+        max_seq_len=limits.max_seq_len,
+        max_batch_size=limits.max_batch_size,
+        lora_adapters=dict(adapters),
+        seals=dict(seals),
+        variables=config.variables,
+        weights=weights,
+        seal_required=config.sealed == "required",
+        files=dict(files),
+    )
+
+
+def add_seals(
+    tar: Path, config: SealedConfig, model: FetchedModel, place: Path, members: Members
+) -> dict[str, Seal]:
+    """The seals of another engine.tar of this config, whose files go to `place` and `members`.
+
+    Raises:
+        EngineIncompatible: it is of another config.
+        EngineCorrupt: it is damaged.
+    """
+    held: dict[str, Path] = {}
+    text = b""
+    for member in tar_members.read(tar):
+        if member.content is None:
+            continue
+        if member.name == MANIFEST_NAME:
+            text = member.content.read(engine_manifest.MAX_TEXT + 1) or b""
+        elif member.name.startswith(f"{seal.DIRECTORY}/"):
+            held[member.name] = place / member.name
+            held[member.name].parent.mkdir(parents=True, exist_ok=True)
+            with held[member.name].open("wb") as file:
+                shutil.copyfileobj(member.content, file)
+    manifest = engine_manifest.parse(text, f"{tar}: {MANIFEST_NAME}")
+    wanted = hashlib.sha256(config.to_yaml().encode()).hexdigest()
+    if manifest.config_sha256 != wanted or manifest.revision != model.revision:
+        raise EngineIncompatible(
+            f"--add-seal {tar}: was built of another config, or another revision of the model"
+        )
+    for name, path in held.items():
+        if name not in manifest.files or entry_of(path) != manifest.files[name]:
+            raise EngineCorrupt(f"{tar}: {name} is not what its manifest says")
+        members.setdefault(name, path)
+    return manifest.seals
+
+
+def oldest_driver(told: Started) -> str:
+    """The oldest driver of the CUDA that compiled, or the one here where that is not known."""
+    major = told.environment.cuda.partition(".")[0]
+    known = FLOORS.get(int(major)) if major.isdecimal() else None
+    return known or told.driver or ""
+
+
+def entry_of(path: Path) -> FileEntry:
+    """Size and sum of a file."""
+    return FileEntry(size=path.stat().st_size, sha256=engine_manifest.sha256_of(path))

@@ -1,0 +1,96 @@
+"""Trust in seals: whose compiled code is opened, by the digest of the manifest that names it.
+
+What vLLM compiled is a pickle, and what Triton compiled is loaded into the process: both are code
+of whoever made the tar. They are used if this user built the engine on this host, which the build
+records, or if whoever starts the server pins the digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from cog_triton.artifact import engine_manifest
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest
+from cog_triton.engines.vllm.compiler_caches import require_own
+from cog_triton.errors import EngineCorrupt, EngineIncompatible, InvalidArgument
+
+FOLDER = "trusted-seals"
+"""Its name in the work directory: an empty file for each manifest that was built here."""
+_PREFIX = "sha256:"
+
+
+def remember(work_dir: Path, digest: str) -> None:
+    """Record that this user built the engine whose manifest has this digest, in hexadecimal.
+
+    Raises:
+        EngineIncompatible: others may write to the records.
+    """
+    base = work_dir / FOLDER
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    require_own(base)
+    (base / digest).touch(mode=0o600)
+
+
+def was_built_here(work_dir: Path, digest: str) -> bool:
+    """Whether this user built the engine whose manifest has this digest on this host."""
+    base = work_dir / FOLDER
+    try:
+        require_own(base)
+    except (OSError, EngineIncompatible):
+        return False
+    return (base / digest).is_file()
+
+
+@dataclass(frozen=True)
+class SealedManifest:
+    """Manifest of an engine directory with something that schema 3 has, and its digest."""
+
+    directory: Path
+    manifest: Manifest
+    digest: str
+
+    @classmethod
+    def of(cls, directory: Path) -> SealedManifest | None:
+        """That of `directory`; None if it has none, or one of another schema. Raises E1306."""
+        path = directory / MANIFEST_NAME
+        if not path.is_file():
+            return None
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise EngineCorrupt(f"{path}: cannot be read: {error.strerror}") from error
+        manifest = engine_manifest.parse(text, str(path))
+        if manifest.schema_ < 3:
+            return None
+        return cls(directory, manifest, hashlib.sha256(text).hexdigest())
+
+    def distrust(self, work_dir: Path, pin: str | None, registry_digest: str | None) -> str | None:
+        """Why its seals are not to be opened; None if they are trusted.
+
+        Args:
+            pin: SEAL_SHA256, the digest of the manifest or that in its registry.
+            registry_digest: what the engine was pulled by, ``sha256:...``.
+        """
+        wanted = (pin or "").removeprefix(_PREFIX)
+        if wanted and wanted in (self.digest, (registry_digest or "").removeprefix(_PREFIX)):
+            return None
+        if wanted:
+            return f"SEAL_SHA256 is {wanted}, and its manifest has sha256 {self.digest}"
+        if was_built_here(work_dir, self.digest):
+            return None
+        return (
+            "compiled code runs as this user, and this engine was not built by this user on this"
+            f" host: if you trust who made it, set SEAL_SHA256={self.digest}"
+        )
+
+
+def checked_pin(pin: str | None) -> str | None:
+    """SEAL_SHA256 as it is; raises E1005 for what is no digest."""
+    wanted = (pin or "").removeprefix(_PREFIX)
+    if wanted and (len(wanted) != 64 or not set(wanted) <= set("0123456789abcdef")):
+        raise InvalidArgument(
+            f"SEAL_SHA256={pin!r}: must be 64 hexadecimal digits, with or without sha256: before"
+        )
+    return pin

@@ -1,0 +1,302 @@
+"""Sealed caches: a seal of the engine, put where this start's compilers look for what they made.
+
+Nothing is opened here but the manifest, and it only if whoever started the server trusts it by its
+digest. Each file is compared with the manifest as it is copied, so that vLLM, which unpickles what
+its own hash names, finds the bytes that were trusted, in a directory that this user alone writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from cog_triton.artifact import engine_manifest, seal
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest
+from cog_triton.artifact.seal import Environment
+from cog_triton.engines.vllm.compiler_caches import variables
+from cog_triton.errors import EngineCorrupt, EngineIncompatible
+from cog_triton.system.gpus import NVIDIADriver
+
+_log = logging.getLogger(__name__)
+TRUSTED = "sealed_manifest"
+"""Parameter of an engine: SHA-256 of the manifest whose seals may be used, empty for none."""
+REQUIRED = "seal_required"
+"""Parameter of an engine: "true" where one that no seal fits is refused."""
+AOT = "vllm/torch_compile_cache/torch_aot_compile"
+"""Where vLLM keeps compiled models, each by its hash, below the directory of all caches."""
+GROUP = "__grp__"
+"""Begin of the names of Triton's files that name the files of a kernel."""
+_KERNELS = "triton"
+# What vLLM writes anew where it does not fit this machine, and is no code.
+_MAY_DIFFER = ("vllm/startup_plan/", "vllm/modelinfos/")
+_OWN = ("cog-triton", "pip", "uv")
+_CUDA = re.compile(r"^cuda\b[^=\n]*= ['\"]([\d.]+)['\"]", re.MULTILINE)
+_ASK = """
+import json
+from cog_triton.system import gpus
+driver = gpus.installed_driver()
+print(json.dumps([gpus.gpu_names(), gpus.visible_gpus(), driver.version, driver.cuda]))
+"""
+_ASK_S = 60.0
+
+
+def ranks_of(arguments: Mapping[str, Any]) -> int:
+    """Ranks of an engine on this machine, each of which compiles for itself."""
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    product = 1
+    for name in sizes:
+        product *= int(arguments.get(name) or 1)
+    return product
+
+
+def environment_here(ranks: int) -> tuple[Environment, NVIDIADriver]:
+    """The environment of this Python on this machine, and NVIDIA's driver; imports neither.
+
+    A process of its own asks the driver, which would know this one from then on.
+
+    Raises:
+        EngineIncompatible: the driver does not answer.
+    """
+    asked = subprocess.run(
+        [sys.executable, "-c", _ASK],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_ASK_S,
+    )
+    if asked.returncode:
+        raise EngineIncompatible(f"the GPU is not known: {asked.stderr.strip()[-400:]}")
+    names, sms, driver, cuda = json.loads(asked.stdout.splitlines()[-1])
+    found = {
+        (package.metadata["Name"] or "").lower(): package.version
+        for package in importlib.metadata.distributions()
+    }
+    packages = sorted(f"{name}=={version}" for name, version in found.items() if name not in _OWN)
+    environment = Environment(
+        vllm=found.get("vllm", ""),
+        torch=found.get("torch", ""),
+        triton=found.get("triton", ""),
+        cuda=_cuda_of_torch(),
+        python=platform.python_version(),
+        packages=hashlib.sha256("\n".join(packages).encode()).hexdigest(),
+        gpu_name=", ".join(sorted(set(names[:ranks]))),
+        sm=min(sms[:ranks], default=0),
+        ranks=ranks,
+    )
+    return environment, NVIDIADriver(driver, tuple(cuda) if cuda else None)
+
+
+def _cuda_of_torch() -> str:
+    """CUDA's version that torch was built with, from its own file, without importing it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        match = _CUDA.search(Path(spec.origin).with_name("version.py").read_text("utf-8"))
+    except OSError:
+        return ""
+    return match[1] if match else ""
+
+
+@dataclass(frozen=True)
+class Trusted:
+    """The manifest of an engine directory, whose digest is the one that is trusted."""
+
+    directory: Path
+    manifest: Manifest
+    required: bool
+
+    @classmethod
+    def of(cls, directory: Path, options: Mapping[str, str]) -> Trusted | None:
+        """The manifest that `options`, the engine's parameters, trust; None if they trust none.
+
+        Raises:
+            EngineCorrupt: it is no longer what is trusted.
+        """
+        if not (wanted := options.get(TRUSTED)):
+            return None
+        path = directory / MANIFEST_NAME
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise EngineCorrupt(f"{path}: cannot be read: {error.strerror}") from error
+        if (sha256 := hashlib.sha256(text).hexdigest()) != wanted:
+            raise EngineCorrupt(f"{path}: has sha256 {sha256}, and {wanted} is trusted")
+        manifest = engine_manifest.parse(text, str(path))
+        required = manifest.seal_required or options.get(REQUIRED) == "true"
+        return cls(directory, manifest, required)
+
+    def set_variables(self) -> None:
+        """Set the variables that the engine was sealed with, where the user has set none."""
+        for name, value in self.manifest.variables.items():
+            os.environ.setdefault(name, value)
+
+    def seed(self, root: Path | None, ranks: int) -> Seeded | None:
+        """Copy the seal that fits below `root`, the directory of all caches; None if none is used.
+
+        Raises:
+            EngineCorrupt: a file is not what the manifest says.
+            EngineIncompatible: a seal is required and none fits; says what differs.
+        """
+        here, driver = environment_here(ranks)
+        reasons = []
+        for name, one in sorted(self.manifest.seals.items()):
+            found = one.misfits(here, driver.version)
+            if not found and (found := list(_elsewhere(root))):
+                found = [f"{', '.join(found)} set by the user"]
+            if not found and root is not None:
+                self._copy(name, root)
+                _log.info("compiled code is the engine's own, sealed for %s", name)
+                return Seeded(root, name, frozenset(one.aot), compiled(root), self.required)
+            reasons.append(f"{name}: {', '.join(found)}")
+        self._unused("; ".join(reasons) or "it has none")
+        return None
+
+    def _unused(self, reason: str) -> None:
+        text = f"{self.directory}: no seal of the engine is used: {reason}"
+        if self.required:
+            raise EngineIncompatible(f"{text}, and a seal is required")
+        _log.warning("%s; vLLM compiles it here", text)
+
+    def _copy(self, name: str, root: Path) -> None:
+        held = seal.files_of(name, self.manifest.files)
+        begin = f"{seal.DIRECTORY}/{name}/"
+        models = f"{begin}{AOT}/"
+        hashes = {file.removeprefix(models).split("/")[0] for file in held if models in file}
+        if hashes != set(self.manifest.seals[name].aot):
+            raise EngineCorrupt(
+                f"{self.directory}: seal {name} has compiled models {sorted(hashes)}, its manifest"
+                f" names {sorted(self.manifest.seals[name].aot)}"
+            )
+        for file in held:
+            place = file.removeprefix(begin)
+            data = self._verified(file)
+            if PurePosixPath(place).name.startswith(GROUP):
+                data = _group(file, data, root / PurePosixPath(place).parent, self.manifest.files)
+            target = root / place
+            if target.is_file() and (place.startswith(_MAY_DIFFER) or target.read_bytes() == data):
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            fresh = target.with_name(f"{target.name}.{os.getpid()}.new")
+            fresh.write_bytes(data)
+            fresh.replace(target)
+
+    def _verified(self, name: str) -> bytes:
+        try:
+            with (self.directory / name).open("rb") as file:
+                data = file.read(self.manifest.files[name].size + 1)
+        except OSError as error:
+            raise EngineCorrupt(f"{self.directory / name}: {error.strerror}") from error
+        entry = self.manifest.files[name]
+        engine_manifest.check_entry(name, entry, len(data), hashlib.sha256(data).hexdigest())
+        return data
+
+
+def _elsewhere(root: Path | None) -> Iterator[str]:
+    """Variables that lead this start's compilers away from `root`."""
+    if root is None:
+        yield "no directory for caches"
+        return
+    for name, value in variables(root).items():
+        if value.startswith(str(root)) and os.environ.get(name) != value:
+            yield name
+
+
+def _group(name: str, data: bytes, place: Path, files: Mapping[str, object]) -> bytes:
+    """Triton's group file `data` for a kernel in `place`; raises E1306 for a path out of it."""
+    try:
+        children = json.loads(data)["child_paths"]
+        beside = PurePosixPath(name).parent
+        for child, path in children.items():
+            if path != child or "/" in child or f"{beside}/{child}" not in files:
+                raise EngineCorrupt(f"{name}: names {path!r:.200}, which is no file beside it")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise EngineCorrupt(f"{name}: is no group of Triton's: {error}") from error
+    return json.dumps({"child_paths": {child: str(place / child) for child in children}}).encode()
+
+
+Compiled = tuple[dict[str, tuple[int, int]], frozenset[str]]
+
+
+def compiled(root: Path) -> Compiled:
+    """What there is below `root`: compiled models by hash and rank, and Triton's kernels."""
+    models = {
+        path.relative_to(root / AOT).as_posix(): ((told := path.stat()).st_ino, told.st_mtime_ns)
+        for path in (root / AOT).glob("*/rank_*/model")
+    }
+    return models, frozenset(path.parent.name for path in (root / _KERNELS).rglob(f"{GROUP}*.json"))
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """A start whose caches hold a seal: what was there `before`, to compare once it has loaded."""
+
+    root: Path
+    name: str
+    sealed: frozenset[str]
+    before: Compiled
+    required: bool
+
+    def check(self) -> None:
+        """Tell what was compiled all the same; raises E1305 where a seal is required."""
+        (models, kernels), (had, held) = compiled(self.root), self.before
+        anew = sorted(place for place, told in models.items() if had.get(place) != told)
+        if not anew:
+            _log.info("nothing was compiled, but for %d kernels", len(kernels - held))
+            return
+        hashes = {place.split("/")[0] for place in anew}
+        if unknown := hashes - self.sealed:
+            why = f"vLLM's hash of it is {', '.join(sorted(unknown))}, which was not sealed"
+        else:
+            why = "vLLM did not take what was sealed under its hash; its log says why"
+        given = sorted(name for name in os.environ if name.startswith(("VLLM_", "TORCHINDUCTOR_")))
+        text = (
+            f"the model was compiled anew ({', '.join(anew)}): {why}. Its hash has vLLM's arguments"
+            f" and variables in it; set are {', '.join(given)}"
+        )
+        if self.required:
+            raise EngineIncompatible(f"{text}; a seal is required")
+        _log.warning("%s", text)
+
+
+# What compilers leave behind beside what they made.
+_LEFT = re.compile(r"(^|/)(lock|[^/]*\.(lock|tmp|new)|tmp\.pid_[^/]*/.*)$")
+
+
+def collect(root: Path, target: Path) -> None:
+    """Copy what compilers made below `root` to `target`, as a seal has it: without its path.
+
+    What is there already, of another start of the same engine, stays.
+    """
+    for name, path in engine_manifest.files_of(root).items():
+        copy = target / name
+        if _LEFT.search(name) or path.is_symlink() or copy.exists():
+            continue
+        data = path.read_bytes()
+        if path.name.startswith(GROUP):
+            try:
+                children = json.loads(data)["child_paths"].items()
+            except (ValueError, KeyError, AttributeError):
+                continue  # which Triton does not read either
+            if any(Path(child) != path.parent / file for file, child in children):
+                continue
+            data = json.dumps({"child_paths": {file: file for file, _ in children}}).encode()
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(data)
+
+
+def hashes_of(root: Path) -> list[str]:
+    """vLLM's hashes of the models that were compiled below `root`, sorted."""
+    return sorted(path.name for path in (root / AOT).glob("*") if any(path.glob("rank_*/model")))

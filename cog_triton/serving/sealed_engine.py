@@ -1,0 +1,99 @@
+"""Sealed engine at a server's start: its weights, if these are elsewhere, and the trust in it."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from pathlib import Path
+
+from cog_triton.artifact import engine_manifest
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, WeightsReference
+from cog_triton.download import disk_space
+from cog_triton.download.model_source import ModelRequest, fetch_model
+from cog_triton.engines.vllm.seal_trust import SealedManifest, checked_pin
+from cog_triton.engines.vllm.sealed_caches import REQUIRED, TRUSTED
+from cog_triton.errors import EngineCorrupt, EngineIncompatible
+from cog_triton.oci.reference import Reference, is_oci
+from cog_triton.settings import Settings
+from cog_triton.system.redaction import redact_address
+
+_log = logging.getLogger(__name__)
+
+
+def options(settings: Settings, directory: Path, weights: str | None) -> dict[str, str]:
+    """What vLLM's host is told of the seals in `directory`, which came by `weights`.
+
+    Raises:
+        EngineIncompatible: a seal is required, and there is none that is trusted.
+        EngineCorrupt: the manifest is broken.
+    """
+    pin = checked_pin(settings.seal_sha256)
+    found = SealedManifest.of(directory)
+    if settings.seal == "off" or found is None:
+        if settings.seal == "required":
+            raise EngineIncompatible(f"{directory}: SEAL is required, and the engine has no seal")
+        return {}
+    registry = Reference.parse(weights).digest if weights and is_oci(weights) else None
+    why = found.distrust(settings.work_dir, pin, registry)
+    required = settings.seal == "required" or found.manifest.seal_required
+    if why is None:
+        return {TRUSTED: found.digest, REQUIRED: str(required).lower()}
+    text = f"{directory}: its seal is left unread: {why}"
+    if required:
+        raise EngineIncompatible(f"{text}; a seal is required")
+    _log.warning("%s; vLLM compiles it here", text)
+    return {}
+
+
+def with_weights(settings: Settings, directory: Path) -> Path:
+    """The engine of `directory` with its weights: itself, or links to it and to what is fetched.
+
+    Raises:
+        ModelUnavailable, DiskFull: they cannot be had.
+        EngineCorrupt: one is missing, or is not what the manifest says.
+    """
+    found = SealedManifest.of(directory) if (directory / MANIFEST_NAME).is_file() else None
+    if found is None or (wanted := found.manifest.weights) is None:
+        return directory
+    view = settings.work_dir.resolve() / "engines" / f"weights-{found.digest[:16]}"
+    name = redact_address(wanted.source)
+    with disk_space.writing(view, name, _log.info, threading.Event(), "linking its weights"):
+        if _is_whole(view, wanted):
+            return view
+        fetched = fetch_model(_request(wanted), settings.work_dir / "serve" / "models", _log.info)
+        for file, entry in wanted.files.items():
+            path = fetched.path / file
+            if not path.is_file():
+                raise EngineCorrupt(f"{name}: has no {file}, which the engine's manifest names")
+            sha256 = engine_manifest.sha256_of(path)
+            engine_manifest.check_entry(f"{name}: {file}", entry, path.stat().st_size, sha256)
+        with disk_space.scratch(view) as fresh:
+            held = {file: fetched.path / file for file in wanted.files}
+            for file, path in {**engine_manifest.files_of(directory), **held}.items():
+                (fresh / file).parent.mkdir(parents=True, exist_ok=True)
+                (fresh / file).symlink_to(path.resolve())
+            fresh.chmod(0o755)
+            shutil.rmtree(view, ignore_errors=True)
+            fresh.rename(view)
+    return view
+
+
+def _is_whole(view: Path, wanted: WeightsReference) -> bool:
+    """Whether all files are there that links were made to once their sums were right."""
+    links = [path for path in view.rglob("*") if path.is_symlink()] if view.is_dir() else []
+    if not links or not all(path.exists() for path in links):
+        return False
+    return all(
+        (view / name).is_file() and (view / name).stat().st_size == entry.size
+        for name, entry in wanted.files.items()
+    )
+
+
+def _request(wanted: WeightsReference) -> ModelRequest:
+    """The model that has the weights, by the revision or the sum that they were built of."""
+    revision, tar = wanted.revision or "", wanted.tar_url
+    if tar is not None:
+        sha256 = revision.removeprefix("sha256:") if revision.startswith("sha256:") else None
+        return ModelRequest(wanted.source, model_tar_url=tar, model_tar_sha256=sha256)
+    return ModelRequest(wanted.source, revision=wanted.revision)

@@ -1,0 +1,1 @@
+"""Double of vllm/compilation."""

@@ -1,0 +1,377 @@
+"""Seals of vLLM engines: built with the double, used only where they fit and are trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda_driver import gpu_driver, has_compiler
+from sealed_engines import (
+    H200,
+    SEAL,
+    SealedBuilds,
+    compiled,
+    copied,
+    digest_of,
+    manifest_of,
+    rewritten,
+    unpacked,
+)
+from started_engines import StartedEngine
+from vllm_hosts import ABC, HOST, ask, token_ids, tokens
+
+from cog_triton.artifact.engine_manifest import FileEntry, sha256_of
+from cog_triton.artifact.seal import DIRECTORY
+from cog_triton.engines.vllm import compiler_caches
+from cog_triton.engines.vllm.seal_trust import SealedManifest, remember
+from cog_triton.engines.vllm.sealed_caches import AOT, REQUIRED, TRUSTED, Trusted
+from cog_triton.errors import CogTritonError, EngineCorrupt, EngineIncompatible
+from cog_triton.serving import sealed_engine
+from cog_triton.settings import Settings
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
+PLACE = f"{DIRECTORY}/{SEAL}"
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> SealedBuilds:
+    made = SealedBuilds(tmp_path_factory.mktemp("builds"))
+    made.build()
+    return made
+
+
+@pytest.fixture(scope="module")
+def engine(builds: SealedBuilds) -> Path:
+    return unpacked(builds.directory / "engine.tar", builds.directory / "unpacked")
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Gives this process, and those that it starts, GPUs of these facts."""
+
+    def give(**facts: object) -> None:
+        place = tmp_path / f"driver-{len(list(tmp_path.glob('driver-*')))}"
+        for name, value in gpu_driver(place, **{"gpu_name": H200, **facts}).items():
+            monkeypatch.setenv(name, value)
+
+    give()
+    return give
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that this process's compilers write below."""
+    for name, value in compiler_caches.variables(tmp_path / "caches").items():
+        monkeypatch.setenv(name, value)
+    return tmp_path / "caches"
+
+
+def seeded(engine: Path, root: Path, *, ranks: int = 1, required: bool = False) -> Any:
+    options = {TRUSTED: digest_of(engine), REQUIRED: str(required).lower()}
+    trusted = Trusted.of(engine, options)
+    assert trusted is not None
+    return trusted.seed(root, ranks)
+
+
+def test_tar_holds_the_engine_and_what_was_compiled(builds: SealedBuilds, engine: Path) -> None:
+    manifest = manifest_of(engine)
+    assert (manifest.schema_, manifest.engine, manifest.sm) == (3, "vllm", [90])
+    assert manifest.gpu_name == H200
+    (seal,) = manifest.seals.values()
+    assert list(manifest.seals) == [SEAL]
+    assert [f"{one}/rank_0_0" for one in seal.aot] == builds.compiled("aot")
+    assert json.loads((engine / "model.json").read_text()) == {}
+    assert json.loads((engine / "canary.json").read_text())["output_ids"] == list(b"abca")
+    assert (engine / PLACE / AOT / seal.aot[0] / "rank_0_0" / "model").is_file()
+    assert "model.safetensors" in manifest.files
+
+
+def test_no_path_of_the_build_is_in_the_tar(builds: SealedBuilds) -> None:
+    data = (builds.directory / "engine.tar").read_bytes()
+    assert str(builds.directory).encode() not in data
+
+
+def test_nothing_is_compiled_twice_and_equal_parts_make_equal_tars(builds: SealedBuilds) -> None:
+    before = builds.journal.read_text()
+    other = builds.build(tar="other.tar")
+    assert builds.journal.read_text() == before
+    assert other.read_bytes() == (builds.directory / "engine.tar").read_bytes()
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_seal_that_fits_is_put_where_compilers_look(engine: Path, root: Path) -> None:
+    assert seeded(engine, root).name == SEAL
+    groups = list((root / "triton").rglob("__grp__*.json"))
+    assert len(groups) == 2
+    for group in groups:
+        for path in json.loads(group.read_text())["child_paths"].values():
+            assert Path(path).parent == group.parent
+            assert Path(path).is_file()
+            assert Path(path).stat().st_nlink == 1
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_machines_own_plan_stays_and_code_is_put_back(engine: Path, root: Path) -> None:
+    seeded(engine, root)
+    (plan,) = (root / "vllm/startup_plan").iterdir()
+    (model,) = (root / AOT).glob("*/rank_0_0/model")
+    sealed = model.read_bytes()
+    plan.write_text("{}")
+    model.write_bytes(b"another")
+    seeded(engine, root)
+    assert plan.read_text() == "{}"
+    assert model.read_bytes() == sealed
+
+
+@pytest.mark.parametrize(
+    ("facts", "ranks", "told"),
+    [
+        ({"gpu_name": "NVIDIA H100"}, 1, "gpu_name NVIDIA H200 (here NVIDIA H100)"),
+        ({"gpu_sm": 100}, 1, "sm 90 (here 100)"),
+        ({"driver": "570.1"}, 1, "driver 580.95.05 or newer (here 570.1)"),
+        ({"gpu_count": 2}, 2, "ranks 1 (here 2)"),
+    ],
+)
+def test_a_seal_for_another_machine_is_left_with_what_differs(
+    engine: Path,
+    root: Path,
+    gpu: Callable[..., None],
+    facts: dict[str, object],
+    ranks: int,
+    told: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gpu(**facts)
+    assert seeded(engine, root, ranks=ranks) is None
+    assert f"no seal of the engine is used: {SEAL}: {told}; vLLM compiles it here" in caplog.text
+    assert not root.exists()
+    with pytest.raises(EngineIncompatible, match="and a seal is required"):
+        seeded(engine, root, ranks=ranks, required=True)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_seal_of_other_packages_is_left(
+    engine: Path,
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    package = tmp_path / "site" / "torch-2.15.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.15.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert seeded(engine, root) is None
+    assert "torch unknown (here 2.15.0), other packages are installed beside vLLM" in caplog.text
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_users_own_cache_is_not_written_to(
+    engine: Path, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    assert seeded(engine, root) is None
+    assert "TRITON_CACHE_DIR set by the user" in caplog.text
+
+
+def sealed_file(engine: Path, kind: str) -> Path:
+    return next((engine / PLACE).rglob(kind))
+
+
+def damaged_model(engine: Path) -> str:
+    sealed_file(engine, "model").write_bytes(b"x")
+    return "model has 1 bytes, the manifest says"
+
+
+def missing_model(engine: Path) -> str:
+    sealed_file(engine, "model").unlink()
+    return "No such file"
+
+
+def changed_kernel(engine: Path) -> str:
+    file = sealed_file(engine, "*.cubin")
+    file.write_bytes(file.read_bytes()[::-1])
+    return r"cubin has sha256 \w+, the manifest says"
+
+
+def changed_manifest(engine: Path) -> str:
+    (engine / "cog-triton.json").write_text("{}")
+    return r"has sha256 \w+, and \w+ is trusted"
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("damage", [damaged_model, missing_model, changed_kernel, changed_manifest])
+def test_a_damaged_seal_is_refused(
+    engine: Path, root: Path, tmp_path: Path, damage: Callable[[Path], str]
+) -> None:
+    copy = copied(engine, tmp_path / "copy")
+    options = {TRUSTED: digest_of(copy)}
+    text = damage(copy)
+    with pytest.raises(EngineCorrupt, match=text):
+        Trusted.of(copy, options).seed(root, 1)  # type: ignore[union-attr]
+
+
+def lying(engine: Path, name: str, content: bytes) -> None:
+    """Give a file of the seal other bytes, and the manifest their sum."""
+    path = engine / name
+    path.write_bytes(content)
+    entry = FileEntry(size=len(content), sha256=sha256_of(path))
+    manifest = manifest_of(engine)
+    rewritten(engine, manifest.model_copy(update={"files": {**manifest.files, name: entry}}))
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("path", ["/etc/passwd", "../../vllm/x", "absent.cubin", "x/fused.cubin"])
+def test_a_kernel_that_names_a_file_elsewhere_is_refused(
+    engine: Path, root: Path, tmp_path: Path, path: str
+) -> None:
+    copy = copied(engine, tmp_path / "copy")
+    group = sealed_file(copy, "__grp__fused_kernel.json").relative_to(copy).as_posix()
+    lying(copy, group, json.dumps({"child_paths": {path: path}}).encode())
+    with pytest.raises(EngineCorrupt, match="no file beside it"):
+        seeded(copy, root)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_manifest_that_names_another_hash_is_refused(
+    engine: Path, root: Path, tmp_path: Path
+) -> None:
+    copy = copied(engine, tmp_path / "copy")
+    manifest = manifest_of(copy)
+    seal = manifest.seals[SEAL].model_copy(update={"aot": ["0" * 64]})
+    rewritten(copy, manifest.model_copy(update={"seals": {SEAL: seal}}))
+    with pytest.raises(EngineCorrupt, match=r"its manifest names \['000"):
+        seeded(copy, root)
+
+
+def settings(tmp_path: Path, **values: str) -> Settings:
+    return Settings(COG_TRITON_WORK_DIR=str(tmp_path / "home"), **values)
+
+
+class Hostile:
+    """What a pickle can do."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self._mark),)
+
+
+@pytest.fixture
+def hostile(engine: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """An engine whose compiled model makes a directory, and that directory."""
+    copy = copied(engine, tmp_path / "hostile")
+    mark = tmp_path / "mark"
+    model = sealed_file(copy, "model").relative_to(copy).as_posix()
+    lying(copy, model, pickle.dumps(Hostile(mark)))
+    return copy, mark
+
+
+@pytest.mark.usefixtures("gpu", "vllm_environment")
+def test_compiled_code_of_others_is_not_opened(
+    hostile: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, mark = hostile
+    told = sealed_engine.options(settings(tmp_path), engine, None)
+    assert told == {}
+    assert f"set SEAL_SHA256={digest_of(engine)}; vLLM compiles it here" in caplog.text
+    assert answered(engine, tmp_path, **told) == list(b"abcab")
+    assert not mark.exists()
+    pinned = sealed_engine.options(settings(tmp_path, SEAL_SHA256=digest_of(engine)), engine, None)
+    assert pinned == {TRUSTED: digest_of(engine), REQUIRED: "false"}
+    shutil.rmtree(tmp_path / "work")
+    answered(engine, tmp_path, **pinned)
+    assert mark.exists()  # it would have been run
+
+
+def answered(engine: Path, tmp_path: Path, **parameters: str) -> list[int]:
+    """The answer of an engine process; raises the error that it does not load with."""
+    given = {
+        "engine_dir": str(engine),
+        compiler_caches.DIRECTORY: str(tmp_path / "work"),
+        compiler_caches.MOST_BYTES: str(1 << 30),
+        **parameters,
+    }
+    started = StartedEngine(HOST, given)
+    try:
+        return token_ids(ask(started, tokens(ABC)))
+    finally:
+        started.close()
+
+
+@pytest.mark.usefixtures("gpu", "vllm_environment")
+def test_an_engine_starts_from_its_seal(
+    engine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trust = {TRUSTED: digest_of(engine), REQUIRED: "true"}
+    assert answered(copied(engine, tmp_path / "elsewhere"), tmp_path, **trust) == list(b"abcab")
+    journal = tmp_path / "journal"
+    assert [compiled(journal, what) for what in ("aot", "kernel", "measured")] == [[], [], []]
+    assert len(compiled(journal, "read")) == 4
+    assert all(Path(path).is_relative_to(tmp_path / "work") for path in compiled(journal, "read"))
+    assert "nothing was compiled, but for 0 kernels" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("gpu", "vllm_environment")
+def test_variables_that_vllm_hashes_are_named_where_it_compiles_anew(
+    engine: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    trust = {TRUSTED: digest_of(engine)}
+    assert answered(engine, tmp_path, **trust) == list(b"abcab")
+    told = capfd.readouterr().err
+    assert "which was not sealed" in told
+    assert "VLLM_BATCH_INVARIANT" in told
+    shutil.rmtree(tmp_path / "work")
+    with pytest.raises(EngineIncompatible, match="a seal is required"):
+        answered(engine, tmp_path, **{**trust, REQUIRED: "true"})
+
+
+def test_trust_is_by_the_record_of_a_build_or_by_a_pin(
+    builds: SealedBuilds, engine: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    digest = digest_of(engine)
+    own = {TRUSTED: digest, REQUIRED: "false"}
+    at_home = Settings(COG_TRITON_WORK_DIR=str(builds.directory / "home"))
+    assert sealed_engine.options(at_home, engine, None) == own
+    away = settings(tmp_path)
+    assert sealed_engine.options(away, engine, None) == {}
+    assert sealed_engine.options(settings(tmp_path, SEAL_SHA256=f"sha256:{digest}"), engine, None)
+    other = settings(tmp_path, SEAL_SHA256="1" * 64)
+    assert sealed_engine.options(other, engine, f"oci://r.lan/e@sha256:{'1' * 64}") == own
+    assert sealed_engine.options(other, engine, f"oci://r.lan/e@sha256:{'2' * 64}") == {}
+    assert sealed_engine.options(other, engine, None) == {}
+    remember(tmp_path / "home", digest)
+    assert sealed_engine.options(away, engine, None) == own
+    (tmp_path / "home" / "trusted-seals").chmod(0o777)
+    assert sealed_engine.options(away, engine, None) == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"SEAL": "required"}, "left unread.*; a seal is required"),
+        ({"SEAL_SHA256": "abc"}, "SEAL_SHA256='abc': must be 64 hexadecimal digits"),
+    ],
+)
+def test_what_is_required_is_refused_where_it_cannot_be(
+    engine: Path, tmp_path: Path, values: dict[str, str], text: str
+) -> None:
+    with pytest.raises(CogTritonError, match=text):
+        sealed_engine.options(settings(tmp_path, **values), engine, None)
+
+
+def test_seals_are_left_where_they_are_off(engine: Path, tmp_path: Path) -> None:
+    pinned = {"SEAL_SHA256": digest_of(engine), "SEAL": "off"}
+    assert sealed_engine.options(settings(tmp_path, **pinned), engine, None) == {}
+    assert SealedManifest.of(engine) is not None

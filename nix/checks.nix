@@ -25,6 +25,7 @@ let
       ];
     };
     builder = functions.mkBuilder { sm = "86"; };
+    sealing = functions.mkVllmBuilder { sm = "86"; };
     model = functions.mkModel {
       runner = images.cog-triton-runner-cpu;
       weights = "https://example.com/engine.tar";

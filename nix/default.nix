@@ -97,14 +97,18 @@ let
       ;
     wheels = wheelsFor python;
   };
-  vllmRunners = lib.mapAttrs' (sm: _: {
-    name = "cog-triton-runner-vllm-${sm}";
-    value = mkVllmRunner { inherit sm; };
-  }) archs;
+  mkVllmBuilder = given: mkVllmRunner ({ kind = "builder"; } // given);
+  vllmImages =
+    kind: make:
+    lib.mapAttrs' (sm: _: {
+      name = "cog-triton-${kind}-vllm-${sm}";
+      value = make { inherit sm; };
+    }) archs;
 
   images =
     runners
-    // vllmRunners
+    // vllmImages "runner" mkVllmRunner
+    // vllmImages "builder" mkVllmBuilder
     // {
       cog-triton-builder = mkBuilder { };
       cog-triton-runner-cpu = cpu;
@@ -116,6 +120,7 @@ let
       mkRunner
       mkLLMAPIRunner
       mkVllmRunner
+      mkVllmBuilder
       mkBuilder
       mkModel
       ;

@@ -1,4 +1,4 @@
-# Runner images for vLLM, out of wheels: nixpkgs' Python, the wheels of requirements/vllm-py312.lock,
+# Images for vLLM, of runners and of builders that seal engines for them, out of wheels: nixpkgs' Python, the wheels of requirements/vllm-py312.lock,
 # pruned to one GPU architecture. vllm-image.json says what is in them and what is not, with reasons.
 {
   pkgs,
@@ -52,6 +52,8 @@ in
   sm,
   archs ? { },
   name ? null,
+  # "runner" or "builder": whose Cog project is in it. All packages are the same, as a seal wants.
+  kind ? "runner",
 }:
 let
   sms = lib.toList sm;
@@ -69,13 +71,14 @@ let
   };
 in
 image {
-  name = if name != null then name else "cog-triton-runner-vllm-${lib.concatStringsSep "-" sms}";
-  description = "Cog and Triton Inference Server with vLLM, for ${
+  name = if name != null then name else "cog-triton-${kind}-vllm-${lib.concatStringsSep "-" sms}";
+  description = "Cog and Triton Inference Server with vLLM: a ${kind} of engines for ${
     lib.concatMapStringsSep "; " (arch: arch.gpus) chosen
   }";
   inherit components;
   python = base.interpreter;
-  schema = source.schema "runner";
+  schema = source.schema kind;
+  arguments = lib.optional (kind == "builder") "--cog-only";
   layers = [
     (
       base.layer
@@ -104,7 +107,7 @@ image {
       copyToRoot = [
         (source.layer {
           python = base.interpreter;
-          cog = "runner";
+          cog = kind;
         })
       ];
     }
@@ -123,6 +126,9 @@ image {
     # CUDA 13.0's own requirement, which the container toolkit checks before it starts anything.
     NVIDIA_REQUIRE_CUDA = "cuda>=13.0";
     CUDA_VERSION = version "nvidia-cuda-runtime";
+  }
+  // lib.optionalAttrs (kind == "builder") {
+    COG_MAX_CONCURRENCY = "1";
   };
   labels = {
     "cog-triton.sm" = list;

@@ -30,6 +30,8 @@ from cog_triton.errors import EngineCorrupt, EngineIncompatible
 from cog_triton.system.printable import first_problem, printable, shortened
 
 MANIFEST_NAME = "cog-triton.json"
+BUILD_CONFIG = "build_config.yaml"
+"""The build config, as it was run, among the engine's files."""
 MAX_TEXT = 16 << 20
 """Most bytes of a manifest, or of an engine's config.json."""
 SEALED_ENGINE = "vllm"

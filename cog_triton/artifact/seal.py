@@ -84,7 +84,13 @@ def seal_name(environment: Environment) -> str:
 
 def files_of(name: str, files: Mapping[str, object]) -> list[str]:
     """Those of an engine's `files` that are the seal's, sorted."""
-    return sorted(file for file in files if file.startswith(f"{DIRECTORY}/{name}/"))
+    return sorted(file for file in files if seal_of(file) == name)
+
+
+def seal_of(file: str) -> str | None:
+    """Name of the seal that a file of an engine is a part of; None for what is of none."""
+    parts = file.split("/", 2)
+    return parts[1] if len(parts) == 3 and parts[0] == DIRECTORY else None
 
 
 def _numbers(version: str) -> tuple[int, ...]:

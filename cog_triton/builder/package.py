@@ -19,7 +19,7 @@ from cog_triton import __version__
 from cog_triton.artifact import engine_config, engine_manifest, engine_tar, tar_members
 from cog_triton.artifact.canary import CANARY_NAME, Canary
 from cog_triton.artifact.engine_config import TENSORRT_LLM, EngineConfig
-from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
+from cog_triton.artifact.engine_manifest import BUILD_CONFIG, MANIFEST_NAME, FileEntry, Manifest
 from cog_triton.builder import canary_run, packed_adapters
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.packed_adapters import PackedAdapter
@@ -36,7 +36,6 @@ from cog_triton.settings.programs import BuilderSettings
 from cog_triton.system.gpus import gpu_names, visible_gpus
 from cog_triton.system.isolated_python import environment_of
 
-CONFIG_NAME = "build_config.yaml"
 # Tokenizer files of a model on the hub.
 _TOKENIZER = (
     "tokenizer.json",
@@ -154,7 +153,7 @@ def write(
     sm, gpu_name = _gpus(described, echo)
     limits = described.build_config
     text = config.to_yaml().encode()
-    members[CONFIG_NAME] = text
+    members[BUILD_CONFIG] = text
     made = canary_of(described.engine, engine_dir, echo)
     if made is not None:
         members[CANARY_NAME] = made.to_json().encode()

@@ -17,6 +17,7 @@ from cog_triton import __version__
 from cog_triton.artifact import engine_manifest, engine_tar, lora_adapter, seal
 from cog_triton.artifact.canary import CANARY_NAME, Canary
 from cog_triton.artifact.engine_manifest import (
+    BUILD_CONFIG,
     MANIFEST_NAME,
     AdapterEntry,
     FileEntry,
@@ -29,6 +30,7 @@ from cog_triton.builder import package, sealed_package, step_cache
 from cog_triton.builder.packed_adapters import naming
 from cog_triton.builder.plan import Script, Step
 from cog_triton.builder.sealed_config import SealedConfig
+from cog_triton.builder.sealed_package import OtherSeal
 from cog_triton.builder.step import run_process
 from cog_triton.builder.workspace import Echo, Workspace
 from cog_triton.download import model_source
@@ -57,7 +59,7 @@ from cog_triton.text.tokenizer import EngineTokenizer
 _MOST_STARTS = 3
 _ROOM = str(1 << 40)
 # What the build writes into an engine, whatever the model has of these names.
-_OURS = (MANIFEST_NAME, MODEL_FILE, LORA_FILE, CANARY_NAME, package.CONFIG_NAME)
+_OURS = (MANIFEST_NAME, MODEL_FILE, LORA_FILE, CANARY_NAME, BUILD_CONFIG)
 _OUR_FOLDERS = (f"{seal.DIRECTORY}/", "lora/")
 
 
@@ -94,6 +96,7 @@ class SealedBuild:
     alone: bool
     held: contextlib.ExitStack
     adapters: dict[str, AdapterEntry] = field(default_factory=dict)
+    _others: dict[str, OtherSeal] = field(default_factory=dict)
     _model: FetchedModel = field(init=False)
     _limits: EngineLimits = field(init=False)
     _input_ids: list[int] = field(init=False)
@@ -139,6 +142,10 @@ class SealedBuild:
                 f"model_id {redact_address(self.config.model_id)!r}: {path} has no config.json:"
                 " vLLM takes a directory as the hub has it"
             )
+        for number, tar in enumerate(self.plan.added):
+            place = work_dir / "added" / str(number)
+            shutil.rmtree(place, ignore_errors=True)
+            self._others |= sealed_package.seals_of(tar, self.config, self._model, place)
         self._stage(path)
         family = VLLMFamily.open(self._engine)
         if family.model.embeds:
@@ -312,12 +319,13 @@ class SealedBuild:
         seals = {name: self._seal}
         files = engine_manifest.files_of(self._sealed)
         members |= {f"{seal.DIRECTORY}/{file}": path for file, path in files.items()}
-        for tar in self.plan.added:
-            for other, one in self._added(tar, members).items():
-                seals.setdefault(other, one)
+        for other, one in self._others.items():
+            if other not in seals:
+                seals[other] = one.seal
+                members |= one.files
         canary = Canary(input_ids=self._input_ids, output_ids=self._told.output_ids)
         members[CANARY_NAME] = canary.to_json().encode()
-        members[package.CONFIG_NAME] = self.config.to_yaml().encode()
+        members[BUILD_CONFIG] = self.config.to_yaml().encode()
         state = step_cache.digest(
             [self._proof, {key: one.model_dump() for key, one in seals.items()}]
         )
@@ -348,11 +356,6 @@ class SealedBuild:
         return sealed_package.manifest_of(
             self.config, self._model, self._limits, self.adapters, seals, files, weights
         )
-
-    def _added(self, tar: Path, members: dict[str, Path | bytes]) -> dict[str, Seal]:
-        place = self.plan.work_dir / "added" / hashlib.sha256(str(tar).encode()).hexdigest()[:16]
-        shutil.rmtree(place, ignore_errors=True)
-        return sealed_package.add_seals(tar, self.config, self._model, place, members)
 
     def _start(
         self,

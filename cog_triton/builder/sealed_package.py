@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from cog_triton import __version__
@@ -88,16 +89,24 @@ def manifest_of(
     )
 
 
-def add_seals(
-    tar: Path, config: SealedConfig, model: FetchedModel, place: Path, members: Members
-) -> dict[str, Seal]:
-    """The seals of another engine.tar of this config, whose files go to `place` and `members`.
+@dataclass(frozen=True)
+class OtherSeal:
+    """A seal of another engine.tar, and its files by their names in a tar."""
+
+    seal: Seal
+    files: Members
+
+
+def seals_of(
+    tar: Path, config: SealedConfig, model: FetchedModel, place: Path
+) -> dict[str, OtherSeal]:
+    """The seals of another engine.tar of `config`, by name; their files are unpacked to `place`.
 
     Raises:
         EngineIncompatible: it is of another config.
         EngineCorrupt: it is damaged.
     """
-    held: dict[str, Path] = {}
+    held: Members = {}
     text = b""
     for member in tar_members.read(tar):
         if member.content is None:
@@ -105,9 +114,9 @@ def add_seals(
         if member.name == MANIFEST_NAME:
             text = member.content.read(engine_manifest.MAX_TEXT + 1) or b""
         elif member.name.startswith(f"{seal.DIRECTORY}/"):
-            held[member.name] = place / member.name
-            held[member.name].parent.mkdir(parents=True, exist_ok=True)
-            with held[member.name].open("wb") as file:
+            path = held[member.name] = place / member.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
                 shutil.copyfileobj(member.content, file)
     manifest = engine_manifest.parse(text, f"{tar}: {MANIFEST_NAME}")
     wanted = hashlib.sha256(config.to_yaml().encode()).hexdigest()
@@ -115,11 +124,13 @@ def add_seals(
         raise EngineIncompatible(
             f"--add-seal {tar}: was built of another config, or another revision of the model"
         )
-    for name, path in held.items():
-        if name not in manifest.files or entry_of(path) != manifest.files[name]:
+    for name in held:
+        if name not in manifest.files or entry_of(place / name) != manifest.files[name]:
             raise EngineCorrupt(f"{tar}: {name} is not what its manifest says")
-        members.setdefault(name, path)
-    return manifest.seals
+    return {
+        name: OtherSeal(one, {file: held[file] for file in seal.files_of(name, held)})
+        for name, one in manifest.seals.items()
+    }
 
 
 def oldest_driver(told: Started) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from cog_triton.artifact import compatibility, engine_config, engine_manifest, tar_members
 from cog_triton.artifact.compatibility import Machine, Needs
 from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES
-from cog_triton.artifact.engine_manifest import MANIFEST_NAME, MAX_TEXT
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, MAX_TEXT, SEALED_ENGINE
 from cog_triton.doctor.report import Check, fail, ok, warn
 from cog_triton.engines.registry import FAMILIES, open_engine
 from cog_triton.errors import CogTritonError, EngineCorrupt, EngineIncompatible, ModelUnavailable
@@ -91,7 +91,7 @@ def _needs(path: Path, name: str, ranks: int, sm: list[int], versions: dict[str,
     return Needs(
         engine=path,
         backend=backends[name],
-        world_size=0 if name in CPU_FAMILIES else ranks,
+        world_size=0 if name in (*CPU_FAMILIES, SEALED_ENGINE) else ranks,
         sm=sm,
         versions=versions,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cog_triton.artifact import engine_manifest
 from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES
-from cog_triton.artifact.engine_manifest import MANIFEST_NAME
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, SEALED_ENGINE
 from cog_triton.doctor import engine_check
 from cog_triton.download import url_download
 from cog_triton.download.model_source import is_hub_id
@@ -154,7 +154,11 @@ def _engine(
         raise EngineCorrupt(no_engine(Path(name), sizes))
     manifest = engine_manifest.parse(texts[MANIFEST_NAME], f"{name}: {MANIFEST_NAME}")
     held = {file: entry.size for file, entry in manifest.files.items()}
+    elsewhere = manifest.weights.files if manifest.weights else {}  # which a start fetches
+    referenced = sum(entry.size for entry in elsewhere.values())
+    held |= {file: entry.size for file, entry in elsewhere.items()}
     cpu = manifest.engine in CPU_FAMILIES
+    sms = [] if manifest.engine == SEALED_ENGINE else manifest.sm  # it compiles for others
     files, precision, unknown = None, AS_STORED, "it is for the CPU"
     if not cpu:
         try:
@@ -166,13 +170,13 @@ def _engine(
     return Target(
         name=name,
         what="engine",
-        sm="cpu" if cpu else ",".join(map(str, manifest.sm)) or None,
+        sm="cpu" if cpu else ",".join(map(str, sms)) or None,
         cuda=manifest.versions.get("cuda"),
         gpus=manifest.world_size,
         precision=precision,
         files=files,
         unknown=unknown,
-        pull=sum(held.values()) if pull is None else pull,
+        pull=sum(held.values()) if pull is None else pull + referenced,
         unpacked=0 if here else sum(held.values()),
         place=work,
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cog_triton.artifact import engine_config, engine_manifest, engine_tar
 from cog_triton.artifact.compatibility import gpu_problem
 from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES, TENSORRT_LLM, EngineConfig
-from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, SEALED_ENGINE, Manifest
 from cog_triton.engines.tensorrt_llm import runtime_settings
 from cog_triton.errors import EngineCorrupt
 from cog_triton.inspection.engine_contents import EngineContents, no_engine
@@ -50,6 +51,12 @@ class EngineDescription:
     def on_cpu(self) -> bool:
         """Whether it needs no GPU."""
         return self.engine in CPU_FAMILIES
+
+    @property
+    def manifest_sha256(self) -> str | None:
+        """Digest of the manifest, by which its compiled code is pinned (SEAL_SHA256)."""
+        text = self.contents.texts.get(MANIFEST_NAME)
+        return None if text is None else hashlib.sha256(text).hexdigest()
 
     @property
     def size(self) -> int:
@@ -172,6 +179,8 @@ def _problem(engine: EngineDescription, here: Sequence[int]) -> str | None:
     if engine.on_cpu:
         return None
     path = engine.contents.path
+    if engine.engine == SEALED_ENGINE:  # which compiles where no seal fits
+        return gpu_problem(str(path), (), engine.world_size, 1, here)
     if not engine.sm:
         why = "its manifest names none" if engine.manifest else f"it has no {MANIFEST_NAME}"
         return f"{path}: the GPU that it was built for is not recorded: {why}"

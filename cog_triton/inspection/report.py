@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cog_triton.artifact.compatibility import sm_names
-from cog_triton.artifact.engine_manifest import MANIFEST_NAME
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest
+from cog_triton.artifact.seal import seal_of
 from cog_triton.inspection.engine_description import EngineDescription, GpuCheck
 from cog_triton.system.printable import printable
 
@@ -52,7 +53,12 @@ def as_json(engine: EngineDescription, check: GpuCheck | None) -> str:
         "lora_adapters": {name: each.model_dump() for name, each in manifest.lora_adapters.items()}
         if manifest
         else None,
+        "seals": {name: one.model_dump() for name, one in manifest.seals.items()}
+        if manifest
+        else None,
+        "weights": manifest.weights.model_dump() if manifest and manifest.weights else None,
         "manifest": manifest is not None,
+        "manifest_sha256": engine.manifest_sha256,
         "size": engine.size,
         "files": {
             name: {**entry.model_dump(), "verified": engine.verified(name)}
@@ -103,6 +109,27 @@ def _facts(engine: EngineDescription, check: GpuCheck | None) -> Iterator[tuple[
     if manifest and manifest.lora_adapters:
         adapters = manifest.lora_adapters.items()
         yield "LoRA", ", ".join(f"{name} (rank {each.rank})" for name, each in adapters)
+    if manifest and manifest.schema_ >= 3:
+        yield from _seals(manifest)
+        yield "SEAL_SHA256", engine.manifest_sha256 or _UNKNOWN
+
+
+def _seals(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    for name, one in manifest.seals.items():
+        made = one.environment
+        versions = {"vLLM": made.vllm, "torch": made.torch, "CUDA": made.cuda}
+        yield (
+            "sealed for",
+            f"{made.gpu_name} (sm_{made.sm}), {made.ranks} ranks, driver {one.driver} or newer, "
+            f"{', '.join(f'{key} {value}' for key, value in versions.items() if value)} "
+            f"Python {made.python}: {len(one.aot)} models, started in {one.seconds:g} s, compiled"
+            f" in {one.compile_seconds:g} s ({name})",
+        )
+    if manifest.weights is not None:
+        held = manifest.weights.files.values()
+        size = _mb(sum(entry.size for entry in held))
+        where = manifest.weights.tar_url or manifest.weights.source
+        yield "weights", f"{len(held)} files, {size} MB, fetched from {where} when it is served"
 
 
 def _gpu(engine: EngineDescription) -> str:
@@ -145,9 +172,17 @@ def _files(engine: EngineDescription) -> Table:
     table.add_column("MB", _mb(engine.size), justify="right", no_wrap=True)
     table.add_column("sha256", no_wrap=True)
     table.add_column("checked", no_wrap=True)
+    seals: dict[str, list[str]] = {}
     for name, entry in engine.contents.files.items():
+        if (owner := seal_of(name)) is not None:
+            seals.setdefault(owner, []).append(name)
+            continue
         checked = "ok" if engine.verified(name) else "-"
         table.add_row(_text(name), _mb(entry.size), entry.sha256[:12], checked)
+    for owner, names in seals.items():
+        size = sum(engine.contents.files[name].size for name in names)
+        checked = "ok" if all(map(engine.verified, names)) else "-"
+        table.add_row(_text(f"sealed/{owner}: {len(names)} files"), _mb(size), "", checked)
     return table
 
 

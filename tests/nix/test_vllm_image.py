@@ -18,14 +18,20 @@ SITE = f"/opt/cog-triton/lib/python{VERSION}/site-packages"
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Image]:
-    """Images of some architectures, built."""
+def small(tmp_path_factory: pytest.TempPathFactory) -> Factory:
+    """The flake, with small wheels in place of vLLM's."""
     directory = tmp_path_factory.mktemp("vllm")
     factory = Factory(directory)
     made = small_wheels.replace(factory.source, VERSION, directory / "small")
     run("nix-store", "--add-fixed", "sha256", *map(str, made))
     factory.commit("Small wheels")
-    return {sm: factory.image(f"cog-triton-runner-vllm-{sm}") for sm in SMS}
+    return factory
+
+
+@pytest.fixture(scope="module")
+def images(small: Factory) -> dict[str, Image]:
+    """Images of some architectures, built."""
+    return {sm: small.image(f"cog-triton-runner-vllm-{sm}") for sm in SMS}
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +54,18 @@ def test_images_share_all_layers_but_pruned_ones(images: dict[str, Image]) -> No
     for name in names:
         different = len({found[name] for found in digests})
         assert different == (len(SMS) if name in ("torch", "vllm") else 1), name
+
+
+def test_a_builder_has_all_packages_of_its_runner(small: Factory, images: dict[str, Image]) -> None:
+    """What is sealed in it is for the same environment."""
+    builder = small.image("cog-triton-builder-vllm-90")
+    runner = images["90"]
+    other = {name for name, digest in builder.digests.items() if runner.digests[name] != digest}
+    assert other == {"source"}
+    assert builder.about["config"]["Cmd"] == ["python", "-m", "cog_triton.door", "--cog-only"]
+    assert (builder.env["COG_MAX_CONCURRENCY"], builder.env["COG_TRITON_SM"]) == ("1", "90")
+    kept = {name: it for name, it in runner.env.items() if name != "COG_MAX_CONCURRENCY"}
+    assert kept.items() <= builder.env.items()
 
 
 def test_layers_of_the_cpu_image_are_the_same(images: dict[str, Image], cpu: Image) -> None:

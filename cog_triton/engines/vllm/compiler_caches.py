@@ -30,12 +30,12 @@ DIRECTORY, MOST_BYTES = "compiler_caches", "compiler_cache_bytes"
 """Parameters of an engine: its lasting directory, none where that is empty, and its bound."""
 FOLDER = "compiler-caches"
 """Its name in the work directory."""
-ROOT = "VLLM_CACHE_ROOT"
+ROOT, KERNELS = "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR"
 PLAN = "VLLM_ENABLE_STARTUP_PLAN"
 # None of them is a part of vLLM's hash of what is compiled (vllm/envs.py, compile_factors).
 _DIRECTORIES = {
     ROOT: "vllm",  # compiled models, start-up plans, what is known of model classes
-    "TRITON_CACHE_DIR": "triton",
+    KERNELS: "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",  # until vLLM sets its own, below its root
     "TORCH_EXTENSIONS_DIR": "torch_extensions",
     "CUDA_CACHE_PATH": "cuda",  # the driver's, of PTX

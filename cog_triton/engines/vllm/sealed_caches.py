@@ -25,7 +25,7 @@ from typing import Any
 from cog_triton.artifact import engine_manifest, seal
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest
 from cog_triton.artifact.seal import Environment
-from cog_triton.engines.vllm.compiler_caches import variables
+from cog_triton.engines.vllm.compiler_caches import KERNELS, ROOT, variables
 from cog_triton.errors import EngineCorrupt, EngineIncompatible
 from cog_triton.system.gpus import NVIDIADriver
 
@@ -209,8 +209,8 @@ def _elsewhere(root: Path | None) -> Iterator[str]:
     if root is None:
         yield "no directory for caches"
         return
-    for name, value in variables(root).items():
-        if value.startswith(str(root)) and os.environ.get(name) != value:
+    for name in (ROOT, KERNELS):  # the others are not looked into where a seal has all
+        if os.environ.get(name) != variables(root)[name]:
             yield name
 
 

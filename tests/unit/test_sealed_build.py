@@ -1,0 +1,241 @@
+"""Builds of sealed vLLM engines with the double: what they refuse, resume, add and leave out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from cuda_driver import has_compiler
+from lora_adapters import adapter
+from sealed_engines import CONFIG, SEAL, SealedBuilds, manifest_of, unpacked
+from stack import processes_of, wait_until
+
+from cog_triton.builder.sealed_config import SealedConfig, parse_any
+from cog_triton.errors import BuildConfigInvalid, EngineCorrupt, ModelUnavailable
+from cog_triton.serving.sealed_engine import with_weights
+from cog_triton.settings import Settings
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
+
+
+@pytest.fixture
+def builds(tmp_path: Path) -> SealedBuilds:
+    return SealedBuilds(tmp_path)
+
+
+def sealed(text: str) -> SealedConfig:
+    config = parse_any(f"engine: vllm\nmodel_id: a/b\n{text}", "c.yaml")
+    assert isinstance(config, SealedConfig)
+    return config
+
+
+def test_config_as_it_is_run_is_the_same_again() -> None:
+    config = sealed("hf_token: hf_1\nargs: {max_model_len: '64'}\nenv: {VLLM_X: 1}\nspare: true\n")
+    assert config.args == {"max_model_len": 64}
+    text = config.to_yaml()
+    assert "hf_1" not in text
+    again = parse_any(text, "again")
+    assert again == config.model_copy(update={"hf_token": None})
+    assert again.fingerprint == config.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("quantize: fp8", "quantize: vLLM quantizes as it loads, and has nothing that writes"),
+        ("args: {model: x}", "args: model: model_id names it: leave it out"),
+        ("args: {nnodes: 2}", "args: nnodes: an engine of several machines is not sealed"),
+        ("args: {max_modellen: 2}", "has no such engine argument; did you mean 'max_model_len'?"),
+        ("args: {max_model_len: x}", "must be a whole number (vLLM 0.33.0)"),
+        ("args: {hf_token: x}", "args: hf_token may be secret"),
+        ("env: {LD_PRELOAD: x}", "env: LD_PRELOAD: must begin with VLLM_, TORCHINDUCTOR_ or NCCL_"),
+        ("env: {VLLM_API_KEY: x}", "env: VLLM_API_KEY may be secret"),
+        ("weights: linked", "must be one of packed, reference"),
+        ("canary: {promt: x}", "canary.promt: unknown key; did you mean 'prompt'?"),
+        ("example_name: qwen", "example_name: unknown key"),
+    ],
+)
+def test_mistakes_in_a_config_are_named(text: str, says: str) -> None:
+    with pytest.raises(BuildConfigInvalid) as caught:
+        sealed(text)
+    assert says in str(caught.value)
+
+
+def test_check_and_plan_build_nothing(builds: SealedBuilds) -> None:
+    for option in ("--check", "--plan"):
+        done = builds.run(CONFIG, option)
+        assert done.returncode == 0, done.stderr
+        assert "compiles  for NVIDIA H200" in done.stdout
+    assert not (builds.directory / "work").exists()
+    assert not builds.journal.exists()
+
+
+def test_without_a_gpu_nothing_is_fetched(builds: SealedBuilds) -> None:
+    builds.variables["CUDA_VISIBLE_DEVICES"] = ""
+    done = builds.run()
+    assert done.returncode == 1
+    assert "E1305" in done.stderr
+    assert "it has 1 ranks, and none of them is here" in done.stderr
+
+
+def test_each_rank_is_sealed(tmp_path: Path) -> None:
+    builds = SealedBuilds(tmp_path, {"gpu_count": 2})
+    engine = unpacked(
+        builds.build({**CONFIG, "args": {"tensor_parallel_size": 2}}), tmp_path / "engine"
+    )
+    manifest = manifest_of(engine)
+    assert (list(manifest.seals), manifest.world_size) == (["nvidia-h200-sm90-x2"], 2)
+    ranks = [path.parent.name for path in sorted(engine.rglob("rank_*/model"))]
+    assert ranks == ["rank_0_0", "rank_1_0"]
+
+
+def test_all_that_a_config_has_is_packed(builds: SealedBuilds) -> None:
+    adapter(builds.directory / "doll")
+    config = {
+        **CONFIG,
+        "spare": True,
+        "env": {"VLLM_USE_V2_MODEL_RUNNER": 1},
+        "sealed": "required",
+        "lora_adapters": {"doll": "./doll"},
+    }
+    engine = unpacked(builds.build(config), builds.directory / "engine")
+    manifest = manifest_of(engine)
+    assert len(manifest.seals[SEAL].aot) == 2  # one that can sleep is another engine
+    assert len(builds.compiled("aot")) == 2
+    assert manifest.variables == {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    assert manifest.seal_required
+    assert json.loads((engine / "multi_lora.json").read_text()) == {"doll": "lora/doll"}
+    assert json.loads((engine / "model.json").read_text()) == {"enable_lora": True}
+    assert (engine / "lora/doll/adapter_model.safetensors").is_file()
+    assert manifest.lora_adapters["doll"].source == "./doll"
+
+
+REFERENCE = {**CONFIG, "weights": "reference"}
+
+
+@pytest.fixture(scope="module")
+def referring(tmp_path_factory: pytest.TempPathFactory) -> SealedBuilds:
+    """Builds of an engine whose weights stay where they are."""
+    made = SealedBuilds(tmp_path_factory.mktemp("reference"))
+    made.build(REFERENCE)
+    return made
+
+
+def test_seals_of_other_gpus_are_added(referring: SealedBuilds, tmp_path: Path) -> None:
+    tar = str(referring.directory / "engine.tar")
+    second = SealedBuilds(tmp_path / "two", {"gpu_name": "NVIDIA H100 80GB HBM3"})
+    both = unpacked(second.build(REFERENCE, "--add-seal", tar), tmp_path / "both")
+    manifest = manifest_of(both)
+    assert list(manifest.seals) == ["nvidia-h100-80gb-hbm3-sm90-x1", SEAL]
+    assert manifest.gpu_name == "NVIDIA H100 80GB HBM3, NVIDIA H200"
+    assert sorted(path.name for path in (both / "sealed").iterdir()) == list(manifest.seals)
+
+
+def test_a_seal_of_another_config_is_not_added(referring: SealedBuilds) -> None:
+    """That is known before anything is compiled."""
+    other = {**REFERENCE, "args": {"max_model_len": 64}}
+    journal = referring.journal.read_text()
+    refused = referring.run(other, "--add-seal", "engine.tar", tar="other.tar")
+    assert "was built of another config" in refused.stderr
+    assert not (referring.directory / "other.tar").exists()
+    assert referring.journal.read_text() == journal
+
+
+@pytest.mark.parametrize("stage", ["compile", "prove"])
+def test_a_build_that_is_killed_goes_on_where_it_was(builds: SealedBuilds, stage: str) -> None:
+    hold = builds.directory / "hold"
+    variable = {"compile": "VLLM_DOUBLE_COMPILING", "prove": "VLLM_DOUBLE_HOLD"}[stage]
+    builds.variables[variable] = str(hold)
+    work = builds.directory / "work"
+    if stage == "compile":
+        hold.touch()
+    command, environment = builds.command(CONFIG), {**builds.environment, **builds.variables}
+    process = subprocess.Popen(
+        command, cwd=builds.directory, env=environment, stdout=subprocess.DEVNULL
+    )
+    try:
+        if stage == "compile":
+            wait_until(lambda: builds.journal.exists() and builds.compiled("aot"))
+        else:
+            wait_until(lambda: list(work.rglob("compile.json")))
+            hold.touch()
+            wait_until(lambda: list(work.rglob("proof/caches/*/vllm/modelinfos")))
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    wait_until(lambda: not processes_of(builds.directory / "home"))
+    assert not (builds.directory / "engine.tar").exists()
+    hold.unlink()
+    done = builds.run()
+    assert done.returncode == 0, done.stderr
+    assert ("[compile] already done" in done.stdout) == (stage == "prove")
+    assert "[prove] already done" not in done.stdout
+    assert list(manifest_of(unpacked(builds.directory / "engine.tar", work / "x")).seals) == [SEAL]
+
+
+def test_a_proof_with_another_answer_ends_the_build(referring: SealedBuilds) -> None:
+    """Its record of what was compiled has another answer."""
+    (record,) = (referring.directory / "work").rglob("compile.json")
+    kept = record.read_text()
+    told = json.loads(kept)
+    told["told"]["output_ids"] = [1, 2, 3, 4]
+    record.write_text(json.dumps(told))
+    record.with_name("prove.json").unlink()
+    done = referring.run(REFERENCE, tar="another.tar")
+    record.write_text(kept)
+    assert done.returncode == 1
+    told_text = "prove: the canary was answered with [97, 98, 99, 97], and with [1, 2, 3, 4]"
+    assert told_text in done.stderr
+    assert not (referring.directory / "another.tar").exists()
+
+
+@pytest.fixture
+def engine(referring: SealedBuilds, tmp_path: Path) -> Path:
+    return unpacked(referring.directory / "engine.tar", tmp_path / "engine")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(COG_TRITON_WORK_DIR=str(tmp_path / "server"))
+
+
+def test_weights_are_fetched_and_compared(
+    referring: SealedBuilds, engine: Path, settings: Settings
+) -> None:
+    model = referring.directory / "model"
+    weights = manifest_of(engine).weights
+    assert weights is not None
+    assert list(weights.files) == ["model.safetensors"]
+    assert weights.source == str(model)
+    assert not (engine / "model.safetensors").exists()
+    view = with_weights(settings, engine)
+    assert (view / "model.safetensors").resolve() == model / "model.safetensors"
+    assert (view / "model.json").resolve() == engine / "model.json"
+    assert with_weights(settings, engine) == view
+
+
+def test_weights_that_are_gone_are_looked_for_again(
+    referring: SealedBuilds, engine: Path, settings: Settings
+) -> None:
+    file = referring.directory / "model" / "model.safetensors"
+    with_weights(settings, engine)
+    file.rename(file.with_suffix(".kept"))
+    try:
+        with pytest.raises(ModelUnavailable, match="no weights"):
+            with_weights(settings, engine)
+        file.with_name("other.safetensors").touch()
+        with pytest.raises(EngineCorrupt, match=r"has no model\.safetensors, which the"):
+            with_weights(settings, engine)
+        file.write_bytes(b"x")
+        with pytest.raises(EngineCorrupt, match="has 1 bytes, the manifest says 0"):
+            with_weights(settings, engine)
+    finally:
+        file.with_name("other.safetensors").unlink(missing_ok=True)
+        file.with_suffix(".kept").replace(file)
+
+
+def test_an_engine_with_its_weights_is_served_as_it_is(settings: Settings, tmp_path: Path) -> None:
+    assert with_weights(settings, tmp_path) == tmp_path

@@ -26,11 +26,11 @@ from cog_triton.artifact.engine_manifest import (
     adapter_directory,
 )
 from cog_triton.artifact.seal import Seal, seal_name
-from cog_triton.builder import package, sealed_package, step_cache
+from cog_triton.builder import other_user, package, sealed_package, step_cache
 from cog_triton.builder.packed_adapters import naming
 from cog_triton.builder.plan import Script, Step
 from cog_triton.builder.sealed_config import SealedConfig
-from cog_triton.builder.sealed_package import OtherSeal
+from cog_triton.builder.sealed_package import OtherSeal, as_json, link
 from cog_triton.builder.step import run_process
 from cog_triton.builder.workspace import Echo, Workspace
 from cog_triton.download import model_source
@@ -52,6 +52,7 @@ from cog_triton.packages.vllm_environment import find_vllm
 from cog_triton.settings import load_group
 from cog_triton.settings.engine import EngineSettings
 from cog_triton.settings.programs import FileSettings
+from cog_triton.system import isolated_python
 from cog_triton.system.gpus import gpu_names, installed_driver, visible_gpus
 from cog_triton.system.redaction import redact_address
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -176,14 +177,14 @@ class SealedBuild:
         for name, file in engine_manifest.files_of(model).items():
             hidden = any(part.startswith(".") for part in name.split("/"))
             if not (hidden or name in _OURS or name.startswith(_OUR_FOLDERS)):
-                _link(file, self._engine / name)
+                link(file, self._engine / name)
         arguments: dict[str, Any] = dict(self.config.args)
         if self.config.lora_adapters:
             arguments["enable_lora"] = True
             self._fetch_adapters()
             places = {name: adapter_directory(name) for name in sorted(self.adapters)}
-            (self._engine / LORA_FILE).write_text(_json(places), "utf-8")
-        (self._engine / MODEL_FILE).write_text(_json(arguments), "utf-8")
+            (self._engine / LORA_FILE).write_text(as_json(places), "utf-8")
+        (self._engine / MODEL_FILE).write_text(as_json(arguments), "utf-8")
 
     def _fetch_adapters(self) -> None:
         most = load_group(EngineSettings).max_lora_bytes
@@ -201,7 +202,7 @@ class SealedBuild:
                 )
                 adapter = lora_adapter.read_adapter(fetched.path)
             for file in lora_adapter.FILES:
-                _link(fetched.path / file, self._engine / adapter_directory(name) / file)
+                link(fetched.path / file, self._engine / adapter_directory(name) / file)
             self.adapters[name] = AdapterEntry(
                 source=redact_address(wanted.source),
                 revision=fetched.revision,
@@ -269,12 +270,20 @@ class SealedBuild:
         shutil.rmtree(proof, ignore_errors=True)
         engine = proof / "engine"
         digest = self._lay_out(engine, name, made)
+        caches = proof / "caches"
+        held = [path.resolve() for path in engine_manifest.files_of(engine).values()]
+        ours = isolated_python.environment_of(self.plan.python, self.plan.work_dir)
+        other = other_user.command(self.plan.python, ours, held, caches)
+        made = made.model_copy(update={"apart": bool(other)})
+        self.echo(f"[prove] by {'another' if other else 'the same'} user, at another path")
         parameters = {sealed_caches.TRUSTED: digest, sealed_caches.REQUIRED: "true"}
         expected = sum(map(len, sealed_caches.compiled(self._sealed / name)))
         seconds: list[float] = []
         for variant in self._variants():
             more = {"VLLM_FORCE_AOT_LOAD": "1"} if made.aot else {}
-            told = self._start("prove", engine, proof / "caches", {**parameters, **variant}, more)
+            if other:
+                more["HOME"] = str(caches)
+            told = self._start("prove", engine, caches, {**parameters, **variant}, more, other)
             seconds.append(told.seconds)
             if told.output_ids != self._told.output_ids:
                 raise BuildStepFailed(
@@ -296,7 +305,7 @@ class SealedBuild:
     def _lay_out(self, engine: Path, name: str, made: Seal) -> str:
         """An engine to prove the seal with, at another path; returns its manifest's digest."""
         for file, path in engine_manifest.files_of(self._engine).items():
-            _link(path.resolve(), engine / file)
+            link(path.resolve(), engine / file)
         files = {}
         for file, path in engine_manifest.files_of(self._sealed).items():
             copy = engine / seal.DIRECTORY / file
@@ -364,6 +373,7 @@ class SealedBuild:
         caches: Path,
         parameters: dict[str, str],
         environment: dict[str, str] | None = None,
+        begin: Sequence[str] = (),
     ) -> Started:
         """Start the engine in `engine` as a server does, with its caches below `caches`."""
         given = {
@@ -376,7 +386,7 @@ class SealedBuild:
         words = [json.dumps(given), json.dumps(self._input_ids), str(tokens)]
         script = Script(
             name="seal_start",
-            argv=(python, "-m", "cog_triton.engines.vllm.seal_start", *words),
+            argv=(*begin, python, "-m", "cog_triton.engines.vllm.seal_start", *words),
             path=Path(python),
             python=python,
         )
@@ -434,12 +444,3 @@ STAGES: Sequence[tuple[str, Callable[[SealedBuild], None]]] = (
     ("package", SealedBuild.pack),
 )
 """What a build of a sealed engine does one after another."""
-
-
-def _link(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.symlink_to(source.resolve())
-
-
-def _json(value: dict[str, Any]) -> str:
-    return json.dumps(value, indent=2, sort_keys=True) + "\n"

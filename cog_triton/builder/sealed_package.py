@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cog_triton import __version__
 from cog_triton.artifact import engine_manifest, seal, tar_members
@@ -143,3 +145,14 @@ def oldest_driver(told: Started) -> str:
 def entry_of(path: Path) -> FileEntry:
     """Size and sum of a file."""
     return FileEntry(size=path.stat().st_size, sha256=engine_manifest.sha256_of(path))
+
+
+def link(source: Path, target: Path) -> None:
+    """Make `target` a link to the file `source`, and the directories above it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.symlink_to(source.resolve())
+
+
+def as_json(value: dict[str, Any]) -> str:
+    """Text of a JSON file, equal for equal values."""
+    return json.dumps(value, indent=2, sort_keys=True) + "\n"

@@ -19,6 +19,7 @@ from cog_triton.sizing.model_files import ModelFiles
 from cog_triton.system.atomic_write import writing
 from cog_triton.system.terminal import coded_errors
 
+_YAML = (".yaml", ".yml")
 VLLM_PRECISIONS = (FP8,)
 """What vLLM makes of 16-bit weights while it loads them; others need quantized weights."""
 
@@ -88,7 +89,10 @@ def init(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="File; for vllm a directory; - prints.", show_default="by MODEL"
+            "--output",
+            "-o",
+            help="File; for vllm a directory, or a .yaml to seal an engine by; - prints.",
+            show_default="by MODEL",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
@@ -96,7 +100,8 @@ def init(
     """Write a first config for MODEL, with the reason of every choice.
 
     For TensorRT-LLM that is a build config, which is checked as by
-    build --check; for vLLM a directory with model.json. By a sum of memory, the
+    build --check; for vLLM a directory with model.json, or, where -o names a
+    .yaml, the build config of a sealed engine. By a sum of memory, the
     fewest GPUs with room for 16 sequences of 4096 tokens are chosen, and on
     them the least loss of precision; no weights are fetched. A number of GPUs
     (4xh100) is taken as it is.
@@ -164,6 +169,9 @@ def _write_vllm(files: ModelFiles, fit: Fit, output: Path | None, force: bool) -
     from cog_triton.engines.vllm.model_directory import MODEL_FILE, read_arguments
 
     arguments = vllm_arguments(files, fit)
+    if output is not None and output.suffix in _YAML:
+        _write_sealed(files, fit, arguments, output, force)
+        return
     text = as_json(arguments)
     if _printed(text, output):
         return
@@ -176,6 +184,37 @@ def _write_vllm(files: ModelFiles, fit: Fit, output: Path | None, force: bool) -
     typer.echo(
         f"Wrote {directory / MODEL_FILE}. Serve it: cog-triton serve {shlex.quote(str(directory))}"
     )
+
+
+def sealed_config(arguments: dict[str, tuple[object, str]]) -> str:
+    """Text of a build config that seals an engine of these arguments."""
+    lines = ["engine: vllm"]
+    named = {"model": "model_id", "revision": "revision"}
+    for name, key in named.items():
+        if name in arguments:
+            value, why = arguments[name]
+            lines.append(f"{key}: {json.dumps(value)} # {why}")
+    lines.append("args:")
+    rest = {name: it for name, it in arguments.items() if name not in named}
+    lines += [f"  {name}: {json.dumps(value)} # {why}" for name, (value, why) in rest.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _write_sealed(
+    files: ModelFiles,
+    fit: Fit,
+    arguments: dict[str, tuple[object, str]],
+    path: Path,
+    force: bool,
+) -> None:
+    from cog_triton.builder.sealed_config import parse_any
+
+    text = sealed_config(arguments)
+    parse_any(text, str(path))
+    write_output(path, text, force=force)
+    _tell(fit)
+    name = shlex.quote(str(path))
+    typer.echo(f"Wrote {path}. Build it on {fit.memory.gpu.name}: cog-triton build {name}")
 
 
 def _printed(text: str, output: Path | None) -> bool:

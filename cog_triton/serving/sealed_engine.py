@@ -11,7 +11,7 @@ from cog_triton.artifact import engine_manifest
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, WeightsReference
 from cog_triton.download import disk_space
 from cog_triton.download.model_source import ModelRequest, fetch_model
-from cog_triton.engines.vllm.seal_trust import SealedManifest, checked_pin
+from cog_triton.engines.vllm.seal_trust import SealedManifest, checked_pins
 from cog_triton.engines.vllm.sealed_caches import REQUIRED, TRUSTED
 from cog_triton.errors import EngineCorrupt, EngineIncompatible
 from cog_triton.oci.reference import Reference, is_oci
@@ -28,14 +28,14 @@ def options(settings: Settings, directory: Path, weights: str | None) -> dict[st
         EngineIncompatible: a seal is required, and there is none that is trusted.
         EngineCorrupt: the manifest is broken.
     """
-    pin = checked_pin(settings.seal_sha256)
+    pins = checked_pins(settings.seal_sha256)
     found = SealedManifest.of(directory)
     if settings.seal == "off" or found is None:
         if settings.seal == "required":
             raise EngineIncompatible(f"{directory}: SEAL is required, and the engine has no seal")
         return {}
     registry = Reference.parse(weights).digest if weights and is_oci(weights) else None
-    why = found.distrust(settings.work_dir, pin, registry)
+    why = found.distrust(settings.work_dir, pins, registry)
     required = settings.seal == "required" or found.manifest.seal_required
     if why is None:
         return {TRUSTED: found.digest, REQUIRED: str(required).lower()}

@@ -87,9 +87,9 @@ class EngineSettings(SettingsGroup):
     )
     seal_sha256: OptionalText = Field(
         None,
-        description="Digest of the one sealed engine whose compiled code may run: of its manifest,"
-        " as `cog-triton inspect` tells it, or in its registry. Unset: those alone that this user"
-        " built on this host (security.md).",
+        description="Digests, with commas between, of the sealed engines whose compiled code may"
+        " run: of the manifest, as `cog-triton inspect` tells it, or in a registry. Unset: those"
+        " alone that this user built on this host (security.md).",
     )
     compiler_cache_bytes: int = Field(
         4 << 30,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from cuda_driver import has_compiler
-from sealed_engines import SEAL, SealedBuilds, compiled, digest_of, unpacked
+from sealed_engines import SEAL, SealedBuilds, compiled, digest_of, manifest_of, unpacked
 from stack import Stack, text_of
 from vllm_engines import double_environment
+
+from cog_triton.builder.job import Job, JobRunner
 
 pytestmark = [
     pytest.mark.integration,
@@ -82,3 +85,17 @@ def test_a_required_seal_that_is_not_trusted_ends_the_start(
     assert "E1305" in output
     assert "a seal is required" in output
     assert not stack.journal.exists()
+
+
+def test_the_builders_prediction_seals(tmp_path: Path, builds: SealedBuilds) -> None:
+    """The job that the builder's predictor starts, with the environment of a builder image."""
+    output = tmp_path / "engine.tar"
+    config = yaml.safe_dump({**CONFIG, "model_id": str(builds.directory / "model")})
+    job = Job(config=config, output=output, workspace=tmp_path / "work")
+    lines: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in builds.environment.items():
+            patch.setenv(name, value)
+        JobRunner().run(job, lines.append)
+    assert any("[prove] started in" in line for line in lines), lines
+    assert list(manifest_of(unpacked(output, tmp_path / "engine")).seals) == [SEAL]

@@ -11,6 +11,7 @@ from test_sizing import DEEPSEEK, GPT2, LLAMA_8B, LLAMA_70B, MIXTRAL
 from typer.testing import CliRunner
 
 from cog_triton.builder.config import load_config
+from cog_triton.builder.sealed_config import SealedConfig, load_any
 from cog_triton.cli.app import app
 from cog_triton.engines.vllm.model_directory import read_arguments
 from cog_triton.sizing import gpu_table
@@ -94,6 +95,17 @@ def test_vllm_takes_every_argument(
     assert {**found, **expected} == found
     assert found["model"] == str(Path(name).resolve())
     assert "Serve it: cog-triton serve served" in said
+
+
+def test_vllm_takes_a_build_config_to_seal_by() -> None:
+    name = model(LLAMA_8B)
+    code, said = run(name, "--gpu", "h200", "--for", "vllm", "-o", "sealed.yaml")
+    assert code == 0, said
+    config = load_any(Path("sealed.yaml"))
+    assert isinstance(config, SealedConfig)
+    assert config.model_id == str(Path(name).resolve())
+    assert config.args["max_num_seqs"]
+    assert "Build it on H200" in said
 
 
 def test_a_dash_prints_the_config_alone() -> None:

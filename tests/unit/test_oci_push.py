@@ -268,3 +268,22 @@ def test_the_double_is_as_strict_as_it_says(double: RegistryDouble) -> None:
     place = httpx.post(url).headers["Location"]
     answer = httpx.put(f"http://{double.address}{place}&digest=sha256:{'0' * 64}", content=b"x")
     assert answer.status_code == 400
+
+
+def test_a_seal_is_a_layer_so_that_a_new_one_sends_it_alone(tmp_path: Path) -> None:
+    """Kernels are hundreds of files, and a seal is made anew for each vLLM."""
+    names = ["model.safetensors", "tokenizer.json", "cog-triton.json"]
+    sealed = [f"sealed/{gpu}/triton/{n}/k.cubin" for gpu in ("a", "b") for n in range(300)]
+    spans = {}
+    for number, name in enumerate([*names, *sealed]):
+        path = tmp_path / str(number)
+        path.write_bytes(name.encode())
+        spans[name] = layer_blobs.Span(path, 0, path.stat().st_size)
+    before = [blob.describe(lambda _: None) for blob in layer_blobs.layers_of(spans)]
+    assert [len(layer.files) for layer in before] == [1, 1, 1, 300, 300]
+    added = {**spans, "sealed/c/triton/1/k.cubin": spans[sealed[0]]}
+    after = [blob.describe(lambda _: None) for blob in layer_blobs.layers_of(added)]
+    new = {layer.digest for layer in after} - {layer.digest for layer in before}
+    assert [list(layer.files) for layer in after if layer.digest in new] == [
+        ["sealed/c/triton/1/k.cubin"]
+    ]

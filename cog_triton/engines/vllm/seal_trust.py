@@ -8,6 +8,8 @@ records, or if whoever starts the server pins the digest.
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,18 +68,19 @@ class SealedManifest:
             return None
         return cls(directory, manifest, hashlib.sha256(text).hexdigest())
 
-    def distrust(self, work_dir: Path, pin: str | None, registry_digest: str | None) -> str | None:
+    def distrust(
+        self, work_dir: Path, pins: Collection[str], registry_digest: str | None
+    ) -> str | None:
         """Why its seals are not to be opened; None if they are trusted.
 
         Args:
-            pin: SEAL_SHA256, the digest of the manifest or that in its registry.
+            pins: `checked_pins`, each the digest of a manifest or of an engine in its registry.
             registry_digest: what the engine was pulled by, ``sha256:...``.
         """
-        wanted = (pin or "").removeprefix(_PREFIX)
-        if wanted and wanted in (self.digest, (registry_digest or "").removeprefix(_PREFIX)):
+        if {self.digest, (registry_digest or "").removeprefix(_PREFIX)} & {*pins}:
             return None
-        if wanted:
-            return f"SEAL_SHA256 is {wanted}, and its manifest has sha256 {self.digest}"
+        if pins:
+            return f"SEAL_SHA256 is {', '.join(pins)}, and its manifest has sha256 {self.digest}"
         if was_built_here(work_dir, self.digest):
             return None
         return (
@@ -86,11 +89,13 @@ class SealedManifest:
         )
 
 
-def checked_pin(pin: str | None) -> str | None:
-    """SEAL_SHA256 as it is; raises E1005 for what is no digest."""
-    wanted = (pin or "").removeprefix(_PREFIX)
-    if wanted and (len(wanted) != 64 or not set(wanted) <= set("0123456789abcdef")):
-        raise InvalidArgument(
-            f"SEAL_SHA256={pin!r}: must be 64 hexadecimal digits, with or without sha256: before"
-        )
-    return pin
+def checked_pins(setting: str | None) -> list[str]:
+    """The digests of SEAL_SHA256, in hexadecimal; raises E1005 for what is none."""
+    pins = [pin.strip().removeprefix(_PREFIX) for pin in (setting or "").split(",")]
+    for pin in filter(None, pins):
+        if not re.fullmatch("[0-9a-f]{64}", pin):
+            raise InvalidArgument(
+                f"SEAL_SHA256={pin[:80]!r}: must be 64 hexadecimal digits, with or without sha256:"
+                " before, or several of them with commas between"
+            )
+    return [pin for pin in pins if pin]

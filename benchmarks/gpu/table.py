@@ -223,6 +223,28 @@ def starts(results: Mapping[str, Any]) -> str:
          "KV cache tokens"), rows)  # fmt: skip
 
 
+_MARKS = {
+    "keeper": "to the engine's process", "imported": "import", "configured": "configure",
+    "core": "EngineCore", "loaded": "load", "compiled": "compile", "memory": "measure",
+    "captured": "capture", "engine": "warm up", "ready": "to READY", "answer": "first answer",
+}  # fmt: skip
+
+
+def start_marks(phase: Mapping[str, Any]) -> str:
+    """Seconds of each start from one mark to the next; a mark that is missing is the next one's."""
+    rows = []
+    for row in phase["starts"]:
+        last, spent = 0.0, []
+        for mark in _MARKS:
+            at = row["marks"].get(mark)
+            spent.append("-" if at is None else f"{at - last:.1f}")
+            last = last if at is None else at
+        told = (row["part"], row["caches"], row["marks"]["ready"], *spent, row["files made"])
+        rows.append(told)
+    columns = ("server", "caches", "READY after s", *_MARKS.values(), "files compiled")
+    return table(columns, rows)
+
+
 def machine(phase: Mapping[str, Any]) -> str:
     """GPU, processor, kernel and package versions."""
     versions = [f"{name} {version}" for name, version in phase.get("vllm", {}).items()]
@@ -274,6 +296,8 @@ def sections(results: Mapping[str, Any]) -> dict[str, str]:
     if any(parking.values()):
         made["parked engines"] = parked(parking)
         made["returns"] = returns(parking)
+    if results.get("start", {}).get("starts"):  # verify-image has another phase of this name
+        made["starts"] = start_marks(results["start"])
     if "park-serve" in results:
         made["parked servers"] = parked_servers(results["park-serve"])
     if found := results.get("nodes"):

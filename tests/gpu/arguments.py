@@ -18,14 +18,15 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PHASES = ("machine", "checks", "bench", "bench-python", "1b", "small", "prune")
 ONLY_BY_NAME = (
     *("many", "kill", "pair", "replicas", "abilities", "peer"),
-    *("park", "park-tp", "park-serve", "nodes", "resume"),
+    *("park", "park-tp", "park-serve", "nodes", "start", "resume"),
 )
 PARTS = (
     *("spare", "no-spare", "asleep", "snapshot", "alone"),
     *("sockets", "as-usual", "suspended", "alone-sockets", "alone-as-usual", "alone-suspended"),
     "swap",
+    *("ours", "peer", "ours-small", "peer-small"),
 )
-"""Parts of the phases park, park-tp and park-serve."""
+"""Parts of the phases park, park-tp, park-serve and start."""
 MAX_AT_ONCE = 1024
 """As many requests as our server takes at once at default settings, in all."""
 _ABOUT = """\
@@ -57,6 +58,8 @@ nodes      on two GPUs: one engine on two nodes, in network namespaces, by the c
            LeaderWorkerSet, beside one node; kill -9 of the other node under 64 streams
 resume     on one GPU: kill -9 of EngineCore under 64 streams of each of eight classes, at times
            spread over their length: whole, the same, and where they part, a near tie
+start      on one GPU: where each second of a start goes, ours and vLLM's own server, with empty
+           caches and with full ones, over a model of 8B and over SmolLM2
 
 DIRECTORY (.work/gpu) is what scripts/setup-gpu set up, now if it was not. Checks and medians are in
 DIRECTORY/results.json after each step, single measurements in samples.json, and tables in
@@ -89,7 +92,8 @@ def add_measures(
     phases = partial(_names, (*usual, *others))
     parser.add_argument("--phase", type=phases, default=list(usual), metavar="PHASE,PHASE,...")
     parser.add_argument("--parts", type=partial(_names, PARTS), default=[], metavar="PART,...",
-                        help="of park, park-tp and park-serve, spare,asleep; else all")  # fmt: skip
+                        help="of park, park-tp, park-serve, start: spare,asleep;"
+                        " else all")  # fmt: skip
     parser.add_argument("--budget", type=_seconds, metavar="SECONDS",
                         help="of a phase, then no more measurements begin (540; its own with"
                         " several GPUs)")  # fmt: skip
@@ -97,7 +101,8 @@ def add_measures(
                         help="of all phases; one that cannot end by then is not begun")  # fmt: skip
     parser.add_argument("--gpus", type=_gpus, default=8, help="2, 4 or 8 (8)")
     parser.add_argument("--layers", type=_whole,
-                        help="of the 70B shape; else 80 on 8 GPUs, 40 on 4, 20 on 2")  # fmt: skip
+                        help="of the 70B shape; else 80 on 8 GPUs, 40 on 4, 20 on 2;"
+                        " of the 8B shape in park and start, else 32")  # fmt: skip
     parser.add_argument("--front-end", choices=("rust", "python"), default="rust",
                         help="of vLLM's server in many; peer has the other one (rust)")  # fmt: skip
     parser.add_argument("--rounds", type=_whole, default=3, help="of the benchmarks, at most (3)")

@@ -7,6 +7,7 @@ Face directory. The large ones have no weights: vLLM makes them up, always the s
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Mapping
@@ -135,6 +136,43 @@ def large(
     _write(directory / "config.json", {**shape, **ids})
     _write(directory / "model.json", {"load_format": "dummy", **arguments})
     return directory
+
+
+def zeros(directory: Path, shape: Mapping[str, Any]) -> None:
+    """Weights of a llama `shape`, all zeros, in a sparse file, which takes no room and no time.
+
+    Its pages come from the page cache as those of any other file, without a disk.
+    """
+    hidden, inner, size = (shape[name] for name in ("hidden_size", "intermediate_size", "head_dim"))
+    heads, kv = (shape[name] * size for name in ("num_attention_heads", "num_key_value_heads"))
+    layer = {
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+        "self_attn.q_proj": (heads, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, heads),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    tensors: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (shape["vocab_size"], hidden),
+        "lm_head.weight": (shape["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
+    for number in range(shape["num_hidden_layers"]):
+        for name, sizes in layer.items():
+            tensors[f"model.layers.{number}.{name}.weight"] = sizes
+    header, end = {}, 0
+    for name, sizes in tensors.items():
+        begin, end = end, end + 2 * math.prod(sizes)
+        header[name] = {"dtype": "BF16", "shape": sizes, "data_offsets": [begin, end]}
+    told = json.dumps(header).encode()
+    told += b" " * (-len(told) % 8)
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(len(told).to_bytes(8, "little") + told)
+        file.truncate(8 + len(told) + end)
 
 
 def _name(name: str) -> str:

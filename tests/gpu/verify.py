@@ -29,6 +29,7 @@ import profiles
 import prompts
 import pruned
 import resumed
+import start_marks
 import table
 import vision_model
 from abilities import Abilities, Images
@@ -84,8 +85,14 @@ _ADAPTED = {
 _TOOLS_TEMPLATE = REPOSITORY / "configs" / "chat_templates" / "chatml-tools.jinja"
 _ROLE = "vLLM EngineCore"
 _BUDGET_S = 540
-_BUDGETS = {**many.BUDGETS, **parking.BUDGETS, **nodes.BUDGETS, **resumed.BUDGETS}
-_LEAST = {**many.LEAST, **parking.LEAST, **nodes.LEAST, **resumed.LEAST}
+_BUDGETS = {
+    **{**many.BUDGETS, **parking.BUDGETS, **nodes.BUDGETS},
+    **{**resumed.BUDGETS, **start_marks.BUDGETS},
+}
+_LEAST = {
+    **{**many.LEAST, **parking.LEAST, **nodes.LEAST},
+    **{**resumed.LEAST, **start_marks.LEAST},
+}
 
 
 class Driver:
@@ -166,6 +173,7 @@ class Driver:
             **self._parking.phases(),
             **resumed.Resumed(self).phases(),
             **nodes.TwoNodes(self).phases(),
+            **start_marks.Starts(self).phases(),
         }
 
     def _write_tables(self) -> None:

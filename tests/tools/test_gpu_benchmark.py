@@ -222,6 +222,23 @@ def test_the_tables_are_written_between_their_marks(gpu: SimpleNamespace) -> Non
     assert gpu.table.replace_sections(text, "h1", made) == text
 
 
+def test_the_table_of_starts_says_where_the_seconds_went(gpu: SimpleNamespace) -> None:
+    ours = {"keeper": 2.0, "imported": 10.5, "configured": 11.0, "core": 11.5, "loaded": 15.0}
+    runs = [
+        {"part": "ours", "caches": "full", "marks": {**ours, "ready": 30.0, "answer": 30.25},
+         "files made": 0},
+        {"part": "peer", "caches": "empty", "marks": {"core": 20.0, "ready": 90.0, "answer": 91.0},
+         "files made": 12},
+    ]  # fmt: skip
+    told = gpu.table.sections({"start": {"starts": runs}})["starts"]
+    row = "| ours | full | 30.0 | 2.0 | 8.5 | 0.5 | 0.5 | 3.5 | - | - | - | - | 15.0 | 0.2 | 0 |"
+    assert row in told
+    assert (
+        "| peer | empty | 90.0 | - | - | - | 20.0 | - | - | - | - | - | 70.0 | 1.0 | 12 |" in told
+    )
+    assert "starts" not in gpu.table.sections({"start": {"seconds": 3}}), "of verify-image"
+
+
 def test_a_page_holds_chosen_tables_of_several_runs(gpu: SimpleNamespace) -> None:
     marks = "\n{}\n".join(gpu.table.MARKS)
     first, second = (marks.format("old", run=run, name="checks") for run in ("h1", "h2"))

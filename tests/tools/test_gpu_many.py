@@ -22,7 +22,7 @@ HERE = Path(__file__).parents[2]
 PLACES = ("benchmarks/gpu", "tests/gpu", "tests/gpu/image")
 MODULES = (
     "prompts", "endpoints", "killed_worker", "newer_source", "detached", "table", "multicast",
-    "adapters", "snapshots",
+    "adapters", "snapshots", "start_marks",
 )  # fmt: skip
 DETACHED = HERE / "scripts" / "run-detached"
 PATIENCE_S = 60
@@ -287,3 +287,25 @@ def test_tables_of_several_gpus(gpu: SimpleNamespace) -> None:
     assert "| /v1 | 64 | 90 | 1 | 0.900 |" in made["many GPUs' benchmark"]
     assert "| 64 | 0.1 | E2105: 64 | 0.3 | 70.0 | - |" in made["killed worker"]
     assert "| ours | 200.1 | - |" in made["many GPUs' starts"]
+
+
+def test_the_marks_of_a_start_are_the_lines_of_its_logs(
+    gpu: SimpleNamespace, tmp_path: Path
+) -> None:
+    log = tmp_path / "serve.log"
+    log.write_text("")
+    engine = tmp_path / "work" / "run" / "7" / "engine-1.log"
+    engine.parent.mkdir(parents=True)
+    marks = gpu.start_marks.Marks(SimpleNamespace(log=log, began=time.monotonic()))
+    marks.start()
+    engine.write_text("INFO vLLM 0.33.0 is imported\nModel loading took 1 GiB")
+    deadline = time.monotonic() + PATIENCE_S
+    while "imported" not in marks.seen:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with engine.open("a") as file:
+        file.write(" memory and 2.5 seconds\nEngineCore: imported in 9.10 s, then waited 0.20 s\n")
+    marks.end()
+    assert marks.seen.keys() == {"imported", "loaded"}
+    assert marks.seen["imported"] <= marks.seen["loaded"]
+    assert marks.text.count("Model loading took") == 1

@@ -11,6 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from openvino_reference import TinyModel
+from safetensors import safe_open
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
@@ -60,3 +61,18 @@ def test_the_large_model_can_decode_every_token(
     model = read_model(large)
     assert model.arguments["load_format"] == "dummy"
     assert model.max_model_len == 64
+
+
+def test_weights_of_zeros_are_a_sparse_file_of_the_shape(
+    models: ModuleType, tmp_path: Path
+) -> None:
+    shape = {**models.SHAPE, "num_hidden_layers": 2, "vocab_size": 100, "hidden_size": 64}
+    models.zeros(tmp_path, {**shape, "intermediate_size": 96, "head_dim": 16})
+    with safe_open(tmp_path / "model.safetensors", "np") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    assert len(shapes) == 3 + 2 * 9
+    assert shapes["lm_head.weight"] == (100, 64)
+    assert shapes["model.layers.1.self_attn.k_proj.weight"] == (8 * 16, 64)
+    assert shapes["model.layers.0.mlp.down_proj.weight"] == (64, 96)
+    told = (tmp_path / "model.safetensors").stat()
+    assert told.st_blocks * 512 < told.st_size

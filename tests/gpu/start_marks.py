@@ -1,14 +1,21 @@
 """Where each second of a start goes: ours and ``vllm serve``, with empty caches and with full ones.
 
+And ours of a sealed engine, which is built, and then started over empty caches.
+
 Marks are lines of the servers' logs, stamped when they appear, since vLLM's own have whole seconds.
 The large model's weights are a sparse file of zeros: reading that is reading the page cache.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable
@@ -17,8 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import models
+from arguments import REPOSITORY
 from results import Phase
 from servers import NotStarted, Server, stopped_at_the_end, vllm_serve
+
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from verify import Driver
@@ -32,6 +42,8 @@ _ARGUMENTS = {
 }
 # Seconds of a start with empty caches and of one with full ones, with its end (gpu-3 and before).
 _PARTS = {"ours": (105, 55), "peer": (100, 48), "ours-small": (75, 45), "peer-small": (70, 40)}
+_SEALED = {"sealed-small": 150, "sealed": 300}
+"""Seconds of a build, its proof, and a start of what it made."""
 MARKS = {
     "keeper": r"engine process 1 starts",
     "imported": r"vLLM \S+ is imported",
@@ -96,7 +108,9 @@ class Starts:
     def start(self, phase: Phase) -> None:
         """Start each server twice, over the same caches, which are empty the first time."""
         phase.put("layers", self._layers)
-        for part in self._driver.options.parts or _PARTS:
+        for part in self._driver.options.parts or (*_PARTS, *_SEALED):
+            if part in _SEALED:
+                self._seal(phase, part)
             if part not in _PARTS:
                 continue
             caches = self._driver.root / "start-caches" / part
@@ -130,20 +144,73 @@ class Starts:
             (made / "model.json").write_text(json.dumps(arguments), "utf-8")
         return made
 
-    def _server(self, part: str, state: str, caches: Path) -> Server:
+    def _seal(self, phase: Phase, part: str) -> None:
+        """Build a sealed engine, and start it where nothing was compiled."""
+        left = self._driver.until - time.monotonic()
+        if left < _SEALED[part] and not self._driver.rehearsal:
+            phase.add("not run", f"{part}: {left:.0f} s are left of {_SEALED[part]}")
+            return
+        place = self._driver.root / "start-caches" / part
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        model, tar, config = self._model(part), place / "engine.tar", place / "seal.yaml"
+        arguments = json.loads((model / "model.json").read_text("utf-8"))
+        asked = {"engine": "vllm", "model_id": str(model), "args": arguments, "sealed": "required"}
+        config.write_text(json.dumps(asked), "utf-8")
+        command = [sys.executable, "-m", "cog_triton", "build", str(config), "-o", str(tar)]
+        seen = _gpu_double(place / "double") if self._driver.rehearsal else {}
+        values = {**self._values(place / "build"), **seen}
+        values["COG_TRITON_WORK_DIR"] = str(place / "build")
+        began = time.monotonic()
+        with (place / "build.log").open("wb") as log:
+            done = subprocess.run(command, env={**os.environ, **values}, stdout=log, stderr=log)
+        took = round(time.monotonic() - began, 1)
+        told = (place / "build.log").read_text("utf-8", "replace")
+        if not phase.check(f"{part}: it is built", done.returncode == 0, told[-1500:]):
+            return
+        with tarfile.open(tar) as members:
+            read = members.extractfile(MANIFEST_NAME)
+            manifest = read.read() if read else b""
+            sizes = {item.name: item.size for item in members if item.name.startswith("sealed/")}
+        row = {"part": part, "build": took, "compiled bytes": sum(sizes.values())}
+        phase.add("seals", {**row, "seals": json.loads(manifest).get("seals")})
+        print(f"  {part}: built in {took} s, {row['compiled bytes'] / 1e6:.1f} MB", flush=True)
+        pinned = {**seen, "SEAL_SHA256": hashlib.sha256(manifest).hexdigest()}
+        pinned.pop("LD_LIBRARY_PATH", None)
+        try:
+            found = self._started(part, "empty", place / "home", tar, **pinned)
+        except NotStarted as error:
+            phase.check(f"{part}: it starts", False, error)
+            return
+        phase.add("starts", found)
+        phase.check(f"{part}: nothing is compiled", found["files made"] == 0, found["told"])
+
+    def _values(self, home: Path) -> dict[str, str]:
+        """The environment of a process whose home is `home`."""
+        driver = self._driver
+        values = {key: it for key, it in driver.environment.items() if key != "VLLM_CACHE_ROOT"}
+        values |= {
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), values.get("PYTHONPATH"))))
+        }
+        home.mkdir(parents=True, exist_ok=True)
+        return {**values, "HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
+
+    def _server(
+        self, part: str, state: str, caches: Path, engine: Path | None = None, **pinned: str
+    ) -> Server:
         """A server whose home is in `caches`, as is all that it keeps."""
         driver, name = self._driver, f"start-{part}-{state}"
-        values = {key: it for key, it in driver.environment.items() if key != "VLLM_CACHE_ROOT"}
-        values |= {"HOME": str(caches), "XDG_CACHE_HOME": str(caches / ".cache")}
-        caches.mkdir(parents=True, exist_ok=True)
-        model = self._model(part)
+        values = {**self._values(caches), **pinned}
+        model = engine or self._model(part)
         shutil.rmtree(driver.logs / name, ignore_errors=True)
         if part.startswith("peer") and not driver.rehearsal:
             return vllm_serve(name, model, driver.logs, driver.python, rust=True, **values)
         return driver.ours(name, model, **values)
 
-    def _started(self, part: str, state: str, caches: Path) -> dict[str, Any]:
-        server = self._server(part, state, caches)
+    def _started(
+        self, part: str, state: str, caches: Path, engine: Path | None = None, **pinned: str
+    ) -> dict[str, Any]:
+        server = self._server(part, state, caches, engine, **pinned)
         work = server.log.parent / "work" / "compiler-caches"
         if state == "full" and (kept := caches / "compiler-caches").is_dir():
             work.parent.mkdir(parents=True)
@@ -190,6 +257,16 @@ def _ask(server: Server) -> str:
     answer = httpx.post(url, json=body, timeout=60)
     answer.raise_for_status()
     return str(answer.json()["choices"][0]["text"])
+
+
+def _gpu_double(directory: Path) -> dict[str, str]:
+    """Environment in which builds, and a Python of vLLM, see a GPU."""
+    sys.path.append(str(REPOSITORY / "tests"))
+    from sealed_engines import H200, gpu_driver, gpu_python
+
+    python = gpu_python(directory / "python")
+    given = gpu_driver(directory / "driver", gpu_name=H200)
+    return {**given, "COG_TRITON_VLLM_PYTHON": str(python)}
 
 
 def _files(*places: Path) -> set[str]:

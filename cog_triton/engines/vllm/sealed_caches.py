@@ -41,7 +41,7 @@ GROUP = "__grp__"
 _KERNELS = "triton"
 # What vLLM writes anew where it does not fit this machine, and is no code.
 _MAY_DIFFER = ("vllm/startup_plan/", "vllm/modelinfos/")
-_OWN = ("cog-triton", "pip", "uv")
+_OWN = ("cog-triton", "cog-triton-import", "pip", "uv")
 _CUDA = re.compile(r"^cuda\b[^=\n]*= ['\"]([\d.]+)['\"]", re.MULTILINE)
 _ASK = """
 import json

@@ -26,7 +26,7 @@ import httpx
 import models
 from arguments import REPOSITORY
 from results import Phase
-from servers import NotStarted, Server, stopped_at_the_end, vllm_serve
+from servers import NotStarted, Server, ours, stopped_at_the_end, vllm_serve
 
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME
 
@@ -183,7 +183,9 @@ class Starts:
             phase.check(f"{part}: it starts", False, error)
             return
         phase.add("starts", found)
-        phase.check(f"{part}: nothing is compiled", found["files made"] == 0, found["told"])
+        sealed = {"/".join(Path(name).parts[-2:]) for name in sizes}
+        made = sorted(_files(place / "home") - sealed)
+        phase.check(f"{part}: nothing is compiled", not made, made)
 
     def _values(self, home: Path) -> dict[str, str]:
         """The environment of a process whose home is `home`."""
@@ -205,7 +207,8 @@ class Starts:
         shutil.rmtree(driver.logs / name, ignore_errors=True)
         if part.startswith("peer") and not driver.rehearsal:
             return vllm_serve(name, model, driver.logs, driver.python, rust=True, **values)
-        return driver.ours(name, model, **values)
+        own = None if driver.rehearsal else driver.options.engine_python
+        return ours(name, model, driver.logs, own, **values)  # without a cache of all servers
 
     def _started(
         self, part: str, state: str, caches: Path, engine: Path | None = None, **pinned: str

@@ -117,9 +117,15 @@ def environment(tmp_path: Path, driver: dict[str, str], **more: str) -> dict[str
 def serve(tmp_path: Path, driver: dict[str, str], *arguments: str, **more: str) -> str:
     """What is said to stderr by a start that has to fail."""
     command = [sys.executable, "-m", "cog_triton", "serve", *arguments]
+    names = (
+        "PORT",
+        "OPENAI_PORT",
+        *(f"TRITON_{kind}_PORT" for kind in ("HTTP", "GRPC", "METRICS")),
+    )
+    ports = {name: str(port) for name, port in zip(names, free_ports(5), strict=True)}
     done = subprocess.run(
         command,
-        env=environment(tmp_path, driver, **more),
+        env=environment(tmp_path, driver, **ports, **more),
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -71,9 +71,9 @@ def parsed_in(answer: str, parser: str, *, at_once: bool) -> Case:
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> None:
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """No notes about names: they are bounded, and slow."""
-    log_notes._noted.update(f"full {number}" for number in range(200))
+    monkeypatch.setattr(log_notes, "_noted", {f"full {number}" for number in range(200)})
 
 
 @pytest.mark.parametrize("name", list(CASES))

@@ -271,7 +271,7 @@ class Generation:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the engine was lost, and has made no token since."""
+        """Whether the engine was lost, and has made no new token since."""
         return self._resumption.waits
 
     @property
@@ -323,6 +323,8 @@ class Generation:
             if self.ticket.stay.exposed and self._decoder.resumed:
                 self._generator.admission.proven(self.ticket)
                 self._resumption.proven()
+            if self._decoder.goes_on:
+                self._resumption.went_on()
             if self._failed is not None:
                 try:
                     if self._interrupt(self._generator.to_error(self._failed)):

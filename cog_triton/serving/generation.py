@@ -194,6 +194,11 @@ class TextDecoder:
         return self._received > 0
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it has brought a new one."""
+        return len(self.made) > self.known
+
+    @property
     def last_item(self) -> StepItem | None:
         """The end that the engine did not come to tell: all of max_tokens are made."""
         count = len(self.made)

@@ -57,7 +57,7 @@ class Resumption:
 
     @property
     def waits(self) -> bool:
-        """Whether the engine was lost, and has made no token since."""
+        """Whether the engine was lost, and has made no new token since."""
         return self._since is not None
 
     def require(self, error: CogTritonError) -> None:
@@ -94,8 +94,11 @@ class Resumption:
         return found
 
     def proven(self) -> None:
-        """The engine has made a token since the last submission."""
+        """The engine has made a token since the last submission, maybe a known one once more."""
         self._tries = 0
+
+    def went_on(self) -> None:
+        """The engine has made a new one."""
         if self._since is not None:
             waited = time.perf_counter() - self._since
             self._result.resumptions.append((self._decoder.known, waited))

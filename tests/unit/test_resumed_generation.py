@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -292,9 +293,13 @@ def test_what_cannot_go_on_is_made_again_and_told_from_there_on() -> None:
     world.admission.open()
     second = world.engine.get(1)
     assert second.request == running.generation.request.engine
+    stay = running.generation.ticket.stay
+    wait_until(lambda: stay.exposed)
     second.make("ab")
-    wait_until(lambda: not running.generation.interrupted)
+    wait_until(lambda: not stay.exposed)  # others have their turn
+    assert running.generation.interrupted
     second.make("cde")
+    wait_until(lambda: not running.generation.interrupted)
     second.make("f", STOP)
     assert running.text() == "abcdef"
     assert running.result.output_token_count == 6
@@ -517,8 +522,13 @@ def test_comments_keep_a_waiting_stream_awake(monkeypatch: pytest.MonkeyPatch) -
     class Waiting:
         interrupted = True
 
-        async def advance(self, timeout: float | None) -> None:
-            assert timeout == 0.01
+        generations = (SimpleNamespace(ended=False),)
+
+        async def advance(self, timeout: float) -> list[tuple[int, None]]:
+            """Items of what is made again, which bring no text."""
+            assert 0 < timeout <= 0.01
+            await asyncio.sleep(0.001)
+            return [(0, None)]
 
     response: Any = streaming.GenerationResponse.__new__(streaming.GenerationResponse)
     response.sequences = Waiting()

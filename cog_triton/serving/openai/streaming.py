@@ -141,9 +141,21 @@ class GenerationResponse(EngineResponse):
 
     async def _next_pieces(self) -> tuple[Pieces, bytes]:
         """The next pieces; or none and a comment, from time to time while the engine is gone."""
-        timeout = _COMMENT_AFTER_S if self.sequences.interrupted else None
-        pieces = await self.sequences.advance(timeout)
-        return ((), _COMMENT) if pieces is None else (pieces, b"")
+        if not self.sequences.interrupted:
+            return await self.sequences.advance() or (), b""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _COMMENT_AFTER_S
+        while (left := deadline - loop.time()) > 0:
+            pieces = await self.sequences.advance(left)
+            # What is made again brings none.
+            if pieces and (self._tell(pieces) or not self.sequences.interrupted):
+                return pieces, b""
+        return (), _COMMENT
+
+    def _tell(self, pieces: Pieces) -> bool:
+        """Whether there is text among the pieces, or an end."""
+        generations = self.sequences.generations
+        return any(piece is not None or generations[place].ended for place, piece in pieces)
 
     async def _first_pieces(self) -> Pieces:
         """The first pieces; none when they are not there in time for the headers."""
@@ -153,8 +165,7 @@ class GenerationResponse(EngineResponse):
             pieces = await self.sequences.advance(max(deadline - loop.time(), 0))
             if pieces is None:
                 return ()
-            generations = self.sequences.generations
-            if any(piece is not None or generations[place].ended for place, piece in pieces):
+            if self._tell(pieces):
                 return pieces
         return ()
 

@@ -15,7 +15,7 @@ from faults.answers import CHAT, COMPLETIONS, PLAIN, PREDICTIONS, RESPONSES, TRI
 SAMPLED, PENALTIES, LORA, CHATTED = "sampled", "penalties", "LoRA", "chat"
 ADAPTER, ADAPTER_RANK = "late", 3
 """Adapter of the mock: its text begins as many tokens later as the rank is."""
-SEEDED: Mapping[str, Any] = {"temperature": 0.8, "seed": 7}
+SEEDED: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 7}
 _BOTH, _MOCK, _MODEL = ("mock", "openvino"), ("mock",), ("openvino",)
 _REPETITION = {"repetition_penalty": 1.1}
 _PENALTIES = {**_REPETITION, "frequency_penalty": 0.3, "presence_penalty": 0.3}
@@ -59,7 +59,7 @@ KINDS: tuple[Kind, ...] = (
     *_both_ways("chat", CHAT, flavour=CHATTED),
     *_both_ways("responses", RESPONSES, flavour=CHATTED),
     Kind("Triton's generate_stream", TRITON, True, equal=_BOTH, ends=_BOTH),
-    *_both_ways("predictions, seed", PREDICTIONS, flavour=SAMPLED, values=SEEDED),
+    *_both_ways("predictions, seed", PREDICTIONS, flavour=SAMPLED, values=SEEDED, equal=_BOTH),
     Kind("chat, seed", CHAT, True, flavour="chat sampled", values=SEEDED),
     Kind("predictions, repetition penalty", PREDICTIONS, True, PENALTIES, _REPETITION),
     Kind("completions, penalties", COMPLETIONS, True, PENALTIES, _PENALTIES),

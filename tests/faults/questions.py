@@ -80,7 +80,8 @@ def _ask(
     """A question, and the least probability of a token of its answer."""
     body = {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
     greedy = _choice(http, url, {**body, "temperature": 0, "logprobs": 0})
-    sampled = _choice(http, url, {**body, **SEEDED})
+    # As predictions have it, which know no ignore_eos.
+    sampled = _choice(http, url, {**body, **SEEDED, "ignore_eos": False, "min_tokens": tokens})
     least = min(greedy["logprobs"]["token_logprobs"])
     return Question(prompt, tokens, greedy["text"], {SAMPLED: sampled["text"]}), math.exp(least)
 

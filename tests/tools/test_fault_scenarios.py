@@ -141,17 +141,19 @@ def test_text_is_read_of_every_api(kind: str, events: list[str]) -> None:
 
 def test_a_promise_is_of_a_kind_and_an_engine() -> None:
     error = '{"error": "E2105 TritonUnavailable: x"}'
-    assert fed("chat, JSON schema", error, engine="openvino").outcome == ENDED
-    assert fed("completions, penalties", error, engine="openvino").outcome == ENDED
-    assert fed("completions, penalties", error).outcome == "E2105"
+    assert fed("chat, JSON schema", error, engine="openvino").outcome == "E2105"
+    assert fed("completions, penalties", error, engine="openvino").outcome == "E2105"
     assert fed("predictions", error, engine="openvino").outcome == "E2105"
     assert fed("Triton's generate_stream", error).outcome == ENDED
     sampled = ['{"chunk": "two", "index": 0}']
     sampled += ['{"status": "succeeded", "metrics": {"output_token_count": 3}, "output": ["two"]}']
     assert fed("predictions, seed", *sampled).outcome == WRONG
-    assert fed("predictions, seed", *sampled, engine="openvino").outcome == OTHER
+    assert fed("predictions, seed", *sampled, engine="openvino").outcome == WRONG
+    known = Question("Count.", 3, "one two three", dict.fromkeys(kinds.FLAVOURS, "one two three"))
+    as_drawn = {"engine": "openvino", "question": known}
+    assert fed("predictions, repetition penalty", *sampled, **as_drawn).outcome == OTHER
     short = [sampled[0], sampled[1].replace("3}", "2}")]
-    assert fed("predictions, seed", *short, engine="openvino").outcome == WRONG
+    assert fed("predictions, repetition penalty", *short, **as_drawn).outcome == WRONG
     guided = ['{"choices": [{"delta": {"content": "%s"}}]}']
     for text, outcome in (
         (r"{\"color\": \"red\", \"big\": true}", COMPLETE),

@@ -151,6 +151,13 @@ def test_it_is_refused_by_name_where_it_cannot_be(
         assert token_ids(ask(host.engine, tokens(ABC))) != []
 
 
+def test_another_python_has_the_plugin_too(tmp_path: Path) -> None:
+    """It is given this package by a link, and none of its metadata."""
+    with sampling_double(tmp_path, parameters={"engine_python": sys.executable}) as host:
+        made = tuple(token_ids(ask(host.engine, request())))
+        assert token_ids(ask(host.engine, request(made[:20]))) == list(made[20:])
+
+
 def test_clients_must_not_bring_tokens() -> None:
     for types in recorded():
         with pytest.raises(InvalidArgument, match=f"extra_args.{MADE}"):

@@ -90,11 +90,19 @@ from {module} import {function}
 
 TritonPythonModel = make_token_model(engine_opener("{engine}"), {function})
 '''
+_OPENER = re.compile(r'engine_opener\("([\w.:]+)"\)')
 _TRITON_ENDS = re.compile(
     r"Stub process .{0,200} is not healthy|stopped accepting new inference requests"
     r"|Request for unknown model"
 )
 """What Triton says of a model whose stub has died, or while it stops."""
+
+
+def rendered_engine(model: Path) -> str | None:
+    """The engine, as ``module:class``, that a rendered Triton model of ours opens in a process."""
+    path = model / "1" / "model.py"
+    found = _OPENER.search(path.read_text("utf-8")) if path.is_file() else None
+    return found and found[1]
 
 
 @dataclass(frozen=True, slots=True)

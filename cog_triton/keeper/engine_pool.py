@@ -52,8 +52,15 @@ class EnginePool:
         self._spare_wanted = asyncio.Event()
         self._may_start = asyncio.Event()
         self._may_start.set()
+        self._ahead: KeptEngine | None = None
         if spare:
             self._go_on(self._keep_spare())
+
+    async def begin_ahead(self, spec: EngineSpec) -> None:
+        """Have an engine load for the first lease of its kind; no-op where there are engines."""
+        if not self._engines:
+            self._ahead = await self._begin(spec)
+            self._ahead.claimed = True
 
     async def lease(self, spec: EngineSpec) -> KeptEngine:
         """Lease an engine that is ready, else one that has to load first.
@@ -67,7 +74,8 @@ class EnginePool:
         while (free := self._free(spec)) is not None:
             if await self._taken(free):
                 return free
-        engine = await self._begin(spec)
+        ahead, self._ahead = self._ahead, None
+        engine = ahead if ahead is not None and ahead.spec == spec else await self._begin(spec)
         if self._spare and spec.is_spare_first:
             engine = await self._after_spare(engine)
         if await self._taken(engine):

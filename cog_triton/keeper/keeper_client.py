@@ -26,6 +26,7 @@ from cog_triton.keeper.keeper_messages import (
     EngineDied,
     EngineLeased,
     EnginesKept,
+    EngineSpec,
     KillLeased,
     Watch,
 )
@@ -140,8 +141,8 @@ class KeeperClient:
         """Number of engines that are leased."""
         return len(self._kept.leased)
 
-    async def start(self, environment: Mapping[str, str]) -> None:
-        """Start it, with the environment for engines; raises E2106 without one.
+    async def start(self, environment: Mapping[str, str], ahead: EngineSpec | None = None) -> None:
+        """Start it, with the environment for engines, and have `ahead` load; E2106 without one.
 
         What a dead one has left is killed before.
         """
@@ -168,7 +169,7 @@ class KeeperClient:
         if self._stream is None:
             said = log_path.read_text("utf-8", "replace")
             raise TritonStartFailed(f"the engine keeper does not start (log: {log_path}):\n{said}")
-        self._stream.send(Watch())
+        self._stream.send(Watch(ahead))
         self._deaths, self._leased = asyncio.Queue(), asyncio.Event()
         self._following = asyncio.ensure_future(self._until_lost(self._stream))
 

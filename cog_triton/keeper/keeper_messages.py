@@ -62,13 +62,13 @@ class EngineSpec:
         return replace(self, parameters=tuple(sorted({*self.parameters, (PARKABLE, "true")})))
 
     @classmethod
-    def of(cls, engine: str, parameters: Mapping[str, str]) -> Self:
-        """For the Python that `parameters` name as ``engine_python``, by default our own."""
+    def of(cls, engine: str, parameters: Mapping[str, str], python: str = sys.executable) -> Self:
+        """For the Python that `parameters` name as ``engine_python``, else `python`, ours."""
         other = parameters.get("engine_python")
         return cls(
             engine=engine,
             parameters=tuple(sorted(parameters.items())),
-            python=other or sys.executable,
+            python=other or python,
             isolated=bool(other),
         )
 
@@ -179,7 +179,12 @@ class LeaseRefused:
 @message
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """From the supervisor: tell what happens to engines."""
+    """From the supervisor: tell what happens to engines.
+
+    `ahead` is the engine that a stub will want, which may load until it asks.
+    """
+
+    ahead: EngineSpec | None = None
 
 
 @message

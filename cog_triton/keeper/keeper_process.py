@@ -106,7 +106,7 @@ class EngineKeeper:
         elif isinstance(message, Locate):
             await self._locate(message, stream)
         elif isinstance(message, Watch):
-            await self._serve_watcher(stream)
+            await self._serve_watcher(message, stream)
         elif isinstance(message, ParkLeased | UnparkLeased):
             await self._change_parking(message, stream)
 
@@ -161,12 +161,15 @@ class EngineKeeper:
 
     async def _lease(self, spec: EngineSpec, following: asyncio.Future[Any]) -> KeptEngine | None:
         """Lease an engine; None if `following`, the stub's next message or its end, comes first."""
-        leasing = asyncio.ensure_future(self._pool.lease(spec.parkable() if self._parks else spec))
+        leasing = asyncio.ensure_future(self._pool.lease(self._asked(spec)))
         await asyncio.wait({leasing, following}, return_when=asyncio.FIRST_COMPLETED)
         if leasing.done():
             return leasing.result()
         leasing.cancel()
         return None
+
+    def _asked(self, spec: EngineSpec) -> EngineSpec:
+        return spec.parkable() if self._parks else spec
 
     async def _publish(self, place: tuple[int, int], engine: KeptEngine) -> None:
         _log.info("engine process %d is leased", engine.number)
@@ -188,8 +191,10 @@ class EngineKeeper:
         address = self._leases[place].address if is_leased() else None
         stream.send(Leased(address))
 
-    async def _serve_watcher(self, stream: Stream) -> None:
+    async def _serve_watcher(self, watch: Watch, stream: Stream) -> None:
         self._watchers.add(stream)
+        if watch.ahead is not None:
+            await self._pool.begin_ahead(self._asked(watch.ahead))
         beating = asyncio.ensure_future(self._beat(stream))
         try:
             while True:

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import re
 import secrets
+import shutil
 import signal
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,10 @@ from typing import Any, Self
 
 import httpx
 
+from cog_triton.engines.base import rendered_engine
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonStartFailed, TritonUnavailable
 from cog_triton.keeper.keeper_client import ONE, EngineReplicas, KeeperClient
-from cog_triton.keeper.keeper_messages import CHECKPOINT_VARIABLE
+from cog_triton.keeper.keeper_messages import CHECKPOINT_VARIABLE, EngineSpec
 from cog_triton.settings import Settings
 from cog_triton.system import process_tuning, reaper
 from cog_triton.system.host_memory import OomKills
@@ -221,7 +223,8 @@ class TritonServer:
         if self.keeper is not None:
             if not self.keeper.alive:
                 sleeps = {} if self._settings.park_checkpoint else {CHECKPOINT_VARIABLE: "0"}
-                await self.keeper.start({**environment, **sleeps})
+                ahead = self._engine_ahead(environment)
+                await self.keeper.start({**environment, **sleeps}, ahead)
             # Engine processes do without: what computes has other needs of malloc.
             malloc = process_tuning.malloc_variables()
             environment = {**malloc, **environment, **self.keeper.variables}
@@ -234,6 +237,21 @@ class TritonServer:
                 stdout=log,
                 stderr=log,
             )
+
+    def _engine_ahead(self, environment: Mapping[str, str]) -> EngineSpec | None:
+        """The engine that Triton's stub will lease, to load while Triton starts.
+
+        Its Python is the stub's, which is the first one in PATH. If it were another after all, this
+        one would be ended. Models that take turns load when it is theirs.
+        """
+        model = self._repository / ENGINE_MODEL
+        python = shutil.which("python3", path=environment.get("PATH"))
+        engine = rendered_engine(model)
+        if engine is None or python is None or self._settings.cog_triton_engine_keeper_name:
+            return None
+        rendered = read_config(model / "config.pbtxt").parameters
+        parameters = {name: rendered[name].string_value for name in rendered}
+        return EngineSpec.of(engine, parameters, python)
 
     async def wait_until_ready(
         self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]

@@ -71,6 +71,28 @@ def test_the_curl_line_of_vllm_backend_answers(vllm: VLLMStack) -> None:
     assert calls(vllm.journal, "add_request")[-1]["params"]["temperature"] == 0
 
 
+def started(pid: int) -> int:
+    """When a process was started, in ticks since the machine was."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def test_the_engine_loads_while_triton_starts(vllm: VLLMStack) -> None:
+    """Tritonserver's stub wants the one that is there, and none else; its caches are in place."""
+    (log,) = vllm.work_dir.glob("run/*/keeper.log")
+    told = log.read_text()
+    assert "engine process 1 is leased" in told
+    assert "engine process 2 starts" not in told
+    lines = {line: pid for pid, line in processes_of(vllm.work_dir).items() if "reaper" not in line}
+    of_engine, of_stub = (
+        min(started(pid) for line, pid in lines.items() if word in line)
+        for word in ("cog_triton.backend.engine_process", "/tensorrt_llm/1/model.py")
+    )
+    assert of_engine < of_stub
+    (told,) = calls(vllm.journal, "engine_core")[:1]
+    (root,) = (vllm.work_dir / "compiler-caches").iterdir()
+    assert told["environment"]["TRITON_CACHE_DIR"] == str(root / "triton")
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("release", vllm_sample.RELEASES)
 def test_the_sample_client_of_vllm_backend_gets_its_texts(

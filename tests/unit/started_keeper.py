@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cog_triton.keeper.keeper_client import ONE, EngineReplicas, KeeperClient
+from cog_triton.keeper.keeper_messages import EngineSpec
 from cog_triton.system import reaper
 
 PATIENCE_S = 60
@@ -27,10 +28,10 @@ def until(holds: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def keeping(directory: Path, **options: Any) -> Iterator[Keeper]:
+def keeping(directory: Path, ahead: EngineSpec | None = None, **options: Any) -> Iterator[Keeper]:
     """A keeper that has started; none of its processes is left afterwards."""
     keeper = Keeper(directory, **options)
-    keeper.start()
+    keeper.start(ahead)
     yield keeper
     pids = keeper.pids
     keeper.close()
@@ -53,10 +54,10 @@ class Keeper:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def start(self) -> None:
+    def start(self, ahead: EngineSpec | None = None) -> None:
         here = str(Path(__file__).parent)
         path = here + os.pathsep + os.environ.get("PYTHONPATH", "")
-        self.run(self.client.start({**os.environ, "PYTHONPATH": path}))
+        self.run(self.client.start({**os.environ, "PYTHONPATH": path}, ahead))
 
     def run(self, work: object) -> object:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)  # type: ignore[arg-type]

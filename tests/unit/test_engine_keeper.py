@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,36 @@ def test_an_engine_that_died_is_replaced_and_its_requests_end_with_e2105(keeper:
     for line in ("1 has ended", "2 starts", "2 has loaded", "2 is leased"):
         assert f"engine process {line}" in told
     owner.engine.close()
+
+
+@pytest.mark.parametrize("as_wanted", [True, False])
+def test_an_engine_loads_ahead_of_the_stub_that_wants_it(as_wanted: bool, tmp_path: Path) -> None:
+    wanted = EngineSpec.of(ENGINE, {"max_batch_size": "4"})
+    with keeping(tmp_path, wanted if as_wanted else replace(wanted, python="python3")) as keeper:
+        until(lambda: "engine process 1 starts" in (tmp_path / "keeper.log").read_text())
+        lease = EngineLease(keeper.client.name, wanted)
+        lease.obtain()
+        told = (tmp_path / "keeper.log").read_text()
+        assert f"engine process {1 if as_wanted else 2} is leased" in told
+        assert ("engine process 2 starts" in told) == (not as_wanted)
+        second = EngineLease(keeper.client.name, wanted)
+        second.obtain()
+        assert "engine process 3 is leased" in (tmp_path / "keeper.log").read_text() or as_wanted
+        for each in (lease, second):
+            each.release()
+
+
+def test_an_engine_that_does_not_load_ahead_is_not_loaded_again(tmp_path: Path) -> None:
+    broken = EngineSpec.of(ENGINE, {"corrupt": "x.bin"})
+    with keeping(tmp_path, broken) as keeper:
+        until(lambda: "engine process 1 has ended" in (tmp_path / "keeper.log").read_text())
+        for started in (1, 2):
+            lease = EngineLease(keeper.client.name, broken)
+            with pytest.raises(EngineCorrupt):
+                lease.obtain()
+            lease._connection.close()
+            told = (tmp_path / "keeper.log").read_text()
+            assert ("engine process 2 starts" in told) == (started == 2)
 
 
 def test_an_engine_whose_stub_died_is_leased_again_without_loading(keeper: Keeper) -> None:

@@ -37,7 +37,7 @@ from cog_triton.download import model_source
 from cog_triton.download.adapter_source import fetch_adapter
 from cog_triton.download.model_source import FetchedModel
 from cog_triton.engines.base import EngineLimits
-from cog_triton.engines.vllm import compiler_caches, seal_trust, sealed_caches
+from cog_triton.engines.vllm import compiler_caches, engine_sleep, seal_trust, sealed_caches
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.model_directory import LORA_FILE, MODEL_FILE
 from cog_triton.engines.vllm.seal_start import Started
@@ -117,7 +117,7 @@ class SealedBuild:
         Raises:
             EngineIncompatible: there is none, or fewer than ranks.
         """
-        ranks, here = sealed_caches.ranks_of(self.config.args), len(visible_gpus())
+        ranks, here = engine_sleep.ranks(self.config.args), len(visible_gpus())
         if here < ranks:
             raise EngineIncompatible(
                 f"engine: vllm is compiled on the GPUs that it is for: it has {ranks} ranks, and"
@@ -276,7 +276,7 @@ class SealedBuild:
         other = other_user.command(self.plan.python, ours, held, caches)
         made = made.model_copy(update={"apart": bool(other)})
         self.echo(f"[prove] by {'another' if other else 'the same'} user, at another path")
-        parameters = {sealed_caches.TRUSTED: digest, sealed_caches.REQUIRED: "true"}
+        parameters = {compiler_caches.TRUSTED: digest, compiler_caches.REQUIRED: "true"}
         expected = sum(map(len, sealed_caches.compiled(self._sealed / name)))
         seconds: list[float] = []
         for variant in self._variants():

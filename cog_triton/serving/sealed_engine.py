@@ -11,8 +11,8 @@ from cog_triton.artifact import engine_manifest
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, WeightsReference
 from cog_triton.download import disk_space
 from cog_triton.download.model_source import ModelRequest, fetch_model
+from cog_triton.engines.vllm.compiler_caches import REQUIRED, TRUSTED
 from cog_triton.engines.vllm.seal_trust import SealedManifest, checked_pins
-from cog_triton.engines.vllm.sealed_caches import REQUIRED, TRUSTED
 from cog_triton.errors import EngineCorrupt, EngineIncompatible
 from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.settings import Settings

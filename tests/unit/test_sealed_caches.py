@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from cuda_driver import gpu_driver, has_compiler
+from rich.console import Console
 from sealed_engines import (
     H200,
     SEAL,
@@ -28,10 +30,15 @@ from vllm_hosts import ABC, HOST, ask, token_ids, tokens
 
 from cog_triton.artifact.engine_manifest import FileEntry, sha256_of
 from cog_triton.artifact.seal import DIRECTORY
+from cog_triton.doctor import engine_check
 from cog_triton.engines.vllm import compiler_caches
+from cog_triton.engines.vllm.compiler_caches import REQUIRED, TRUSTED
 from cog_triton.engines.vllm.seal_trust import SealedManifest, remember
-from cog_triton.engines.vllm.sealed_caches import AOT, REQUIRED, TRUSTED, Trusted
+from cog_triton.engines.vllm.sealed_caches import AOT, Trusted
 from cog_triton.errors import CogTritonError, EngineCorrupt, EngineIncompatible
+from cog_triton.inspection import engine_contents, engine_description, report
+from cog_triton.models import preparation
+from cog_triton.models.model_name import recognize
 from cog_triton.serving import sealed_engine
 from cog_triton.settings import Settings
 
@@ -74,9 +81,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def seeded(engine: Path, root: Path, *, ranks: int = 1, required: bool = False) -> Any:
     options = {TRUSTED: digest_of(engine), REQUIRED: str(required).lower()}
-    trusted = Trusted.of(engine, options)
-    assert trusted is not None
-    return trusted.seed(root, ranks)
+    return Trusted.of(engine, options).seed(root, ranks)
 
 
 def test_tar_holds_the_engine_and_what_was_compiled(builds: SealedBuilds, engine: Path) -> None:
@@ -102,6 +107,28 @@ def test_nothing_is_compiled_twice_and_equal_parts_make_equal_tars(builds: Seale
     other = builds.build(tar="other.tar")
     assert builds.journal.read_text() == before
     assert other.read_bytes() == (builds.directory / "engine.tar").read_bytes()
+
+
+def test_inspect_tells_of_seals_and_of_the_digest_to_pin(
+    builds: SealedBuilds, engine: Path
+) -> None:
+    described = engine_description.describe(engine_contents.read(builds.directory / "engine.tar"))
+    told = json.loads(report.as_json(described, engine_description.check_gpus(described, [100])))
+    assert told["manifest_sha256"] == digest_of(engine)
+    assert told["seals"][SEAL]["environment"]["gpu_name"] == H200
+    assert told["gpu_check"]["problem"] is None  # elsewhere it compiles
+    console = Console(width=100, file=io.StringIO())
+    console.print(report.as_table(described, None))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"sealed/{SEAL}: 9 files" in text
+    assert "NVIDIA H200 (sm_90), 1 ranks, driver 580.95.05 or newer" in text
+
+
+def test_a_sealed_tar_is_known_as_vllms_before_its_weights(builds: SealedBuilds) -> None:
+    name = recognize(str(builds.directory / "engine.tar"))
+    assert preparation._family_of_tar(name) == "vllm"
+    needs = engine_check.needs_of(builds.directory / "engine.tar")
+    assert (needs.backend, needs.world_size) == ("python", 0)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -201,8 +228,8 @@ def changed_kernel(engine: Path) -> str:
 
 
 def changed_manifest(engine: Path) -> str:
-    (engine / "cog-triton.json").write_text("{}")
-    return r"has sha256 \w+, and \w+ is trusted"
+    rewritten(engine, manifest_of(engine).model_copy(update={"model_id": "another"}))
+    return r"its manifest is \w+, and \w+ is trusted"
 
 
 @pytest.mark.usefixtures("gpu")
@@ -214,7 +241,7 @@ def test_a_damaged_seal_is_refused(
     options = {TRUSTED: digest_of(copy)}
     text = damage(copy)
     with pytest.raises(EngineCorrupt, match=text):
-        Trusted.of(copy, options).seed(root, 1)  # type: ignore[union-attr]
+        Trusted.of(copy, options).seed(root, 1)
 
 
 def lying(engine: Path, name: str, content: bytes) -> None:

@@ -28,6 +28,9 @@ from cog_triton.errors import EngineIncompatible
 _log = logging.getLogger(__name__)
 DIRECTORY, MOST_BYTES = "compiler_caches", "compiler_cache_bytes"
 """Parameters of an engine: its lasting directory, none where that is empty, and its bound."""
+TRUSTED, REQUIRED = "sealed_manifest", "seal_required"
+"""Parameters of an engine: SHA-256 of the manifest whose seals may be used, empty for none, and
+"true" where an engine that no seal fits is refused."""
 FOLDER = "compiler-caches"
 """Its name in the work directory."""
 ROOT, KERNELS = "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR"

@@ -50,7 +50,6 @@ from cog_triton.engines.vllm.nodes import (
     nodes_of,
 )
 from cog_triton.engines.vllm.sampling_arguments import LORA_NAME, from_engine_request
-from cog_triton.engines.vllm.sealed_caches import Trusted, ranks_of
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_version
 from cog_triton.errors import CogTritonError, InvalidArgument, PromptTooLong, VLLMUnknownError
 from cog_triton.keeper.keeper_messages import PARKABLE, FallAsleep, SleepChanged, WakeUp
@@ -170,11 +169,14 @@ class VLLMHost(AsyncEngine):
             model = replace(model, arguments=parkable(model.arguments))
         if parameters.get(DETERMINISTIC, "").lower() == "true":  # vLLM reads it when it is imported
             os.environ["VLLM_BATCH_INVARIANT"] = "1"
-        sealed = Trusted.of(Path.cwd(), parameters)
-        if sealed is not None:
+        sealed = None
+        if parameters.get(compiler_caches.TRUSTED):
+            from cog_triton.engines.vllm.sealed_caches import Trusted  # most engines do without
+
+            sealed = Trusted.of(Path.cwd(), parameters)
             sealed.set_variables()
         caches = compiler_caches.begin(parameters, model.arguments, version)
-        seeded = sealed.seed(caches, ranks_of(model.arguments)) if sealed is not None else None
+        seeded = sealed.seed(caches, ranks(model.arguments)) if sealed is not None else None
         core = CoreProcess(model.architectures, ranks=ranks(model.arguments))
         untested = parameters.get(ALLOW_UNTESTED, "").lower() == "true"
         registry = AdapterRegistry(Path(parameters[REGISTRY])) if REGISTRY in parameters else None

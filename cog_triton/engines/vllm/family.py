@@ -15,7 +15,7 @@ from cog_triton.engines.base import (
     EngineLimits,
     ResumeRules,
 )
-from cog_triton.engines.vllm import compiler_caches, sealed_caches
+from cog_triton.engines.vllm import compiler_caches
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.image_decoding import images_of
 from cog_triton.engines.vllm.model_directory import (
@@ -54,8 +54,8 @@ _ENGINE_OPTIONS = {
     LEADER: "",
     compiler_caches.DIRECTORY: "",
     compiler_caches.MOST_BYTES: "0",
-    sealed_caches.TRUSTED: "",
-    sealed_caches.REQUIRED: "",
+    compiler_caches.TRUSTED: "",
+    compiler_caches.REQUIRED: "",
 }
 
 

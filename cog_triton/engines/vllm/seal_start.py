@@ -23,7 +23,8 @@ from cog_triton.engines.engine_server import EngineServer
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.vllm import compiler_caches
 from cog_triton.engines.vllm.engine_host import VLLMHost
-from cog_triton.engines.vllm.sealed_caches import compiled, environment_here, ranks_of
+from cog_triton.engines.vllm.engine_sleep import ranks
+from cog_triton.engines.vllm.sealed_caches import compiled, environment_here
 from cog_triton.errors import CogTritonError
 from cog_triton.text.sampling import SamplingParams
 
@@ -91,7 +92,7 @@ def main(parameters: dict[str, str], input_ids: list[int], tokens: int) -> int:
             ids = answer(host, input_ids, tokens)
         finally:
             host.close(ordered=True)
-        environment, driver = environment_here(ranks_of(host.model.arguments))
+        environment, driver = environment_here(ranks(host.model.arguments))
         held = sum(map(len, compiled(Path(os.environ[compiler_caches.ROOT]).parent)))
     except CogTritonError as error:
         print(error, flush=True)

@@ -20,20 +20,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from cog_triton.artifact import engine_manifest, seal
-from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest
+from cog_triton.artifact.engine_manifest import Manifest
 from cog_triton.artifact.seal import Environment
-from cog_triton.engines.vllm.compiler_caches import KERNELS, ROOT, variables
+from cog_triton.engines.vllm.compiler_caches import KERNELS, REQUIRED, ROOT, TRUSTED, variables
+from cog_triton.engines.vllm.seal_trust import SealedManifest
 from cog_triton.errors import EngineCorrupt, EngineIncompatible
 from cog_triton.system.gpus import NVIDIADriver
 
 _log = logging.getLogger(__name__)
-TRUSTED = "sealed_manifest"
-"""Parameter of an engine: SHA-256 of the manifest whose seals may be used, empty for none."""
-REQUIRED = "seal_required"
-"""Parameter of an engine: "true" where one that no seal fits is refused."""
 AOT = "vllm/torch_compile_cache/torch_aot_compile"
 """Where vLLM keeps compiled models, each by its hash, below the directory of all caches."""
 GROUP = "__grp__"
@@ -50,15 +46,6 @@ driver = gpus.installed_driver()
 print(json.dumps([gpus.gpu_names(), gpus.visible_gpus(), driver.version, driver.cuda]))
 """
 _ASK_S = 60.0
-
-
-def ranks_of(arguments: Mapping[str, Any]) -> int:
-    """Ranks of an engine on this machine, each of which compiles for itself."""
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-    product = 1
-    for name in sizes:
-        product *= int(arguments.get(name) or 1)
-    return product
 
 
 def environment_here(ranks: int) -> tuple[Environment, NVIDIADriver]:
@@ -119,24 +106,19 @@ class Trusted:
     required: bool
 
     @classmethod
-    def of(cls, directory: Path, options: Mapping[str, str]) -> Trusted | None:
-        """The manifest that `options`, the engine's parameters, trust; None if they trust none.
+    def of(cls, directory: Path, options: Mapping[str, str]) -> Trusted:
+        """The manifest that `options`, the engine's parameters, trust.
 
         Raises:
             EngineCorrupt: it is no longer what is trusted.
         """
-        if not (wanted := options.get(TRUSTED)):
-            return None
-        path = directory / MANIFEST_NAME
-        try:
-            text = path.read_bytes()
-        except OSError as error:
-            raise EngineCorrupt(f"{path}: cannot be read: {error.strerror}") from error
-        if (sha256 := hashlib.sha256(text).hexdigest()) != wanted:
-            raise EngineCorrupt(f"{path}: has sha256 {sha256}, and {wanted} is trusted")
-        manifest = engine_manifest.parse(text, str(path))
-        required = manifest.seal_required or options.get(REQUIRED) == "true"
-        return cls(directory, manifest, required)
+        wanted = options[TRUSTED]
+        found = SealedManifest.of(directory)
+        if found is None or found.digest != wanted:
+            told = found.digest if found else "none of a sealed engine"
+            raise EngineCorrupt(f"{directory}: its manifest is {told}, and {wanted} is trusted")
+        required = found.manifest.seal_required or options.get(REQUIRED) == "true"
+        return cls(directory, found.manifest, required)
 
     def set_variables(self) -> None:
         """Set the variables that the engine was sealed with, where the user has set none."""
@@ -271,8 +253,11 @@ class Seeded:
         _log.warning("%s", text)
 
 
-# What compilers leave behind beside what they made.
-_LEFT = re.compile(r"(^|/)(lock|[^/]*\.(lock|tmp|new)|tmp\.pid_[^/]*/.*)$")
+# What compilers leave behind beside what they made; the last three tell of this machine.
+_LEFT = re.compile(
+    r"(^|/)(lock|[^/]*\.(lock|tmp|new)|tmp\.pid_[^/]*/.*"
+    r"|cache_key_factors\.json|computation_graph\.py|transformed_code\.py)$"
+)
 
 
 def collect(root: Path, target: Path) -> None:

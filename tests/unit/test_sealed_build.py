@@ -81,7 +81,9 @@ def test_without_a_gpu_nothing_is_fetched(builds: SealedBuilds) -> None:
 
 
 def test_each_rank_is_sealed(tmp_path: Path) -> None:
+    """And the oldest vLLM that there is a double of."""
     builds = SealedBuilds(tmp_path, {"gpu_count": 2})
+    builds.variables["VLLM_DOUBLE_VERSION"] = "0.26.0"
     engine = unpacked(
         builds.build({**CONFIG, "args": {"tensor_parallel_size": 2}}), tmp_path / "engine"
     )

@@ -68,7 +68,10 @@ def each_version(
     ("given", "opened"),
     [
         ({}, {"model": "."}),
-        ({"model": "weights", "tokenizer": "words"}, {"model": "weights", "tokenizer": "words"}),
+        (
+            {"model": "weights", "tokenizer": "words"},
+            {"model": "./weights", "tokenizer": "./words"},
+        ),
         ({"model": "../elsewhere"}, {"model": "{root}/elsewhere"}),
     ],
 )

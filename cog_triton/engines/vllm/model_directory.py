@@ -213,14 +213,14 @@ def enter_model(directory: Path, version: str | None = None) -> VLLMModel:
 
     A model, a tokenizer or any path of vLLM's arguments that lies below it is relative then: the
     text of a model's path is a part of vLLM's hash of what it compiles, and an engine has another
-    absolute path on every machine.
+    absolute path on every machine. It begins with a dot, as no name on the hub does.
     """
     directory = directory.resolve()
     model = read_model(directory, version)
     os.chdir(directory)
     paths = {name: Path(model.arguments.get(name) or "/") for name in ("model", "tokenizer")}
     inside = {
-        name: str(path.relative_to(directory))
+        name: "." if path == directory else f"./{path.relative_to(directory)}"
         for name, path in paths.items()
         if path.is_relative_to(directory)
     }

@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
-from stack import pid_of, text_of, wait_until
+from stack import pid_of, processes_of, text_of, wait_until
 from step_client import StepClient, private_port
 from vllm_engines import calls, double_environment, vllm_engine
 from vllm_stack import VLLMStack

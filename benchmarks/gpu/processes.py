@@ -13,7 +13,7 @@ _ROLES = {
     rb"image/container\.py\0": "container",
     rb"/vllm-rs\0": "vLLM Rust front end",
     rb"vllm\.entrypoints\.cli\.main\0serve": "vllm serve",
-    rb"EngineCore": "vLLM EngineCore",
+    rb"EngineCore|vllm\.core_process": "vLLM EngineCore",
     rb"VLLM::Worker": "vLLM worker",
     rb"VLLM::APIServer": "vLLM API server",
     rb"DPCoordinator": "vLLM DP coordinator",

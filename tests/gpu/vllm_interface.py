@@ -42,7 +42,7 @@ from vllm.v1.metrics.loggers import StatLoggerManager
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 from vllm_engines import MAX_MODEL_LEN, hugging_face
 
-from cog_triton.engines.vllm import engine_api, request_import
+from cog_triton.engines.vllm import core_process, engine_api, request_import
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.engine_outputs import EmbeddingConverter
@@ -124,6 +124,7 @@ def checks(model: Path) -> Iterator[tuple[str, str, str]]:
     yield from nodes(arguments)
     yield from embeddings(processor)
     yield "the hook of the step stream", _hook(), ""
+    yield "the start of EngineCore", _core(), ""
     yield "statistics", _statistics(config), ""
     recorded = "hooks" in types.record and len(types.record["hooks"]) > 4
     yield "import of requests", _plugin(), "" if recorded else types.title
@@ -192,6 +193,14 @@ def _plugin() -> str:
     request_import.make_discoverable()
     request_import.install()
     return str(getattr(EngineCore, request_import.PLUGIN)(None))
+
+
+def _core() -> str:
+    try:
+        core_process._seam()
+    except (ImportError, AttributeError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def _statistics(config: Any) -> str:

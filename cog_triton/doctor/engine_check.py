@@ -11,8 +11,10 @@ from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, MAX_TEXT, SEALED_ENGINE
 from cog_triton.doctor.report import Check, fail, ok, warn
 from cog_triton.engines.registry import FAMILIES, open_engine
+from cog_triton.engines.vllm.seal_trust import SealedManifest, checked_pins
 from cog_triton.errors import CogTritonError, EngineCorrupt, EngineIncompatible, ModelUnavailable
 from cog_triton.inspection.engine_contents import no_engine
+from cog_triton.settings import Settings
 from cog_triton.system.printable import printable
 
 SMALL = (MANIFEST_NAME, CONFIG_NAME)
@@ -54,6 +56,25 @@ def check(path: Path, here: Machine | None) -> tuple[Needs | None, Check]:
     if remarks:
         return needs, warn("engine", f"{found}; {'; '.join(remarks)}", "build it with cog-triton")
     return needs, ok("engine", f"{found}; it fits, and its files' sizes are right")
+
+
+def check_seals(path: Path, settings: Settings) -> Check | None:
+    """Whether compiled code of the engine would be used; None if it has none, or is none."""
+    try:
+        if path.is_dir():
+            found = SealedManifest.of(path)
+        else:
+            text = small_texts(path)[1].get(MANIFEST_NAME)
+            found = None if text is None else SealedManifest.parse(text, path)
+        if found is None or not found.manifest.seals:
+            return None
+        why = found.distrust(settings.work_dir, checked_pins(settings.seal_sha256), None)
+    except CogTritonError as error:
+        return fail("seal", error.detail, "name an engine that is whole")
+    sealed = f"for {', '.join(found.manifest.seals)}"
+    if why is not None:
+        return warn("seal", f"{sealed}: left unread: {why}", "pin it, if you trust its maker")
+    return ok("seal", f"{sealed}: trusted; the start tells whether it fits")
 
 
 def small_texts(tar: Path, *, cut: bool = False) -> tuple[dict[str, int], dict[str, bytes]]:

@@ -73,6 +73,9 @@ def _checks(wanted: str | None, scratch: Path) -> Iterator[Check]:
     yield from hardware.free_ports({**cog, **settings.http_ports, **settings.triton_ports})
     if checked is not None:
         yield checked
+    sealed = engine_check.check_seals(path, settings) if path is not None and needs else None
+    if sealed is not None:
+        yield sealed
     if model is not None:
         fits = fit_checks.run(model, settings, gpus)
         yield from (check for check in fits if check.name == "model")

@@ -22,7 +22,7 @@ from cog_triton.builder.config import BuildConfig, parse_config
 from cog_triton.errors import BuildStepFailed, InvalidArgument
 from cog_triton.system import terminal_progress
 
-LATER = ("runtime", "lora_adapters")
+LATER = {"runtime", "lora_adapters", "seals", "variables", "weights", "seal_required"}
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from lora_adapters import adapter
 from sealed_engines import CONFIG, SEAL, SealedBuilds, manifest_of, unpacked
 from stack import processes_of, wait_until
 
+from cog_triton.builder import other_user
 from cog_triton.builder.sealed_config import SealedConfig, parse_any
 from cog_triton.errors import BuildConfigInvalid, EngineCorrupt, ModelUnavailable
 from cog_triton.serving.sealed_engine import with_weights
@@ -244,3 +248,29 @@ def test_weights_that_are_gone_are_looked_for_again(
 
 def test_an_engine_with_its_weights_is_served_as_it_is(settings: Settings, tmp_path: Path) -> None:
     assert with_weights(settings, tmp_path) == tmp_path
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv") or not Path("/usr/bin/python3").exists(),
+    reason="needs root, who may become another user, and a Python for all",
+)
+def test_a_proof_is_by_another_user_who_can_read_all() -> None:
+    with tempfile.TemporaryDirectory() as made:
+        place = Path(made)
+        place.chmod(0o755)
+        package = place / "packages" / "cog_triton"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        file = place / "model"
+        file.touch(0o644)
+        environment = {"PYTHONPATH": str(package.parent)}
+        given = ("/usr/bin/python3", environment, [file], place / "caches")
+        begin = other_user.command(*given)
+        assert (place / "caches").stat().st_uid == other_user.NOBODY
+        script = f"import os; open({str(place / 'caches' / 'x')!r}, 'w'); print(os.getuid())"
+        done = subprocess.run(
+            [*begin, "/usr/bin/python3", "-c", script], capture_output=True, text=True
+        )
+        assert done.stdout == f"{other_user.NOBODY}\n"
+        file.chmod(0o600)
+        assert other_user.command(*given) == ()

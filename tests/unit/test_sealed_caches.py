@@ -31,6 +31,7 @@ from vllm_hosts import ABC, HOST, ask, token_ids, tokens
 from cog_triton.artifact.engine_manifest import FileEntry, sha256_of
 from cog_triton.artifact.seal import DIRECTORY
 from cog_triton.doctor import engine_check
+from cog_triton.doctor.report import State
 from cog_triton.engines.vllm import compiler_caches
 from cog_triton.engines.vllm.compiler_caches import REQUIRED, TRUSTED
 from cog_triton.engines.vllm.seal_trust import SealedManifest, remember
@@ -129,6 +130,19 @@ def test_a_sealed_tar_is_known_as_vllms_before_its_weights(builds: SealedBuilds)
     assert preparation._family_of_tar(name) == "vllm"
     needs = engine_check.needs_of(builds.directory / "engine.tar")
     assert (needs.backend, needs.world_size) == ("python", 0)
+
+
+def test_doctor_tells_whether_a_seal_is_trusted(
+    builds: SealedBuilds, engine: Path, tmp_path: Path
+) -> None:
+    at_home = Settings(COG_TRITON_WORK_DIR=str(builds.directory / "home"))
+    for path in (engine, builds.directory / "engine.tar"):
+        trusted = engine_check.check_seals(path, at_home)
+        other = engine_check.check_seals(path, settings(tmp_path))
+        assert trusted is not None
+        assert other is not None
+        assert (trusted.state, other.state) == (State.OK, State.WARN)
+        assert f"set SEAL_SHA256={digest_of(engine)}" in other.found
 
 
 @pytest.mark.usefixtures("gpu")

@@ -63,10 +63,15 @@ class SealedManifest:
             text = path.read_bytes()
         except OSError as error:
             raise EngineCorrupt(f"{path}: cannot be read: {error.strerror}") from error
-        manifest = engine_manifest.parse(text, str(path))
+        return cls.parse(text, directory)
+
+    @classmethod
+    def parse(cls, text: bytes, engine: Path) -> SealedManifest | None:
+        """That of `text`, the manifest of `engine`; as `of`."""
+        manifest = engine_manifest.parse(text, f"{engine}: {MANIFEST_NAME}")
         if manifest.schema_ < 3:
             return None
-        return cls(directory, manifest, hashlib.sha256(text).hexdigest())
+        return cls(engine, manifest, hashlib.sha256(text).hexdigest())
 
     def distrust(
         self, work_dir: Path, pins: Collection[str], registry_digest: str | None

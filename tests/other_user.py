@@ -44,24 +44,27 @@ def become(user: int) -> None:
         return
     _call("unshare", _NEWNS)
     _call("mount", None, b"/", None, _RECURSIVE_SLAVE, None)
-    for link in (Path(sys.executable), Path(sys.executable).resolve()):
-        for directory in reversed(link.parents):
-            if not directory.stat().st_mode & 0o001:
-                _show(directory, directory / link.relative_to(directory).parts[0])
+    links = (Path(sys.executable), Path(sys.executable).resolve())
+    for directory in sorted({directory for link in links for directory in link.parents}):
+        if not directory.stat().st_mode & 0o001:
+            below = [link.relative_to(directory) for link in links if directory in link.parents]
+            _show(directory, {directory / link.parts[0] for link in below})
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
 
 
-def _show(directory: Path, entry: Path) -> None:
-    """Put an empty directory that all may enter over `directory`, with `entry` alone in it."""
-    kept = tempfile.mkdtemp()
-    _call("mount", bytes(entry), kept.encode(), None, _BIND, None)
+def _show(directory: Path, entries: set[Path]) -> None:
+    """Put an empty directory that all may enter over `directory`, with `entries` alone in it."""
+    kept = {entry: tempfile.mkdtemp().encode() for entry in entries}
+    for entry, place in kept.items():
+        _call("mount", bytes(entry), place, None, _BIND, None)
     _call("mount", b"none", bytes(directory), b"tmpfs", 0, b"mode=755")
-    entry.mkdir()
-    _call("mount", kept.encode(), bytes(entry), None, _BIND, None)
-    _call("umount2", kept.encode(), 2)
-    Path(kept).rmdir()
+    for entry, place in kept.items():
+        entry.mkdir()
+        _call("mount", place, bytes(entry), None, _BIND, None)
+        _call("umount2", place, 2)
+        Path(os.fsdecode(place)).rmdir()
 
 
 def _call(name: str, *arguments: object) -> None:

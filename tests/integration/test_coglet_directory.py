@@ -87,7 +87,7 @@ def use(stack: Stack) -> None:
 @TWO_USERS
 def test_two_users_serve_and_nothing_is_left(place: Path, tmp_path: Path, their_dir: Path) -> None:
     kubernetes = {"KUBERNETES_SERVICE_HOST": "127.0.0.1"}
-    before = {path.name for path in (place / "predictions").iterdir()}
+    before = {path.name for path in (place / "predictions").glob("*")}
     with mock_of(ME, tmp_path / "a").served() as mine:
         with mock_of(SOMEONE, their_dir / "b", **kubernetes).served() as theirs:
             use(theirs)
@@ -99,7 +99,7 @@ def test_two_users_serve_and_nothing_is_left(place: Path, tmp_path: Path, their_
             assert len(failures) == 1, failures
         use(mine)
         assert mine.finish(signal.SIGINT)[0] == 0
-    made = {path.name for path in (place / "predictions").iterdir()} - before
+    made = {path.name for path in (place / "predictions").glob("*")} - before
     assert not {name for name in made if name.startswith("own-")}
 
 

@@ -315,7 +315,7 @@ def test_build_runs_the_translated_steps(tmp_path: Path, monkeypatch: pytest.Mon
     config = legacy.model_copy(update={"model_id": str(model)})
     (tmp_path / "c.yaml").write_text(config.to_yaml())
     output = tmp_path / "engine.tar"
-    built(tmp_path / "c.yaml", tmp_path / "work", output, lines.append, cache=True)
+    built(tmp_path / "c.yaml", tmp_path / "work", output, lines.append, cache=True, added=())
     assert "[translate] build: build.py -> trtllm-build" in lines
     assert (tmp_path / "engine.tar").is_file()
 

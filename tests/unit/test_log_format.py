@@ -32,6 +32,8 @@ WRITES_OUTPUT = {
     "builder/canary_run.py": "the canary, on the stdout that the build reads",
     "builder/job.py": "a build's progress, on the stdout that its parent reads",
     "builder/predictor.py": "a build's progress, in the prediction's log",
+    "engines/vllm/core_process.py": "how long EngineCore imported, in the engine's log",
+    "engines/vllm/seal_start.py": "a build step's result, or why there is none",
     "engines/vllm/node_process.py": "why it ends, on the stderr of the command line",
     "build_scripts/openvino/_script.py": "a build step, which runs in another Python",
     "serving/coglet/openapi_schema.py": "the schema, on stdout",

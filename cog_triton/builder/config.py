@@ -391,11 +391,15 @@ def load_config(path: Path) -> BuildConfig:
     Raises:
         BuildConfigInvalid: names the file and the YAML path, value, rule and nearest valid key.
     """
+    return parse_config(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a config file; raises BuildConfigInvalid if it cannot be read."""
     try:
-        text = path.read_text("utf-8")
+        return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BuildConfigInvalid(f"{path}: cannot be read: {error}") from error
-    return parse_config(text, str(path))
 
 
 def parse_config(text: str, origin: str) -> BuildConfig:

@@ -22,6 +22,7 @@ from cog_triton.builder.config import (
     known_keys,
     load_yaml,
     parse_config,
+    read_text,
 )
 from cog_triton.builder.config_errors import describe
 from cog_triton.engines.vllm.model_directory import checked_arguments
@@ -128,11 +129,7 @@ AnyConfig = BuildConfig | SealedConfig
 
 def load_any(path: Path) -> AnyConfig:
     """Read and check a build config of any engine; raises BuildConfigInvalid as `load_config`."""
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BuildConfigInvalid(f"{path}: cannot be read: {error}") from error
-    return parse_any(text, str(path))
+    return parse_any(read_text(path), str(path))
 
 
 def parse_any(text: str, origin: str) -> AnyConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import math
 import os
@@ -16,6 +17,7 @@ _log = logging.getLogger(__name__)
 
 TRITON_USE_VARIABLE = "COG_TRITON_TRITON_USE"
 """File of the shared time of the front door."""
+_LEFT_AFTER_S = 60
 _AFTER_S = 5.0
 _LISTENING = "0A"
 
@@ -29,6 +31,7 @@ class TritonUseReport:
     def __init__(self, file: Path) -> None:
         """`file`, which must be new, is where the worker finds it; raises OSError."""
         self.file = file
+        _remove_left(file.parent)
         self._time = SharedTime(file)
         self._time.set(-math.inf)
         self._in_flight = 0
@@ -54,6 +57,19 @@ class TritonUseReport:
             self._in_flight -= 1
             if not self._in_flight:
                 self._time.set(time.monotonic())
+
+
+def _remove_left(directory: Path) -> None:
+    """Remove the files of doors that were killed before their worker had read it."""
+    for path in directory.glob("cog_triton_*_use_*"):
+        with suppress(OSError):  # another user's, or in use: locked by its door
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if time.time() - os.fstat(descriptor).st_mtime > _LEFT_AFTER_S:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+            finally:
+                os.close(descriptor)
 
 
 class TritonUse:

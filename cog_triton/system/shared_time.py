@@ -6,6 +6,7 @@ process that holds the GIL, or has died, could not send one.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import mmap
 import os
@@ -20,13 +21,15 @@ class SharedTime:
     def __init__(self, file: Path | None = None) -> None:
         """With `file`, which must be new, also a reader in another user namespace finds it.
 
-        Raises OSError where the file cannot be made, or has no room.
+        It is locked while this object lives. Raises OSError where it cannot be made, or has no
+        room.
         """
         if file is None:
             self.descriptor = os.memfd_create("shared-time")
         else:
             self.descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX)  # the mapping's copy of it holds the lock
             os.posix_fallocate(self.descriptor, 0, _SIZE)  # a write without a block is SIGBUS
             self._time = memoryview(mmap.mmap(self.descriptor, _SIZE)).cast("d")
         finally:

@@ -22,16 +22,16 @@ class Memory:
     def __init__(self) -> None:
         self._held = liveness.anonymous_bytes
         self._grown = 0
-        self._looks = 0
+        self._seen: set[int] = set()
 
     def anonymous_bytes(self, pid: int) -> int:
         held = self._held(pid) + (2 * LIMIT << 20) * (pid == self._grown)
-        self._looks += 1
+        self._seen.add(pid)
         return held
 
     def grow(self, pid: int) -> None:
         """Let a process grow, after its memory at the start was looked at."""
-        until(lambda: self._looks > 0)
+        until(lambda: pid in self._seen)
         self._grown = pid
 
 

@@ -81,6 +81,22 @@ def test_where_nothing_is_known_nobody_is_blamed(
     assert TritonUse(*free_ports(1)).recent()
 
 
+def test_a_door_removes_what_killed_ones_left_and_nothing_else(tmp_path: Path) -> None:
+    names = [f"cog_triton_{number}_use_{number:016x}" for number in range(4)]
+    left, young, used, pipe = (tmp_path / name for name in names)
+    owner = TritonUseReport(used)
+    for path in (left, young):
+        path.touch()
+    os.mkfifo(pipe)  # of another user: opening it would block
+    for path in (left, used):
+        os.utime(path, (0, 0))
+    TritonUseReport(tmp_path / "a.use")
+    assert sorted(tmp_path.iterdir()) == sorted([young, used, pipe, tmp_path / "a.use"])
+    del owner
+    TritonUseReport(tmp_path / "b.use")
+    assert not used.exists()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
 def test_a_full_disk_is_an_error_and_no_signal(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", tmp_path], check=True)

@@ -18,7 +18,8 @@ from cog_triton.backend import python_backend, triton_log
 from cog_triton.backend.bls_engine import Engine, EngineRequest
 from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.tensor_contract import LORA_NAME, scalar
-from cog_triton.engines.tensorrt_llm.adapter_tensors import load_tensors, task_id
+from cog_triton.engines.tensorrt_llm.adapter_modules import task_id
+from cog_triton.engines.tensorrt_llm.adapter_tensors import load_tensors
 from cog_triton.errors import CogTritonError
 
 _log = logging.getLogger(__name__)

@@ -7,19 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.progress import Progress as Bar
-
-from cog_triton.system.terminal import err
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
 
 Echo = Callable[[str], None]
 _INTERVAL_S = 10.0
@@ -60,9 +52,7 @@ class Progress:
         self._lock = threading.Lock()
         self._start = self._echoed_at = clock()
         self._echoed = 0
-        if console is None and err.is_terminal:
-            console = err  # the same as a progress line around this one
-        self._bar = _bar(console) if console is not None else None
+        self._bar = _bar(console)
         self._task = self._bar.add_task(self.name, total=total) if self._bar else None
 
     def expect(self, total: int) -> None:
@@ -138,13 +128,20 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _bar(console: Console) -> Bar:
-    return Bar(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=console,
+def _bar(console: Console | None) -> Bar | None:
+    """A bar in `console`, or on stderr if that is a terminal."""
+    from rich import progress  # servers that download nothing start without it
+
+    from cog_triton.system.terminal import err
+
+    if console is None and not err.is_terminal:
+        return None
+    return progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+        console=console or err,  # the same as a progress line around this one
         redirect_stdout=sys.stdout.isatty(),
     )

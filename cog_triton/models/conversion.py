@@ -9,13 +9,15 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cog_triton.artifact import engine_tar
-from cog_triton.builder.config import BuildConfig
-from cog_triton.builder.plan import OWN, Families, make_plan
 from cog_triton.builder.workspace import Workspace
 from cog_triton.download import disk_space
 from cog_triton.download.transfer_progress import Echo
+
+if TYPE_CHECKING:
+    from cog_triton.builder.config import BuildConfig
 
 MAX_SEQ_LEN = 8192
 """Longest sequence of a converted engine, in tokens; less where the model has less."""
@@ -41,6 +43,8 @@ class Conversion:
 
     def config(self) -> BuildConfig:
         """The build config: what configs/build/smollm2-135m-cpu.yaml is for the demo model."""
+        from cog_triton.builder.config import BuildConfig  # a start without a model needs none
+
         source = {"revision": self.revision, "weight_format": "safetensors"}
         return BuildConfig.model_validate(
             {
@@ -65,6 +69,7 @@ class Conversion:
     def engine(self, store: Path) -> Path:
         """Where the engine is, or will be: by the config, the model and the converter."""
         from cog_triton.builder import step_cache  # tokenizers, engine families, and so NumPy
+        from cog_triton.builder.plan import OWN
 
         scripts = sorted((OWN / "openvino").glob("*.py"))
         code = [[p.name, hashlib.sha256(p.read_bytes()).hexdigest()] for p in scripts]
@@ -90,6 +95,7 @@ class Conversion:
         return target
 
     def _convert(self, target: Path, workspace: Workspace, echo: Echo) -> None:
+        from cog_triton.builder.plan import Families, make_plan
         from cog_triton.builder.run import run_build, stages  # engine families, and so NumPy
         from cog_triton.system.terminal_progress import BuildProgress
 

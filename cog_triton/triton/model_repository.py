@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
 
 from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.generate_stream import ADAPTER_LOADER, STEP_MODEL
+from cog_triton.engines.model_config_proto import model_config_pb2
 from cog_triton.engines.tensor_contract import ALIASES, FINISH_REASON, LORA_NAME
 from cog_triton.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.errors import InvalidPredictorConfig, nearest

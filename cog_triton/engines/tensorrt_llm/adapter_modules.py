@@ -29,3 +29,9 @@ HF_MODULES: Mapping[str, str] = {
     "mlp_4h_to_h": "down_proj",
     "mlp_gate": "up_proj",
 }
+_FIRST_TASK = 1 << 32
+
+
+def task_id(number: int) -> int:
+    """The lora_task_id of an adapter; clients that bring their own weights have smaller ones."""
+    return _FIRST_TASK + number

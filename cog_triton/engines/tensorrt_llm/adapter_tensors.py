@@ -18,12 +18,6 @@ from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES, MODULE_I
 from cog_triton.errors import EngineCorrupt, EngineIncompatible
 
 _IDS = {theirs: MODULE_IDS[ours] for ours, theirs in HF_MODULES.items()}
-_FIRST_TASK = 1 << 32
-
-
-def task_id(number: int) -> int:
-    """The lora_task_id of an adapter; clients that bring their own weights have smaller ones."""
-    return _FIRST_TASK + number
 
 
 def load_tensors(directory: Path) -> dict[str, npt.NDArray[Any]]:

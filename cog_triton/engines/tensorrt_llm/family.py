@@ -21,7 +21,7 @@ from cog_triton.engines.tensorrt_llm import (
     runtime_settings,
     setting_rules,
 )
-from cog_triton.engines.tensorrt_llm.adapter_tensors import task_id
+from cog_triton.engines.tensorrt_llm.adapter_modules import task_id
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tritonclient.grpc import model_config_pb2
-
+from cog_triton.engines.model_config_proto import model_config_pb2
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters, notation
 from cog_triton.engines.tensorrt_llm.engine_directory import Engine
 from cog_triton.engines.tensorrt_llm.releases import ReleaseContract

@@ -103,10 +103,10 @@ def test_every_text_of_openvino_is_that_of_an_undisturbed_run(
 ) -> None:
     """Of classes whose tokens are a prompt, and of those that are made again; /v1 alone has guides.
 
-    Seven of each, so that each is asked of every API.
+    Three of each, so that each is asked of every API; `make faults` asks a thousand.
     """
     stack = make_stack(engine_tar, TRITON_MAX_RESTARTS="50")
-    clients, streams, tokens = Clients(stack), 35, 100
+    clients, streams, tokens = Clients(stack), 15, 100
 
     def ask(number: int) -> Told:
         values = CLASSES[number % len(CLASSES)]
@@ -120,7 +120,7 @@ def test_every_text_of_openvino_is_that_of_an_undisturbed_run(
         answers = [pool.submit(ask, number) for number in range(streams)]
         until_arrived(stack, 2 * streams)
         for victim in VICTIMS:
-            clients.until_flowing(answers)
+            clients.until_flowing(answers, 5)
             print(f"{victim}: READY after {strike(stack, victim):.1f} s")
         found = [answer.result(PATIENCE_S) for answer in answers]
     assert [n for n in range(streams) if found[n] != undisturbed[n]] == []
@@ -169,15 +169,14 @@ def test_no_stream_is_lost_when_a_process_or_its_reaper_is_stopped(
         )
 
 
-@pytest.mark.parametrize("api", ["http", "grpc"])
 def test_no_stream_is_blamed_for_deaths_while_tritons_api_is_in_use(
-    make_stack: Callable[..., Stack], says: Callable[[int], str], api: str
+    make_stack: Callable[..., Stack], says: Callable[[int], str]
 ) -> None:
-    """The only stream in the engine has no token at any of three deaths."""
+    """The only stream in the engine has no token at any of four deaths; two would be its own."""
     stack = make_stack(**MOCK, MOCK_PREFILL_MS="5000", TRITON_PROBE_PERIOD="0.5")
     body = {"text_input": "Hello.", "max_tokens": 30, "bad_words": "", "stop_words": ""}
 
-    def infer() -> None:
+    def infer(api: str) -> None:
         if api == "grpc":
             text = grpcclient.InferInput("text_input", [1, 1], "BYTES")
             text.set_data_from_numpy(np.array([[b"Hello."]], dtype=object))
@@ -195,8 +194,8 @@ def test_no_stream_is_blamed_for_deaths_while_tritons_api_is_in_use(
 
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(Clients(stack).stream, 1, 40)
-        for _ in range(3):
-            other = pool.submit(infer)
+        for api in ("http", "grpc", "http", "grpc"):
+            other = pool.submit(infer, api)
             wait_until(lambda: stack.engine_requests() == 2, PATIENCE_S)
             if api == "grpc":
                 time.sleep(SEEN_S)

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 from cuda_driver import gpu_driver
+from stack import Stack
 from vllm_engines import calls, double_environment, hugging_face
 
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest
@@ -82,6 +83,16 @@ class SealedBuilds:
 
     def compiled(self, what: str) -> list[str]:
         return compiled(self.journal, what)
+
+
+class SealedStack(Stack):
+    """``cog-triton serve engine.tar``; the engine alone sees the GPU that it was sealed on."""
+
+    def __init__(self, directory: Path, builds: SealedBuilds, engine: Path, **more: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.journal = directory / "journal"
+        given = double_environment(self.journal, COG_TRITON_VLLM_PYTHON=str(builds.python))
+        super().__init__(directory / "work", str(engine), **given, **more)
 
 
 def compiled(journal: Path, what: str) -> list[str]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -36,6 +37,7 @@ MAX_TEXT = 16 << 20
 """Most bytes of a manifest, or of an engine's config.json."""
 SEALED_ENGINE = "vllm"
 """The family whose engines may be sealed."""
+_MOST_NAME, _MOST_PART = 1024, 255
 # Keys that schema 1 does not have: since which one, and for which families.
 _LATER = {
     "runtime": (2, (TENSORRT_LLM,)),
@@ -44,6 +46,21 @@ _LATER = {
 }
 AdapterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 """Name of a packed adapter, which is also that of its directory."""
+
+
+def _below(name: str) -> str:
+    parts = PurePosixPath(name).parts
+    if not parts or parts[0] == "/" or ".." in parts or "\0" in name:
+        raise ValueError("must be the name of a file below the engine's directory")
+    if max(len(part.encode()) for part in parts) > _MOST_PART or len(name) > _MOST_NAME:
+        raise ValueError(
+            f"must have {_MOST_NAME} characters at most, and {_MOST_PART} bytes a part"
+        )
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_below)]
+"""Name of a file, with slashes, that stays below the directory it is joined to."""
 
 
 class FileEntry(BaseModel):
@@ -81,7 +98,7 @@ class WeightsReference(BaseModel):
     source: str
     revision: str | None = None
     tar_url: str | None = None
-    files: dict[str, FileEntry] = Field(min_length=1)
+    files: dict[FileName, FileEntry] = Field(min_length=1)
 
 
 class Manifest(BaseModel):
@@ -113,7 +130,7 @@ class Manifest(BaseModel):
     variables: dict[Variable, str] = {}
     weights: WeightsReference | None = None
     seal_required: bool = False
-    files: dict[str, FileEntry]
+    files: dict[FileName, FileEntry]
 
     @model_validator(mode="after")
     def _schema_has_the_keys(self) -> Self:
@@ -122,6 +139,8 @@ class Manifest(BaseModel):
                 raise ValueError(f"{key} needs schema {schema}")
             if getattr(self, key) and self.engine not in engines:
                 raise ValueError(f"{key} is for engines of {' and '.join(engines)}")
+        if self.weights and (both := self.weights.files.keys() & {*self.files, MANIFEST_NAME}):
+            raise ValueError(f"weights: {shortened(min(both))} is a file of the engine, too")
         return self
 
     def to_json(self) -> str:

@@ -18,6 +18,8 @@ DIRECTORY = "sealed"
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
 _WORDS = re.compile(r"[^a-z0-9]+")
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Words = Annotated[str, StringConstraints(pattern=r"^[ -~]{0,256}$")]
+"""What a seal says of machine and versions: a line that a terminal can show."""
 SealName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,127}$")]
 VARIABLE = re.compile(r"(VLLM|TORCHINDUCTOR|NCCL)_[A-Z0-9_]{1,100}")
 Variable = Annotated[str, StringConstraints(pattern=f"^{VARIABLE.pattern}$")]
@@ -27,22 +29,23 @@ Variable = Annotated[str, StringConstraints(pattern=f"^{VARIABLE.pattern}$")]
 class Environment(BaseModel):
     """What compiled code is for: all of it must be the same where it is used.
 
-    `packages` is the digest of the names and versions of all that is installed beside vLLM.
+    `packages` is the digest of all that is installed with vLLM: what a lock pins, names, versions
+    and, by the sums in their wheels, the files.
     `python` has its patch level, which torch compares, too; `gpu_name` is the driver's, as torch
     has it. What could not be told is empty.
     """
 
     model_config = _STRICT
 
-    vllm: str
-    torch: str
-    triton: str
-    cuda: str
-    python: str
+    vllm: Words
+    torch: Words
+    triton: Words
+    cuda: Words
+    python: Words
     packages: Sha256
-    gpu_name: str
-    sm: int
-    ranks: int = Field(ge=1)
+    gpu_name: Words
+    sm: int = Field(ge=0, lt=1000)
+    ranks: int = Field(ge=1, le=1024)
 
 
 class Seal(BaseModel):
@@ -56,7 +59,7 @@ class Seal(BaseModel):
     model_config = _STRICT
 
     environment: Environment
-    driver: str
+    driver: Words
     aot: list[Sha256]
     compile_seconds: float
     seconds: float

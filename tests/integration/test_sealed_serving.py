@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 from cuda_driver import has_compiler
-from sealed_engines import SEAL, SealedBuilds, compiled, digest_of, manifest_of, unpacked
-from stack import Stack, text_of
-from vllm_engines import double_environment
+from sealed_engines import (
+    SEAL,
+    SealedBuilds,
+    SealedStack,
+    compiled,
+    digest_of,
+    manifest_of,
+    unpacked,
+)
+from stack import text_of
 
 from cog_triton.builder.job import Job, JobRunner
 
@@ -23,16 +30,6 @@ CONFIG = {
     "args": {"gpu_memory_utilization": 0.4},
     "canary": {"prompt": "abc", "tokens": 4},
 }
-
-
-class SealedStack(Stack):
-    """``cog-triton serve engine.tar``; the engine alone sees the GPU that it was sealed on."""
-
-    def __init__(self, directory: Path, builds: SealedBuilds, engine: Path, **more: str) -> None:
-        directory.mkdir()
-        self.journal = directory / "journal"
-        given = double_environment(self.journal, COG_TRITON_VLLM_PYTHON=str(builds.python))
-        super().__init__(directory / "work", str(engine), **given, **more)
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ from cog_triton.doctor.report import State
 from cog_triton.engines.vllm import compiler_caches
 from cog_triton.engines.vllm.compiler_caches import REQUIRED, TRUSTED
 from cog_triton.engines.vllm.seal_trust import SealedManifest, remember
-from cog_triton.engines.vllm.sealed_caches import AOT, Trusted
+from cog_triton.engines.vllm.sealed_caches import AOT, Trusted, environment_here
 from cog_triton.errors import CogTritonError, EngineCorrupt, EngineIncompatible
 from cog_triton.inspection import engine_contents, engine_description, report
 from cog_triton.models import preparation
@@ -213,6 +213,26 @@ def test_a_seal_of_other_packages_is_left(
 
 
 @pytest.mark.usefixtures("gpu")
+def test_packages_are_told_apart_by_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build of the same version is another one; who installed it, and scripts, count for none."""
+    package = tmp_path / "site" / "small-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: small\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+
+    def digest(*lines: str) -> str:
+        (package / "RECORD").write_text("\n".join([*lines, ""]))
+        return environment_here(1)[0].packages
+
+    wheel = digest("small.py,sha256=a,1", "small-1.0.dist-info/RECORD,,")
+    by_uv = ["small-1.0.dist-info/INSTALLER,sha256=u,2", "../../../bin/small,sha256=s,9"]
+    assert digest("__pycache__/small.pyc,,", *by_uv, "small.py,sha256=a,1") == wheel
+    assert digest("small.py,sha256=b,1") != wheel
+
+
+@pytest.mark.usefixtures("gpu")
 def test_a_users_own_cache_is_not_written_to(
     engine: Path, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -246,8 +266,19 @@ def changed_manifest(engine: Path) -> str:
     return r"its manifest is \w+, and \w+ is trusted"
 
 
+def pipe(engine: Path) -> str:
+    """It would be waited on for ever."""
+    file = sealed_file(engine, "model")
+    file.unlink()
+    os.mkfifo(file)
+    return "has 0 bytes, the manifest says"
+
+
+DAMAGES = [damaged_model, missing_model, changed_kernel, changed_manifest, pipe]
+
+
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("damage", [damaged_model, missing_model, changed_kernel, changed_manifest])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_seal_is_refused(
     engine: Path, root: Path, tmp_path: Path, damage: Callable[[Path], str]
 ) -> None:
@@ -289,6 +320,63 @@ def test_a_manifest_that_names_another_hash_is_refused(
     rewritten(copy, manifest.model_copy(update={"seals": {SEAL: seal}}))
     with pytest.raises(EngineCorrupt, match=r"its manifest names \['000"):
         seeded(copy, root)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_file_that_is_said_to_be_huge_is_not_read(
+    engine: Path, root: Path, tmp_path: Path
+) -> None:
+    copy = copied(engine, tmp_path / "copy")
+    manifest = manifest_of(copy)
+    name = sealed_file(copy, "model").relative_to(copy).as_posix()
+    huge = manifest.files[name].model_copy(update={"size": 1 << 60})
+    rewritten(copy, manifest.model_copy(update={"files": {**manifest.files, name: huge}}))
+    with pytest.raises(EngineCorrupt, match="the manifest says 1152921504606846976"):
+        seeded(copy, root)
+
+
+def with_file(told: dict[str, Any], name: str) -> None:
+    told["files"][name] = {"size": 0, "sha256": "0" * 64}
+
+
+def with_weights_of(told: dict[str, Any], name: str) -> None:
+    entry = {"size": 0, "sha256": "0" * 64}
+    told["weights"] = {"source": "a/b", "files": {name: entry}}
+
+
+def environment_with(told: dict[str, Any], key: str, value: object) -> None:
+    told["seals"][SEAL]["environment"][key] = value
+
+
+@pytest.mark.parametrize(
+    ("lie", "says"),
+    [
+        (lambda told: with_file(told, f"{PLACE}/../../../x"), "below the engine's directory"),
+        (lambda told: with_file(told, "/etc/x"), "below the engine's directory"),
+        (lambda told: with_file(told, "x\0y"), "below the engine's directory"),
+        (lambda told: with_file(told, "x" * 300), "1024 characters at most, and 255 bytes a part"),
+        (lambda told: with_weights_of(told, "../x.safetensors"), "below the engine's directory"),
+        (lambda told: with_weights_of(told, "model.json"), "is a file of the engine, too"),
+        (lambda told: environment_with(told, "gpu_name", "\x1b[2J"), "should match pattern"),
+        (lambda told: environment_with(told, "sm", 1 << 40), "less than 1000"),
+        (lambda told: told["seals"][SEAL].update(driver="9" * 5000), "should match pattern"),
+        (lambda told: told.update(variables={"LD_PRELOAD": "x"}), "should match pattern"),
+        (lambda told: told.update(model_id="x" * (16 << 20)), "has over 16777216 bytes"),
+    ],
+)
+def test_what_no_manifest_says_is_refused_before_it_is_trusted(
+    engine: Path, tmp_path: Path, lie: Callable[[dict[str, Any]], None], says: str
+) -> None:
+    """Wherever a seal is known, it is by this."""
+    copy = copied(engine, tmp_path / "copy")
+    told = json.loads((copy / "cog-triton.json").read_text())
+    lie(told)
+    (copy / "cog-triton.json").write_text(json.dumps(told))
+    with pytest.raises(EngineCorrupt, match=says) as caught:
+        SealedManifest.of(copy)
+    assert str(caught.value).isprintable()
+    with pytest.raises(EngineCorrupt, match=says):
+        sealed_engine.with_weights(settings(tmp_path), copy)
 
 
 def settings(tmp_path: Path, **values: str) -> Settings:

@@ -60,7 +60,8 @@ class SealedManifest:
         if not path.is_file():
             return None
         try:
-            text = path.read_bytes()
+            with path.open("rb") as file:
+                text = file.read(engine_manifest.MAX_TEXT + 1)
         except OSError as error:
             raise EngineCorrupt(f"{path}: cannot be read: {error.strerror}") from error
         return cls.parse(text, directory)

@@ -66,11 +66,13 @@ def environment_here(ranks: int) -> tuple[Environment, NVIDIADriver]:
     if asked.returncode:
         raise EngineIncompatible(f"the GPU is not known: {asked.stderr.strip()[-400:]}")
     names, sms, driver, cuda = json.loads(asked.stdout.splitlines()[-1])
-    found = {
-        (package.metadata["Name"] or "").lower(): package.version
-        for package in importlib.metadata.distributions()
-    }
-    packages = sorted(f"{name}=={version}" for name, version in found.items() if name not in _OWN)
+    found, packages = {}, []
+    for package in importlib.metadata.distributions():
+        name = (package.metadata["Name"] or "").lower()
+        found[name] = package.version
+        if name not in _OWN:
+            packages.append(f"{name}=={package.version} {_files_of(package)}")
+    packages.sort()
     environment = Environment(
         vllm=found.get("vllm", ""),
         torch=found.get("torch", ""),
@@ -83,6 +85,14 @@ def environment_here(ranks: int) -> tuple[Environment, NVIDIADriver]:
         ranks=ranks,
     )
     return environment, NVIDIADriver(driver, tuple(cuda) if cuda else None)
+
+
+def _files_of(package: importlib.metadata.Distribution) -> str:
+    """Digest of the sums that a package's wheel has of its files; who installed it adds none."""
+    lines = (package.read_text("RECORD") or "").splitlines()
+    own = [line for line in lines if ",sha256=" in line and ".dist-info/" not in line]
+    kept = sorted(line for line in own if not line.startswith((".", "/", '"')))  # no scripts
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()
 
 
 def _cuda_of_torch() -> str:
@@ -176,12 +186,14 @@ class Trusted:
             fresh.replace(target)
 
     def _verified(self, name: str) -> bytes:
+        path, entry = self.directory / name, self.manifest.files[name]
         try:
-            with (self.directory / name).open("rb") as file:
-                data = file.read(self.manifest.files[name].size + 1)
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                size = os.fstat(file.fileno()).st_size  # 0 of a pipe, which has no end
+                engine_manifest.check_entry(name, entry, size, None)
+                data = file.read(entry.size + 1)
         except OSError as error:
-            raise EngineCorrupt(f"{self.directory / name}: {error.strerror}") from error
-        entry = self.manifest.files[name]
+            raise EngineCorrupt(f"{path}: {error.strerror}") from error
         engine_manifest.check_entry(name, entry, len(data), hashlib.sha256(data).hexdigest())
         return data
 

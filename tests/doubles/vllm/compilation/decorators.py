@@ -7,6 +7,7 @@ of the journal; what takes vLLM seconds takes none.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import logging
@@ -47,6 +48,9 @@ def compile_engine(vllm_config: Any) -> None:
             _replace(path, pickle.dumps({**_system(), "hash": hash_key, "rank": rank}))
     for name in _KERNELS:
         _kernel(name)
+    for library in sorted(Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.so")):
+        ctypes.CDLL(str(library))  # Triton's C launchers, which no group names
+        _journal("read", str(library))
     _remember(Path(root), hash_key)
 
 

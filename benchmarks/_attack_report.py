@@ -14,12 +14,13 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / ".work" / "attack"
 MARKS = {
     name: (f"<!-- made by make attack: {name} -->\n", f"<!-- end: {name} -->")
-    for name in ("inputs", "stops", "drains")
+    for name in ("inputs", "stops", "drains", "tars")
 }
 PAGES = {
     "inputs": ROOT / "docs" / "security.md",
     "stops": ROOT / "docs" / "reliability.md",
     "drains": ROOT / "docs" / "reliability.md",
+    "tars": ROOT / "docs" / "security.md",
 }
 _Row = Mapping[str, Any]
 
@@ -42,6 +43,8 @@ def failures(report: _Row) -> list[str]:
     for one in report.get("drains", ()):
         where = f"{one['sent']} to {one['way']}, {one['killed'] or 'none'} killed"
         found += [f"{where}: {problem}" for problem in one["problems"]]
+    for one in report.get("tars", ()):
+        found += [f"{one['name']}: {problem}" for problem in one["problems"]]
     if "stops" in report and not report["stops"]:
         found.append("no process was stopped")
     return found
@@ -83,7 +86,7 @@ def write() -> None:
 
 
 def _table(name: str, rows: list[tuple[str, Any]]) -> Grid:
-    return {"inputs": _inputs, "stops": _stops, "drains": _drains}[name](rows)
+    return {"inputs": _inputs, "stops": _stops, "drains": _drains, "tars": _tars}[name](rows)
 
 
 def _inputs(rows: list[tuple[str, Any]]) -> Grid:
@@ -141,6 +144,20 @@ def _drains(rows: list[tuple[str, Any]]) -> Grid:
                 *(one["way"], engine, one["sent"], one["killed"] or "none", _counts(streams)),
                 *(_counts(one["newcomers"]), _counts(one["webhooks"]), round(one["seconds"], 1)),
                 *(round(one["gap"], 1), len(one["problems"]) or "none"),
+            )
+    return table
+
+
+def _tars(rows: list[tuple[str, Any]]) -> Grid:
+    columns = ("engine.tar with", "inspect", "build --add-seal", "serve", "s", "largest process MB",
+               "broken rules")  # fmt: skip
+    table = Grid("", columns)
+    for _, data in rows:
+        for one in data:
+            table.add(
+                *(one["name"], one["inspect"], one["added"], one["served"]),
+                *(round(one["seconds"], 1), round(one["megabytes"])),
+                "; ".join(one["problems"]) or "none",
             )
     return table
 

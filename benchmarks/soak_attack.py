@@ -4,10 +4,12 @@
     make attack ARGS="engine.tar --only stops --match keeper"
 
 Phases: `inputs` (a table of hostile inputs, crowds of clients, mutated requests), `stops` (SIGSTOP
-and SIGKILL of every process), `drains` (SIGTERM under streams of every API). It fails when a
-process died of an input, a 4xx or 5xx has no code, a control stream has other text or is silent for
-too long, memory stays above --growth, a request hangs or is lost without a code, or a stop cuts
-what it promised to end. The report is .work/attack/ENGINE.json; --write puts it into the pages.
+and SIGKILL of every process), `drains` (SIGTERM under streams of every API), `tars` (engine.tars of
+vLLM with a hostile seal, through the double; needs a C compiler). It fails when a process died of
+an input, a 4xx or 5xx has no code, a control stream has other text or is silent for too long,
+memory stays above --growth, a request hangs or is lost without a code, a stop cuts what it promised
+to end, or anything of a tar runs. The report is .work/attack/ENGINE.json; --write puts it into the
+pages.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import _attack_report  # noqa: E402
+import _hostile_tars  # noqa: E402
 from _attack_clients import Attack, Findings, ServerEnded  # noqa: E402
 from _attack_inputs import hostile  # noqa: E402
 from _control_stream import controlled  # noqa: E402
@@ -38,7 +41,7 @@ from _servers import Server, mock_server, server  # noqa: E402
 from _stopped_processes import strike_each, warm_up  # noqa: E402
 
 SETTLE_S, UNDISTURBED_S = 30.0, 5.0
-PHASES = ("inputs", "stops", "drains")
+PHASES = ("inputs", "stops", "drains", "tars")
 TPS = 100
 
 
@@ -84,6 +87,9 @@ def main() -> int:
         patient = Start(start.path, {**start.environment, "DRAIN_TIMEOUT": str(DRAIN_S)})
         drains = asyncio.run(drain_each(patient, engine, options.match))
         report["drains"] = [one.row() for one in drains]
+    if "tars" in options.only:
+        tars = _hostile_tars.try_each(options.match, options.jobs, options.growth)
+        report["tars"] = [one.row() for one in tars]
     report |= {"seconds": round(time.monotonic() - began), "load": os.getloadavg()[1]}
     failures = _attack_report.failures(report)
     _attack_report.save(report)
@@ -108,9 +114,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--match",
         default="",
-        help="what is tried: the part of the table, of stops, of drains that has this in its name",
+        help="what is tried: the part of table, stops, drains and tars that has this in its name",
     )
-    parser.add_argument("--jobs", type=int, default=2, help="servers side by side for stops; 2")
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="servers side by side for stops and tars; 2"
+    )
     parser.add_argument("--write", action="store_true", help="put the reports into the pages")
     options = parser.parse_args()
     options.only = tuple(options.only.split(","))

@@ -26,8 +26,10 @@ from cog_triton.builder.sealed_config import SealedConfig
 from cog_triton.download import model_source
 from cog_triton.download.model_source import WEIGHTS, FetchedModel
 from cog_triton.engines.base import EngineLimits
+from cog_triton.engines.vllm import sealed_caches
 from cog_triton.engines.vllm.seal_start import Started
 from cog_triton.errors import EngineCorrupt, EngineIncompatible
+from cog_triton.system import atomic_write
 from cog_triton.system.redaction import redact_address
 
 Members = dict[str, Path | bytes]
@@ -107,19 +109,22 @@ def seals_of(
     Raises:
         EngineIncompatible: it is of another config.
         EngineCorrupt: it is damaged.
+        DiskFull: there is no room for its seals.
     """
     held: Members = {}
     text = b""
-    for member in tar_members.read(tar):
-        if member.content is None:
-            continue
-        if member.name == MANIFEST_NAME:
-            text = member.content.read(engine_manifest.MAX_TEXT + 1) or b""
-        elif member.name.startswith(f"{seal.DIRECTORY}/"):
-            path = held[member.name] = place / member.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as file:
-                shutil.copyfileobj(member.content, file)
+    place.mkdir(parents=True)
+    with atomic_write.disk_full_errors(place, f"--add-seal {tar}: needs room for its seals", 0):
+        for member in tar_members.read(tar):
+            if member.content is None:
+                continue
+            if member.name == MANIFEST_NAME:
+                text = member.content.read(engine_manifest.MAX_TEXT + 1) or b""
+            elif member.name.startswith(f"{seal.DIRECTORY}/"):
+                path = held[member.name] = place / member.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("wb") as file:
+                    shutil.copyfileobj(member.content, file)
     manifest = engine_manifest.parse(text, f"{tar}: {MANIFEST_NAME}")
     wanted = hashlib.sha256(config.to_yaml().encode()).hexdigest()
     if manifest.config_sha256 != wanted or manifest.revision != model.revision:
@@ -129,6 +134,8 @@ def seals_of(
     for name in held:
         if name not in manifest.files or entry_of(place / name) != manifest.files[name]:
             raise EngineCorrupt(f"{tar}: {name} is not what its manifest says")
+    for name in manifest.seals:
+        sealed_caches.check_seal(place, manifest, name)
     return {
         name: OtherSeal(one, {file: held[file] for file in seal.files_of(name, held)})
         for name, one in manifest.seals.items()

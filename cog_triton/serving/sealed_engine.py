@@ -26,7 +26,7 @@ def options(settings: Settings, directory: Path, weights: str | None) -> dict[st
 
     Raises:
         EngineIncompatible: a seal is required, and there is none that is trusted.
-        EngineCorrupt: the manifest is broken.
+        EngineCorrupt: the manifest is broken, or a seal that is trusted is not what it says.
     """
     pins = checked_pins(settings.seal_sha256)
     found = SealedManifest.of(directory)
@@ -38,6 +38,10 @@ def options(settings: Settings, directory: Path, weights: str | None) -> dict[st
     why = found.distrust(settings.work_dir, pins, registry)
     required = settings.seal == "required" or found.manifest.seal_required
     if why is None:
+        from cog_triton.engines.vllm.sealed_caches import check_seal  # few servers have one
+
+        for name in found.manifest.seals:
+            check_seal(found.directory, found.manifest, name)
         return {TRUSTED: found.digest, REQUIRED: str(required).lower()}
     text = f"{directory}: its seal is left unread: {why}"
     if required:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import _attack_report
+import _hostile_tars
 import pytest
 from _attack_clients import Findings
 from _attack_inputs import PORTS, Hostile, Inputs, hostile
@@ -16,6 +17,7 @@ from _drained import PLAN
 from _report import write_between
 from _resource_usage import role_of
 from _stopped_processes import Outcome, plan, said
+from cuda_driver import has_compiler
 from faults import kinds
 from faults.answers import Answer, Question
 
@@ -137,6 +139,22 @@ def test_drains_are_of_both_commands_with_and_without_a_death() -> None:
     assert {(not as_image, killed) for as_image, killed in deaths} == deaths
 
 
+@pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
+def test_a_hostile_tar_is_given_to_each_command() -> None:
+    usual, struck = _hostile_tars.try_each("a library that no manifest names", 1, 1.2)
+    assert (usual.inspect, usual.served) == ("told", "left unread")
+    assert (struck.inspect, struck.added, struck.served) == ("E1306", "E1306", "E1306")
+    assert [*usual.problems, *struck.problems] == []
+    assert struck.row()["failed"] is False
+
+
+def test_tars_are_told_apart_and_the_first_one_runs() -> None:
+    names = [attack.name for attack in _hostile_tars.ATTACKS]
+    assert len({*names}) == len(names)
+    ran = [attack.name for attack in _hostile_tars.ATTACKS if attack.serve == _hostile_tars.RAN]
+    assert ran == names[:1]
+
+
 def report_of(**parts: Any) -> dict[str, Any]:
     head = {"engine": "mock", "seed": 3, "date": "d", "commit": "c", "machine": "m"}
     return {**head, "seconds": 9, "load": 1.0, **parts}
@@ -154,18 +172,21 @@ def test_reports_are_tables_of_the_pages(tmp_path: Path, monkeypatch: pytest.Mon
     inputs = {"undisturbed_s": 0.1, "growth": 1.2, "found": {"bombs": findings.row()}}
     inputs["memory"] = {"before": {"door": 100}, "after": {"door": 130}}
     stop = Outcome("keeper", "SIGSTOP", Counter(right=8), 3.0, "served again", 2.0)
-    first = report_of(inputs=inputs)
+    tar = _hostile_tars.Outcome("a pickle", "told", "E1306", "E1306", 2.0, 100.0, ["it ran"])
+    first = report_of(inputs=inputs, tars=[tar.row()])
     _attack_report.save(first)
     _attack_report.save(report_of(stops=[stop.row()]))
     _attack_report.write()
     text = (tmp_path / "page.md").read_text()
     assert "| bombs | mock | 2 |  | 0 | 7.5 | 0 | 0 of 0 right | others waited |" in text
     assert "| keeper | mock | SIGSTOP | 8 x right | served again | 3 | 2 |  |" in text
+    assert "| a pickle | told | E1306 | E1306 | 2 | 100 | it ran |" in text
     assert "seed 3" in text
     assert text.count("old") == 1  # no drains were run
     assert _attack_report.failures(first) == [
         "bombs: others waited: a body: 7.5 s",
         "memory: 0 MB before, 0 MB after",
+        "a pickle: it ran",
     ]
     with pytest.raises(ValueError, match="has no marks"):
         write_between(tmp_path / "page.md", ("never", "there"), "")

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cuda_driver import has_compiler
 from lora_adapters import adapter
+from range_server import Content, Span, serving_file
 from sealed_engines import CONFIG, SEAL, SealedBuilds, manifest_of, unpacked
-from stack import processes_of, wait_until
+from stack import processes_of, shared_memory, wait_until
 
 from cog_triton.builder import other_user
 from cog_triton.builder.sealed_config import SealedConfig, parse_any
+from cog_triton.download.partial_file import PIECE
 from cog_triton.errors import BuildConfigInvalid, EngineCorrupt, ModelUnavailable
 from cog_triton.serving.sealed_engine import with_weights
 from cog_triton.settings import Settings
@@ -149,40 +156,122 @@ def test_a_seal_of_another_config_is_not_added(referring: SealedBuilds) -> None:
     assert referring.journal.read_text() == journal
 
 
-@pytest.mark.parametrize("stage", ["compile", "prove"])
-def test_a_build_that_is_killed_goes_on_where_it_was(builds: SealedBuilds, stage: str) -> None:
-    hold = builds.directory / "hold"
-    variable = {"compile": "VLLM_DOUBLE_COMPILING", "prove": "VLLM_DOUBLE_HOLD"}[stage]
-    builds.variables[variable] = str(hold)
-    work = builds.directory / "work"
-    if stage == "compile":
-        hold.touch()
-    command, environment = builds.command(CONFIG), {**builds.environment, **builds.variables}
+def killed(builds: SealedBuilds, config: dict[str, Any], there: Callable[[], object]) -> None:
+    """Begin a build, and kill it with SIGKILL once `there` is so: none of its processes is left."""
+    home = builds.directory / "home"
+    environment = {**builds.environment, **builds.variables}
     process = subprocess.Popen(
-        command, cwd=builds.directory, env=environment, stdout=subprocess.DEVNULL
+        builds.command(config), cwd=builds.directory, env=environment, stdout=subprocess.DEVNULL
     )
     try:
-        if stage == "compile":
-            wait_until(lambda: builds.journal.exists() and builds.compiled("aot"))
-        else:
-            wait_until(lambda: list(work.rglob("compile.json")))
-            hold.touch()
-            wait_until(lambda: list(work.rglob("proof/caches/*/vllm/modelinfos")))
+        wait_until(there)
         assert process.poll() is None
+        pids = {process.pid, *processes_of(home)}
     finally:
         process.kill()
         process.wait()
-    wait_until(lambda: not processes_of(builds.directory / "home"))
+    wait_until(lambda: not processes_of(home))
+    assert shared_memory(pids) == []
     assert not (builds.directory / "engine.tar").exists()
-    hold.unlink()
-    done = builds.run()
+
+
+def resumed(builds: SealedBuilds, config: dict[str, Any]) -> str:
+    """Build again, and compare the tar with an undisturbed one; returns what the build said."""
+    done = builds.run(config)
     assert done.returncode == 0, done.stderr
-    apart = "by another user" in done.stdout
-    assert apart or "[prove] by the same user, at another path" in done.stdout
-    assert ("[compile] already done" in done.stdout) == (stage == "prove")
-    assert "[prove] already done" not in done.stdout
-    seals = manifest_of(unpacked(builds.directory / "engine.tar", work / "x")).seals
-    assert {name: seal.apart for name, seal in seals.items()} == {SEAL: apart}
+    made = [manifest_of(unpacked(builds.directory / "engine.tar", builds.directory / "made"))]
+    builds.build(config, "--work-dir", "undisturbed", tar="whole.tar")
+    made.append(manifest_of(unpacked(builds.directory / "whole.tar", builds.directory / "whole")))
+    took = {"compile_seconds": 0.0, "seconds": 0.0}
+    told = [
+        {**one.model_dump(), "seals": {k: {**v.model_dump(), **took} for k, v in one.seals.items()}}
+        for one in made
+    ]
+    assert told[0] == told[1]  # with the sums of all files
+    left = {path.name for path in builds.directory.iterdir()}
+    assert left == {
+        *("config.yaml", "driver", "engine.tar", "home", "journal", "made", "model", "python"),
+        *("tmp", "undisturbed", "whole", "whole.tar", "work"),
+    }
+    assert list((builds.directory / "tmp").iterdir()) == []
+    assert not [path for path in (builds.directory / "work").rglob("*") if path.name == "proof"]
+    return done.stdout
+
+
+@pytest.fixture
+def watched(builds: SealedBuilds) -> SealedBuilds:
+    """Builds whose temporary files are in a directory of their own."""
+    (builds.directory / "tmp").mkdir()
+    builds.variables["TMPDIR"] = str(builds.directory / "tmp")
+    return builds
+
+
+def test_a_build_that_is_killed_while_it_fetches_goes_on(watched: SealedBuilds) -> None:
+    """What it has of the model is not fetched again."""
+    model = watched.directory / "model"
+    (model / "filler.bin").write_bytes(bytes(2 * PIECE))
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as file:
+        for path in sorted(model.iterdir()):
+            file.add(path, path.name)
+    released = threading.Event()
+
+    def only_the_first_piece(_: int, span: Span | None) -> None:
+        if span and span[0]:
+            released.wait()
+
+    with serving_file(Content.of(packed.getvalue()), only_the_first_piece) as server:
+        config = {**CONFIG, "model_tar_url": f"{server.url}/model.tar"}
+        store = watched.directory / "work"
+        killed(
+            watched,
+            config,
+            lambda: "\n0\n" in "".join(path.read_text() for path in store.rglob("*.journal")),
+        )
+        released.set()
+        asked = len(server.requests)
+        said = resumed(watched, config)
+        again = server.requests[asked:]
+    assert [span for span in again if span and span[0] >= PIECE]
+    assert "already" not in said
+
+
+@pytest.mark.parametrize("stage", ["compile", "prove", "package"])
+def test_a_build_that_is_killed_goes_on_where_it_was(watched: SealedBuilds, stage: str) -> None:
+    builds, work, hold = watched, watched.directory / "work", watched.directory / "tmp" / "hold"
+    if stage == "compile":
+        builds.variables["VLLM_DOUBLE_COMPILING"] = str(hold)
+        hold.touch()
+        killed(builds, CONFIG, lambda: builds.journal.exists() and builds.compiled("aot"))
+        hold.unlink()
+    elif stage == "prove":
+        builds.variables["VLLM_DOUBLE_HOLD"] = str(hold)
+
+        def proves() -> object:
+            if list(work.rglob("compile.json")):
+                hold.touch()
+            return list(work.rglob("proof/caches/*/vllm/modelinfos"))
+
+        killed(builds, CONFIG, proves)
+        hold.unlink()
+    else:
+        os.truncate(builds.directory / "model" / "model.safetensors", 256 << 20)
+        killed(
+            builds,
+            CONFIG,
+            lambda: [p for p in builds.directory.glob(".engine.tar.*") if p.stat().st_size],
+        )
+    compiled_before = len(builds.compiled("aot"))
+    said = resumed(builds, CONFIG)
+    apart = "by another user" in said
+    assert apart or stage == "package" or "[prove] by the same user, at another path" in said
+    assert ("[compile] already done" in said) == (stage != "compile")
+    assert ("[prove] already done" in said) == (stage == "package")
+    made = compiled_before + (1 if stage == "compile" else 0) + 1  # and the undisturbed one's
+    assert len(builds.compiled("aot")) == made
+    seals = manifest_of(builds.directory / "made").seals
+    if stage != "package":
+        assert {name: seal.apart for name, seal in seals.items()} == {SEAL: apart}
 
 
 def test_a_proof_with_another_answer_ends_the_build(referring: SealedBuilds) -> None:

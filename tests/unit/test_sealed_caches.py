@@ -308,6 +308,10 @@ def test_a_kernel_that_names_a_file_elsewhere_is_refused(
     lying(copy, group, json.dumps({"child_paths": {path: path}}).encode())
     with pytest.raises(EngineCorrupt, match="no file beside it"):
         seeded(copy, root)
+    assert not root.exists()
+    pinned = settings(tmp_path, SEAL_SHA256=digest_of(copy))
+    with pytest.raises(EngineCorrupt, match="no file beside it"):
+        sealed_engine.options(pinned, copy, None)  # before anything is started
 
 
 @pytest.mark.usefixtures("gpu")
@@ -320,6 +324,9 @@ def test_a_manifest_that_names_another_hash_is_refused(
     rewritten(copy, manifest.model_copy(update={"seals": {SEAL: seal}}))
     with pytest.raises(EngineCorrupt, match=r"its manifest names \['000"):
         seeded(copy, root)
+    pinned = settings(tmp_path, SEAL_SHA256=digest_of(copy))
+    with pytest.raises(EngineCorrupt, match=r"its manifest names \['000"):
+        sealed_engine.options(pinned, copy, None)
 
 
 @pytest.mark.usefixtures("gpu")

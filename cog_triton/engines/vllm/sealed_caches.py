@@ -163,19 +163,12 @@ class Trusted:
         _log.warning("%s; vLLM compiles it here", text)
 
     def _copy(self, name: str, root: Path) -> None:
-        held = seal.files_of(name, self.manifest.files)
+        check_seal(self.directory, self.manifest, name)
         begin = f"{seal.DIRECTORY}/{name}/"
-        models = f"{begin}{AOT}/"
-        hashes = {file.removeprefix(models).split("/")[0] for file in held if models in file}
-        if hashes != set(self.manifest.seals[name].aot):
-            raise EngineCorrupt(
-                f"{self.directory}: seal {name} has compiled models {sorted(hashes)}, its manifest"
-                f" names {sorted(self.manifest.seals[name].aot)}"
-            )
-        for file in held:
+        for file in seal.files_of(name, self.manifest.files):
             place = file.removeprefix(begin)
-            data = self._verified(file)
-            if PurePosixPath(place).name.startswith(GROUP):
+            data = _verified(self.directory, self.manifest, file)
+            if _is_group(file):
                 data = _group(file, data, root / PurePosixPath(place).parent, self.manifest.files)
             target = root / place
             if target.is_file() and (place.startswith(_MAY_DIFFER) or target.read_bytes() == data):
@@ -185,17 +178,42 @@ class Trusted:
             fresh.write_bytes(data)
             fresh.replace(target)
 
-    def _verified(self, name: str) -> bytes:
-        path, entry = self.directory / name, self.manifest.files[name]
-        try:
-            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-                size = os.fstat(file.fileno()).st_size  # 0 of a pipe, which has no end
-                engine_manifest.check_entry(name, entry, size, None)
-                data = file.read(entry.size + 1)
-        except OSError as error:
-            raise EngineCorrupt(f"{path}: {error.strerror}") from error
-        engine_manifest.check_entry(name, entry, len(data), hashlib.sha256(data).hexdigest())
-        return data
+
+def check_seal(directory: Path, manifest: Manifest, name: str) -> None:
+    """Check what a manifest says of a seal, and where Triton's files say that kernels are.
+
+    Nothing is opened but these, which are JSON.
+
+    Raises:
+        EngineCorrupt: vLLM's hashes are others than those of the files, or a kernel is elsewhere.
+    """
+    held = seal.files_of(name, manifest.files)
+    models = f"{seal.DIRECTORY}/{name}/{AOT}/"
+    hashes = {file.removeprefix(models).split("/")[0] for file in held if file.startswith(models)}
+    if hashes != set(manifest.seals[name].aot):
+        raise EngineCorrupt(
+            f"{directory}: seal {name} has compiled models {sorted(hashes)}, its manifest"
+            f" names {sorted(manifest.seals[name].aot)}"
+        )
+    for file in filter(_is_group, held):
+        _group(file, _verified(directory, manifest, file), Path(), manifest.files)
+
+
+def _is_group(file: str) -> bool:
+    return PurePosixPath(file).name.startswith(GROUP)
+
+
+def _verified(directory: Path, manifest: Manifest, name: str) -> bytes:
+    path, entry = directory / name, manifest.files[name]
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            size = os.fstat(file.fileno()).st_size  # 0 of a pipe, which has no end
+            engine_manifest.check_entry(name, entry, size, None)
+            data = file.read(entry.size + 1)
+    except OSError as error:
+        raise EngineCorrupt(f"{path}: {error.strerror}") from error
+    engine_manifest.check_entry(name, entry, len(data), hashlib.sha256(data).hexdigest())
+    return data
 
 
 def _elsewhere(root: Path | None) -> Iterator[str]:

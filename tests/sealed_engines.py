@@ -17,7 +17,7 @@ from cuda_driver import gpu_driver
 from stack import Stack
 from vllm_engines import calls, double_environment, hugging_face
 
-from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest, sha256_of
 
 H200 = "NVIDIA H200"
 SEAL = "nvidia-h200-sm90-x1"
@@ -126,3 +126,17 @@ def rewritten(directory: Path, manifest: Manifest) -> str:
 def copied(directory: Path, to: Path) -> Path:
     """A copy of an engine directory, at another path."""
     return Path(shutil.copytree(directory, to))
+
+
+def sealed_file(engine: Path, kind: str) -> Path:
+    """First file of the seal with a name of this kind."""
+    return next((engine / "sealed" / SEAL).rglob(kind))
+
+
+def lying(engine: Path, name: str, content: bytes) -> None:
+    """Give a file of the seal other bytes, and the manifest their sum."""
+    path = engine / name
+    path.write_bytes(content)
+    entry = FileEntry(size=len(content), sha256=sha256_of(path))
+    manifest = manifest_of(engine)
+    rewritten(engine, manifest.model_copy(update={"files": {**manifest.files, name: entry}}))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import clean_environment
 import local_registry
 import pytest
-from cuda_driver import CudaDriver
+from cuda_driver import CudaDriver, gpu_driver
 from local_registry import Registry
 from registry_double import RegistryDouble, running
 from sample_engines import V1, directory, with_manifest
+from sealed_engines import H200
 from vllm_engines import double_environment
 
 clean_environment.clean()
@@ -91,6 +92,19 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaDriver:
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
     return made
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Gives this process, and those that it starts, GPUs of these facts."""
+
+    def give(**facts: object) -> None:
+        place = tmp_path / f"driver-{len(list(tmp_path.glob('driver-*')))}"
+        for name, value in gpu_driver(place, **{"gpu_name": H200, **facts}).items():
+            monkeypatch.setenv(name, value)
+
+    give()
+    return give
 
 
 @pytest.fixture

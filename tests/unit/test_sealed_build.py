@@ -91,19 +91,6 @@ def test_without_a_gpu_nothing_is_fetched(builds: SealedBuilds) -> None:
     assert "it has 1 ranks, and none of them is here" in done.stderr
 
 
-def test_each_rank_is_sealed(tmp_path: Path) -> None:
-    """And the oldest vLLM that there is a double of."""
-    builds = SealedBuilds(tmp_path, {"gpu_count": 2})
-    builds.variables["VLLM_DOUBLE_VERSION"] = "0.26.0"
-    engine = unpacked(
-        builds.build({**CONFIG, "args": {"tensor_parallel_size": 2}}), tmp_path / "engine"
-    )
-    manifest = manifest_of(engine)
-    assert (list(manifest.seals), manifest.world_size) == (["nvidia-h200-sm90-x2"], 2)
-    ranks = [path.parent.name for path in sorted(engine.rglob("rank_*/model"))]
-    assert ranks == ["rank_0_0", "rank_1_0"]
-
-
 def test_all_that_a_config_has_is_packed(builds: SealedBuilds) -> None:
     adapter(builds.directory / "doll")
     config = {

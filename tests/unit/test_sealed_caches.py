@@ -5,30 +5,26 @@ from __future__ import annotations
 import io
 import json
 import os
-import pickle
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cuda_driver import gpu_driver, has_compiler
+from cuda_driver import has_compiler
 from rich.console import Console
 from sealed_engines import (
     H200,
     SEAL,
     SealedBuilds,
-    compiled,
     copied,
     digest_of,
+    lying,
     manifest_of,
     rewritten,
+    sealed_file,
     unpacked,
 )
-from started_engines import StartedEngine
-from vllm_hosts import ABC, HOST, ask, token_ids, tokens
 
-from cog_triton.artifact.engine_manifest import FileEntry, sha256_of
 from cog_triton.artifact.seal import DIRECTORY
 from cog_triton.doctor import engine_check
 from cog_triton.doctor.report import State
@@ -57,19 +53,6 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> SealedBuilds:
 @pytest.fixture(scope="module")
 def engine(builds: SealedBuilds) -> Path:
     return unpacked(builds.directory / "engine.tar", builds.directory / "unpacked")
-
-
-@pytest.fixture
-def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Gives this process, and those that it starts, GPUs of these facts."""
-
-    def give(**facts: object) -> None:
-        place = tmp_path / f"driver-{len(list(tmp_path.glob('driver-*')))}"
-        for name, value in gpu_driver(place, **{"gpu_name": H200, **facts}).items():
-            monkeypatch.setenv(name, value)
-
-    give()
-    return give
 
 
 @pytest.fixture
@@ -241,10 +224,6 @@ def test_a_users_own_cache_is_not_written_to(
     assert "TRITON_CACHE_DIR set by the user" in caplog.text
 
 
-def sealed_file(engine: Path, kind: str) -> Path:
-    return next((engine / PLACE).rglob(kind))
-
-
 def damaged_model(engine: Path) -> str:
     sealed_file(engine, "model").write_bytes(b"x")
     return "model has 1 bytes, the manifest says"
@@ -287,15 +266,6 @@ def test_a_damaged_seal_is_refused(
     text = damage(copy)
     with pytest.raises(EngineCorrupt, match=text):
         Trusted.of(copy, options).seed(root, 1)
-
-
-def lying(engine: Path, name: str, content: bytes) -> None:
-    """Give a file of the seal other bytes, and the manifest their sum."""
-    path = engine / name
-    path.write_bytes(content)
-    entry = FileEntry(size=len(content), sha256=sha256_of(path))
-    manifest = manifest_of(engine)
-    rewritten(engine, manifest.model_copy(update={"files": {**manifest.files, name: entry}}))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -388,89 +358,6 @@ def test_what_no_manifest_says_is_refused_before_it_is_trusted(
 
 def settings(tmp_path: Path, **values: str) -> Settings:
     return Settings(COG_TRITON_WORK_DIR=str(tmp_path / "home"), **values)
-
-
-class Hostile:
-    """What a pickle can do."""
-
-    def __init__(self, mark: Path) -> None:
-        self._mark = mark
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self._mark),)
-
-
-@pytest.fixture
-def hostile(engine: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """An engine whose compiled model makes a directory, and that directory."""
-    copy = copied(engine, tmp_path / "hostile")
-    mark = tmp_path / "mark"
-    model = sealed_file(copy, "model").relative_to(copy).as_posix()
-    lying(copy, model, pickle.dumps(Hostile(mark)))
-    return copy, mark
-
-
-@pytest.mark.usefixtures("gpu", "vllm_environment")
-def test_compiled_code_of_others_is_not_opened(
-    hostile: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine, mark = hostile
-    told = sealed_engine.options(settings(tmp_path), engine, None)
-    assert told == {}
-    assert f"set SEAL_SHA256={digest_of(engine)}; vLLM compiles it here" in caplog.text
-    assert answered(engine, tmp_path, **told) == list(b"abcab")
-    assert not mark.exists()
-    pinned = sealed_engine.options(settings(tmp_path, SEAL_SHA256=digest_of(engine)), engine, None)
-    assert pinned == {TRUSTED: digest_of(engine), REQUIRED: "false"}
-    shutil.rmtree(tmp_path / "work")
-    answered(engine, tmp_path, **pinned)
-    assert mark.exists()  # it would have been run
-
-
-def answered(engine: Path, tmp_path: Path, **parameters: str) -> list[int]:
-    """The answer of an engine process; raises the error that it does not load with."""
-    given = {
-        "engine_dir": str(engine),
-        compiler_caches.DIRECTORY: str(tmp_path / "work"),
-        compiler_caches.MOST_BYTES: str(1 << 30),
-        **parameters,
-    }
-    started = StartedEngine(HOST, given)
-    try:
-        return token_ids(ask(started, tokens(ABC)))
-    finally:
-        started.close()
-
-
-@pytest.mark.usefixtures("gpu", "vllm_environment")
-def test_an_engine_starts_from_its_seal(
-    engine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    trust = {TRUSTED: digest_of(engine), REQUIRED: "true"}
-    assert answered(copied(engine, tmp_path / "elsewhere"), tmp_path, **trust) == list(b"abcab")
-    journal = tmp_path / "journal"
-    assert [compiled(journal, what) for what in ("aot", "kernel", "measured")] == [[], [], []]
-    assert len(compiled(journal, "read")) == 4
-    assert all(Path(path).is_relative_to(tmp_path / "work") for path in compiled(journal, "read"))
-    assert "nothing was compiled, but for 0 kernels" in capfd.readouterr().err
-
-
-@pytest.mark.usefixtures("gpu", "vllm_environment")
-def test_variables_that_vllm_hashes_are_named_where_it_compiles_anew(
-    engine: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    trust = {TRUSTED: digest_of(engine)}
-    assert answered(engine, tmp_path, **trust) == list(b"abcab")
-    told = capfd.readouterr().err
-    assert "which was not sealed" in told
-    assert "VLLM_BATCH_INVARIANT" in told
-    shutil.rmtree(tmp_path / "work")
-    with pytest.raises(EngineIncompatible, match="a seal is required"):
-        answered(engine, tmp_path, **{**trust, REQUIRED: "true"})
 
 
 def test_trust_is_by_the_record_of_a_build_or_by_a_pin(

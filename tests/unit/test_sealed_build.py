@@ -16,11 +16,14 @@ from typing import Any
 
 import pytest
 from cuda_driver import has_compiler
+from hub_server import ID as HUB_ID
+from hub_server import MAIN, ask_hub, serving_hub
 from lora_adapters import adapter
 from range_server import Content, Span, serving_file
-from sealed_engines import CONFIG, SEAL, SealedBuilds, manifest_of, unpacked
+from sealed_engines import CONFIG, SEAL, SealedBuilds, manifest_of, rewritten, unpacked
 from stack import processes_of, shared_memory, wait_until
 
+from cog_triton.artifact.engine_manifest import FileEntry, sha256_of
 from cog_triton.builder import other_user
 from cog_triton.builder.sealed_config import SealedConfig, parse_any
 from cog_triton.download.partial_file import PIECE
@@ -309,17 +312,65 @@ def test_weights_that_are_gone_are_looked_for_again(
     with_weights(settings, engine)
     file.rename(file.with_suffix(".kept"))
     try:
-        with pytest.raises(ModelUnavailable, match="no weights"):
-            with_weights(settings, engine)
-        file.with_name("other.safetensors").touch()
         with pytest.raises(EngineCorrupt, match=r"has no model\.safetensors, which the"):
             with_weights(settings, engine)
         file.write_bytes(b"x")
         with pytest.raises(EngineCorrupt, match="has 1 bytes, the manifest says 0"):
             with_weights(settings, engine)
     finally:
-        file.with_name("other.safetensors").unlink(missing_ok=True)
         file.with_suffix(".kept").replace(file)
+
+
+def refer(engine: Path, **values: Any) -> None:
+    """Have an engine's manifest name its weights by other values."""
+    manifest = manifest_of(engine)
+    assert manifest.weights is not None
+    other = manifest.weights.model_copy(update=values)
+    rewritten(engine, manifest.model_copy(update={"weights": other}))
+
+
+def test_weights_of_a_directory_that_is_gone_or_is_all_of_the_machine(
+    engine: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refer(engine, source="/absent")
+    with pytest.raises(ModelUnavailable, match="/absent: is not here"):
+        with_weights(settings, engine)
+    refer(engine, source="/")
+    monkeypatch.setattr(Path, "rglob", None)  # it would be searched for minutes
+    with pytest.raises(EngineCorrupt, match=r"/: has no model\.safetensors, which the"):
+        with_weights(settings, engine)
+
+
+def test_weights_of_the_hub_are_what_they_were(
+    engine: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the commit that was built of; a hub that has another file there is not believed."""
+    content = bytes(range(256)) * 64
+    kept = tmp_path / "kept"
+    kept.write_bytes(content)
+    entry = FileEntry(size=len(content), sha256=sha256_of(kept))
+    refer(engine, source=HUB_ID, revision=MAIN, files={"model.safetensors": entry})
+    model = {"config.json": b"{}", "model.safetensors": content}
+    places = iter(f"server-{number}" for number in range(9))
+
+    def served(files: dict[str, bytes]) -> Path:
+        fresh = Settings(COG_TRITON_WORK_DIR=str(tmp_path / (place := next(places))))
+        with serving_hub(files) as hub:
+            ask_hub(monkeypatch, hub.url, tmp_path / place)
+            view = with_weights(fresh, engine)
+        assert not [line for line in hub.requests if MAIN not in line and "/api/" not in line]
+        return view
+
+    view = served(model)
+    assert (view / "model.safetensors").read_bytes() == content
+    with pytest.raises(EngineCorrupt, match=r"model\.safetensors has sha256"):
+        served({**model, "model.safetensors": content[::-1]})
+    with pytest.raises(EngineCorrupt, match=r"model\.safetensors has 1 bytes"):
+        served({**model, "model.safetensors": b"x"})
+    with pytest.raises((EngineCorrupt, ModelUnavailable), match=r"safetensors"):
+        served({"config.json": b"{}"})
+    with pytest.raises(EngineCorrupt, match=r"has no model\.safetensors, which the"):
+        served({"config.json": b"{}", "other.safetensors": content})
 
 
 def test_an_engine_with_its_weights_is_served_as_it_is(settings: Settings, tmp_path: Path) -> None:

@@ -46,13 +46,14 @@ def main(arguments: Sequence[str]) -> int:
         names = _TRITON if options.beside_triton else _public_names(settings, options.cog_only)
         sockets = {name: bind(name, *settings.public_ports[name], BACKLOG) for name in names}
         behind: ChainLauncher | Mapping[str, int] = ChainLauncher(settings, names, for_cog)
+        watches = not options.beside_triton and not options.watched
+        door = FrontDoor(settings, descriptors, watches=watches)
     except CogTritonError as error:
         logging.getLogger(__name__).error("%s", error)
         return 1
     if options.beside_triton:
         behind = dict(zip(_TRITON, options.beside_triton, strict=True))
-    watches = not options.beside_triton and not options.watched
-    return uvloop.run(_serve(FrontDoor(settings, descriptors, watches=watches), sockets, behind))
+    return uvloop.run(_serve(door, sockets, behind))
 
 
 async def _serve(

@@ -1,25 +1,91 @@
-"""Access control: the API key, and what keeps a web page from driving a server without one."""
+"""Access control: API keys, and what keeps a web page from driving a server without one."""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
-from dataclasses import dataclass
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 from cog_triton import errors
+from cog_triton.door.keys import Api, Key, Keyring, sha256_of
 from cog_triton.door.message import Refused, Request
 
 _LOCAL = "localhost"
+_SEND_KEY = "send the server's API key, as Authorization: Bearer KEY"
 _NO_KEY = "as no COG_TRITON_API_KEY is set"
+
+
+_BURST = 60.0
+_PER_S = 1.0
+_MOST_PEERS = 4096
+_MOST_GOOD = 64
+
+
+@dataclass(slots=True)
+class _Peer:
+    """Wrong keys that an address may still send, and hashes of right ones that it has sent."""
+
+    left: float = _BURST
+    since: float = 0.0
+    good: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+
+class GuessLimit:
+    """Rate limit of wrong keys: 60 at once and one a second from an address, or an IPv6 /64.
+
+    Beyond it, the address is let in with keys alone that it has used before, such as those of
+    others behind the same proxy. It knows 4096 addresses; the one that came last comes first.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._peers: OrderedDict[str, _Peer] = OrderedDict()
+
+    def check(self, address: str, sent: bytes, right: bool) -> None:
+        """Raise E2107, with 429, for a key of an address that has guessed too often."""
+        name, now = network_of(address), self._clock()
+        if (peer := self._peers.get(name)) is None:
+            peer = self._peers[name] = _Peer(since=now)
+            if len(self._peers) > _MOST_PEERS:
+                self._peers.popitem(last=False)
+        self._peers.move_to_end(name)
+        peer.left = min(_BURST, peer.left + (now - peer.since) * _PER_S)
+        peer.since = now
+        known = right and sha256_of(sent) in peer.good
+        if peer.left < 1 and not known:
+            rule = "too many wrong keys from this address; it may send one a second"
+            raise Refused(429, errors.Overloaded(rule))
+        if not right:
+            peer.left -= 1
+        elif not known:
+            peer.good[sha256_of(sent)] = None
+            if len(peer.good) > _MOST_GOOD:
+                peer.good.popitem(last=False)
+
+
+@lru_cache(maxsize=256)
+def network_of(address: str) -> str:
+    """What counts as one client: an IPv4 address, or an IPv6 network of 64 bits."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    return str(found.ipv4_mapped or ipaddress.ip_network((int(found), 64), strict=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """Who may send a request.
 
-    With `api_key` whoever sends it, as ``Authorization: Bearer KEY``. Without one everybody, but
+    With `keyring`, whoever sends one of its keys, as ``Authorization: Bearer KEY``, for the APIs
+    that it is for; with `api_key` alone whoever sends that. Without both everybody, but
     on a `loopback` address only programs: a browser names the page's site in Origin, and after
     DNS rebinding the page's name in Host, so both must be of this machine, and a body from a
     page must say that it is JSON, which no page may send elsewhere unasked.
@@ -27,27 +93,53 @@ class Access:
 
     api_key: str | None
     loopback: bool
+    keyring: Keyring | None = None
+    guesses: GuessLimit = field(default_factory=GuessLimit)
 
-    def check(self, request: Request) -> None:
-        """Raise E1007 unless the request may pass."""
-        if self.api_key is not None:
-            if not self._has_key(request):
-                raise errors.Unauthorized("send the server's API key, as Authorization: Bearer KEY")
-        elif self.loopback:
-            _require_local(request)
+    @property
+    def locked(self) -> bool:
+        """Whether requests need a key."""
+        return self.keyring is not None or self.api_key is not None
+
+    def check(self, request: Request, api: Api) -> Request:
+        """The request with its tenant, if a key tells it; raises E1007 unless it may pass."""
+        if not self.locked:
+            if self.loopback:
+                _require_local(request)
+            return request
+        key = self._key_of(request)
+        if self.keyring is None:
+            return request
+        assert key is not None
+        if api not in key.apis:
+            raise Refused(403, errors.Unauthorized(f"the key of {key.name} is not for {api}"))
+        return replace(request, tenant=key)
 
     def check_stop(self, request: Request) -> None:
         """Raise E1007 unless the request may end the server: with the key, or from here."""
-        if self.api_key is not None and self._has_key(request):
-            return
-        if not is_loopback(request.peer):
+        if self.locked and request.header(b"authorization"):
+            self.check(request, "admin")
+        elif is_loopback(request.peer):
+            _require_local(request)
+        else:
             raise errors.Unauthorized("only this machine may stop the server, or the API key")
-        _require_local(request)
 
-    def _has_key(self, request: Request) -> bool:
+    def _key_of(self, request: Request) -> Key | None:
+        """The key that a request has brought, where there are several; raises E1007 without one."""
         scheme, _, key = request.header(b"authorization").partition(b" ")
         sent = key.strip() if scheme.lower() == b"bearer" else b""
-        return hmac.compare_digest(sent, (self.api_key or "").encode())
+        if not sent:
+            raise errors.Unauthorized(_SEND_KEY)
+        found = self.keyring.find(sent) if self.keyring else None
+        right = found is not None
+        if self.keyring is None:
+            right = hmac.compare_digest(sent, (self.api_key or "").encode())
+        self.guesses.check(request.peer, sent, right)
+        if not right:
+            raise errors.Unauthorized(_SEND_KEY)
+        if found is not None and found.expired:
+            raise errors.Unauthorized(f"the key {found.id} of {found.name} has expired")
+        return found
 
 
 def is_loopback(address: str) -> bool:

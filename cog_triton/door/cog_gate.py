@@ -21,6 +21,7 @@ from cog_triton.door.message import Answer, Forward, Refused, Request, json_answ
 from cog_triton.door.relay import EVENT_END
 from cog_triton.door.webhook_relay import WebhookRelay
 from cog_triton.errors import InvalidArgument, TritonUnavailable, nearest
+from cog_triton.serving.tenants import HEADER
 from cog_triton.system.log_notes import log_once
 from cog_triton.system.printable import printable
 from cog_triton.text.sampling import SAMPLING
@@ -166,6 +167,23 @@ def relayed(body: bytes, address: str) -> tuple[object, bytes] | None:
         raise InvalidArgument(f"body: not JSON: {str(error)[:200]}") from error
 
 
+def with_tenant(body: bytes, tenant: str) -> bytes:
+    """The JSON of a prediction with its tenant in `context`, whatever it has said itself there.
+
+    Raises:
+        InvalidArgument: not a JSON object; what no JSON can hold, such as 1e999.
+    """
+    try:
+        request = json.loads(body or b"{}")
+        context = request.get("context")
+        others = context if isinstance(context, dict) else {}
+        request["context"] = {**others, HEADER: tenant}
+        text = json.dumps(request, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode()
+    except (ValueError, AttributeError) as error:
+        raise InvalidArgument(f"body: not a JSON object: {str(error)[:200]}") from error
+
+
 def unknown_inputs(body: bytes, known: frozenset[str]) -> list[str]:
     """Names of a prediction's inputs that are not `known`, and may be ignored; raises E1005.
 
@@ -237,7 +255,7 @@ class CogGate(PrivateGate):
             self.access.check_stop(request)
             self.route.upstreams.ask_to_stop()
             return json_answer(200, {})
-        self.access.check(request)
+        request = self.access.check(request, "predictions")
         if reads and path == "/docs":  # Cog's own index names it
             return Answer(307, b"", headers=((b"location", b"/openapi.json"),))
         if asked == "GET /" and self.page_port:
@@ -252,6 +270,8 @@ class CogGate(PrivateGate):
             return self._forward(request)
         if not _PREDICT.fullmatch(asked):
             raise errors.NotFound(f"{request.method[:20]} {path[:80]!r}: no such path or method")
+        if request.tenant is not None and not request.body:
+            request = replace(request, body=b"{}")
         body = request.body
         request = _require_json(request)
         await self._require_bounded(body)
@@ -267,6 +287,10 @@ class CogGate(PrivateGate):
                 url, body = found
                 await self.webhooks.expect(url)
                 request = replace(request, body=body)
+        if request.tenant is not None:
+            told = request.tenant.encoded()
+            body = await self.large_bodies.run(len(body), with_tenant, body, told)
+            request = replace(request, body=body)
         state = self.route.upstream.state
         await state.require_serving()
         if known := await state.input_names():

@@ -15,11 +15,12 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from cog_triton.door.access import Access, is_loopback
+from cog_triton.door.access import Access, GuessLimit, is_loopback
 from cog_triton.door.client_connection import ClientConnection, Connections, Listener
 from cog_triton.door.cog_gate import CogGate
 from cog_triton.door.control import ControlSocket
 from cog_triton.door.gate import Gate, MetricsGate, OpenAIGate
+from cog_triton.door.keys import Keyring
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.relay import ReadCoalescing
 from cog_triton.door.request_parser import Limits
@@ -99,7 +100,7 @@ class FrontDoor:
     """Serves on listening sockets, by the names of their settings, what an upstream answers."""
 
     def __init__(self, settings: Settings, descriptors: int, *, watches: bool = False) -> None:
-        """`descriptors` is the limit of open files of this process.
+        """`descriptors` is the limit of open files of this process; raises E1005 for wrong keys.
 
         With `watches`, a Cog that hangs after it was ready is killed: no one above looks after it.
         """
@@ -109,6 +110,9 @@ class FrontDoor:
         self._large_bodies = LargeBodies()
         self._webhooks = WebhookRelay(WebhookRules.of(settings))
         self._watches = watches
+        self._guesses = GuessLimit()
+        keys = settings.cog_triton_keys
+        self._keyring = None if keys is None else Keyring(keys, settings.api_key)
 
     async def serve(
         self,
@@ -148,12 +152,15 @@ class FrontDoor:
             stop.before(rolling.abandon)
             control = ControlSocket(self._settings.port, rolling.handle)
         stopping = loop.create_task(stop.run())
+        watching = loop.create_task(self._keyring.watch()) if self._keyring else None
         try:
             code = await self._until_ended(upstreams, stopping)
             await self._flush(stop.patience(_FLUSH_S))
             await self._webhooks.drained(stop.patience(_WEBHOOKS_S))
         finally:
             stopping.cancel()
+            if watching is not None:
+                watching.cancel()
             if swapping is not None:
                 await swapping.close()
             if control is not None:
@@ -198,7 +205,8 @@ class FrontDoor:
 
     def _gate(self, name: str, listening: socket.socket, upstreams: Upstreams) -> Gate:
         settings = self._settings
-        access = Access(settings.api_key, is_loopback(listening.getsockname()[0]))
+        loopback = is_loopback(listening.getsockname()[0])
+        access = Access(settings.api_key, loopback, self._keyring, self._guesses)
         common = (Route(upstreams, name), access, self._limits, self._large_bodies)
         public = settings.metrics_public
         match name:

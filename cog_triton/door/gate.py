@@ -17,16 +17,19 @@ from typing import Protocol
 from cog_triton import errors
 from cog_triton.door.access import Access
 from cog_triton.door.json_body import JSONLimits, Numbers, member, require_bounded
+from cog_triton.door.keys import Api
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.message import Answer, Forward, Refused, Request, json_answer
 from cog_triton.door.request_parser import Limits
 from cog_triton.door.upstream import Route, Upstream
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.openai import error_responses
+from cog_triton.serving.tenants import HEADER
 
-_RETRY_AFTER_S = {503: b"5"}
+_RETRY_AFTER_S = {429: b"1", 503: b"5"}
 STOPPING = "the server is stopping; try again"
 _NEVER = re.compile(r"(?!)")
+_TENANT = HEADER.encode()
 
 
 def status_of(error: CogTritonError) -> int:
@@ -121,12 +124,15 @@ class PrivateGate(ABC):
 
     def _forward(self, request: Request, to: Upstream | None = None) -> Forward:
         upstream = to or self.route.upstream
+        headers = [pair for pair in request.headers if pair[0] not in (*self.dropped, _TENANT)]
+        if request.tenant is not None:
+            headers.append((_TENANT, request.tenant.encoded().encode()))
         return Forward(
             upstream.connections,
             upstream.ports[self.route.port],
             request.method,
             request.target,
-            [pair for pair in request.headers if pair[0] not in self.dropped],
+            headers,
             request.body,
             request.version,
             cut=self._cut,
@@ -204,16 +210,16 @@ class OpenAIGate(PrivateGate):
     async def _decide(self, request: Request) -> Forward | Answer:
         reads = request.method in ("GET", "HEAD")
         asks_page = self.page and reads and request.path == "/"
-        if asks_page and self.access.api_key is not None:
+        if asks_page and self.access.locked:
             return PAGE
         if request.path == _HEALTH:
             self.route.upstream.state.require_checked()
         public = (_HEALTH, *_METRICS) if self.metrics_public else (_HEALTH,)
         if not (reads and request.path in public):
-            self.access.check(request)
+            request = self.access.check(request, _api_of(request.path))
         if asks_page:
             return PAGE
-        if request.path in _KEY_ONLY and self.access.api_key is None:
+        if request.path in _KEY_ONLY and not self.access.locked:
             raise errors.Unauthorized(
                 "adapters are loaded at run time where COG_TRITON_API_KEY is set, and it is not"
             )
@@ -243,6 +249,12 @@ class MetricsGate(OpenAIGate):
             rule = f"{request.method[:20]} {request.path[:80]!r}: no such path or method"
             raise errors.NotFound(rule)
         return await super()._decide(request)
+
+
+def _api_of(path: str) -> Api:
+    if path in _KEY_ONLY:
+        return "adapters"
+    return "metrics" if path in _METRICS else "openai"
 
 
 def model_of(body: bytes) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from cog_triton.door.upstream_connections import UpstreamConnections
 from cog_triton.errors import CogTritonError
+from cog_triton.serving.tenants import Tenant
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -47,7 +48,7 @@ class Refused(Exception):
 class Request:
     """A request that has arrived whole; header names are in lower case, `target` as it was sent.
 
-    `peer` is the client's address, `version` the minor one of HTTP/1.
+    `peer` is the client's address, `version` the minor one of HTTP/1; a gate finds the `tenant`.
     """
 
     method: str
@@ -57,6 +58,7 @@ class Request:
     keep_alive: bool = True
     peer: str = ""
     version: int = 1
+    tenant: Tenant | None = None
 
     @property
     def path(self) -> str:

@@ -115,7 +115,7 @@ class TritonGate(PrivateGate):
         reads = request.method in ("GET", "HEAD")
         if reads and _HEALTH.fullmatch(path):
             return self._passed(request, b"")
-        self.access.check(request)
+        request = self.access.check(request, "triton")
         if private := _PRIVATE.fullmatch(path):
             raise errors.NotFound(f"Request for unknown model: '{private[1]}' is not found")
         if reads and _READ.fullmatch(path):

@@ -289,7 +289,7 @@ class Route:
 
 _REAP_S = 15
 _UNCHANGED = Variant()
-_SECRETS = ("COG_TRITON_API_KEY", "OPENAI_API_KEY")
+_SECRETS = ("COG_TRITON_API_KEY", "OPENAI_API_KEY", "COG_TRITON_KEYS")
 _LOOPBACK = "127.0.0.1"
 
 
@@ -350,7 +350,8 @@ def cog_environment(settings: Settings, private: Mapping[str, int]) -> dict[str,
         **{name: value for name, value in os.environ.items() if name not in _SECRETS},
         "COG_HOST": _LOOPBACK,
         "TRITON_HOST": _LOOPBACK,
-        "COG_TRITON_KEY_AT_DOOR": "true" if settings.api_key else "false",
+        "COG_TRITON_KEY_AT_DOOR": str(bool(settings.api_key or settings.has_tenants)).lower(),
+        "COG_TRITON_TENANTS_AT_DOOR": str(settings.has_tenants).lower(),
         **{name: str(port) for name, port in private.items()},
     }
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import EMBEDDING, LENGTH, NO_TOKEN, PROMPT, StepItem
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
+from cog_triton.serving.tenants import CURRENT, Tenant
 from cog_triton.text.stop_strings import TextStream
 from cog_triton.text.tokenizer import EngineTokenizer
 
@@ -46,7 +47,8 @@ class GenerationRequest:
 
     `notes` go to the log of the prediction, e.g. that max_tokens was clamped. `engine_inputs` are
     inputs that only this engine has, as JSON values for Triton. `visible` are special tokens that
-    are part of the text. `id` and `endpoint` are for logs.
+    are part of the text. `id` and `endpoint` are for logs. The `tenant` is that of the context in
+    which it is made.
     """
 
     engine: EngineRequest
@@ -56,6 +58,7 @@ class GenerationRequest:
     notes: Sequence[str] = ()
     id: str = ""
     endpoint: str = ""
+    tenant: Tenant | None = field(default_factory=CURRENT.get)
     engine_inputs: Mapping[str, Any] = field(default_factory=dict)
 
 

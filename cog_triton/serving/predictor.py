@@ -15,12 +15,12 @@ from cog import BaseRunner, ConcatenateIterator
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import BadMessages, CogTritonError
-from cog_triton.serving import drain_watch
+from cog_triton.serving import drain_watch, tenants
 from cog_triton.serving.admission import Ticket
 from cog_triton.serving.coglet import concurrent_streaming
 from cog_triton.serving.generate import Generation, Stream
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
-from cog_triton.serving.openai.listeners import HTTPListeners
+from cog_triton.serving.openai.listeners import HTTPListeners, model_name
 from cog_triton.serving.prediction_inputs import PredictionInputs, takes
 from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.observers import CompositeObserver
@@ -134,6 +134,8 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         check_id, _, _ = concurrent_streaming.prediction_id().partition(".")
         if door is not None and check_id == door.name:
             return concurrent_streaming.cancellable_stream(self._check(), lambda: None)
+        if self._runtime.settings.cog_triton_tenants_at_door:
+            tenants.CURRENT.set(tenants.decoded(self.scope.context.get(tenants.HEADER)))
         with self._reporting_rejections():
             self._runtime.family.abilities.require_generation()
             sampling, notes = inputs.sampling(), inputs.notes()
@@ -191,6 +193,8 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         stop_sequences = inputs.stop_sequences
         if inputs.lora_name:
             runtime.require_adapter(inputs.lora_name)
+        if (tenant := tenants.CURRENT.get()) is not None and tenant.models:
+            tenant.require_model(inputs.lora_name or model_name(runtime))
         if stop_sequences is None:
             stops = parse_stop_sequences(settings.stop_sequences)
         else:

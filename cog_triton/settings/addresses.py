@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from cog_triton.environment_types import OptionalPort, OptionalSecret, Port, SettingsGroup
+from cog_triton.environment_types import (
+    OptionalPath,
+    OptionalPort,
+    OptionalSecret,
+    Port,
+    SettingsGroup,
+)
 
 _LOOPBACK = "127.0.0.1"
 
@@ -87,6 +93,16 @@ class AccessSettings(SettingsGroup):
         False,
         description="Whether requests bring a key to the front door, which keeps it; that sets it.",
     )
+    cog_triton_keys: OptionalPath = Field(
+        None,
+        description="File of the keys of several tenants, or a directory of such files, read again"
+        " when it changes (tenants.md). `COG_TRITON_API_KEY` is one more, with all rights. gRPC is"
+        " off then.",
+    )
+    cog_triton_tenants_at_door: bool = Field(
+        False,
+        description="Whether the front door tells of each request's tenant; that sets it.",
+    )
     metrics_public: bool = Field(False, description="Leave /metrics open where a key is set.")
     openai_page: bool = Field(True, description="A page to try the model, at `/` (openai.md).")
     max_request_bytes: int = Field(
@@ -152,6 +168,11 @@ class AccessSettings(SettingsGroup):
         """COG_TRITON_API_KEY, else OPENAI_API_KEY."""
         key = self.cog_triton_api_key or self.openai_api_key
         return key.get_secret_value() if key else None
+
+    @property
+    def has_tenants(self) -> bool:
+        """Whether each request is of a tenant, here or at the front door."""
+        return self.cog_triton_keys is not None or self.cog_triton_tenants_at_door
 
 
 def url_host(host: str) -> str:

@@ -188,10 +188,12 @@ def _tritonserver(
         ("metrics", settings.triton_host, settings.triton_metrics_port),
     ):
         argv += [f"--{kind}-address={host}", f"--{kind}-port={port}"]
-    # Of a rolling replacement, both the old Triton and the new one have the port for a while.
-    argv.append("--reuse-grpc-port=true")
     header = f"cog-triton-unpublished={secrets.token_urlsafe(32)}"
     argv.append(f"--http-restricted-api={_UNPUBLISHED}:{header}")
+    if settings.has_tenants:  # it asks for no key
+        return [*argv, "--allow-grpc=false"]
+    # Of a rolling replacement, both the old Triton and the new one have the port for a while.
+    argv.append("--reuse-grpc-port=true")
     argv.append(f"--grpc-restricted-protocol={_UNPUBLISHED_BY_GRPC}:{header}")
     return argv
 

@@ -20,7 +20,8 @@ def request(
 
 def passes(access: Access, *arguments: Any, stop: bool = False, **headers: Any) -> bool:
     try:
-        (access.check_stop if stop else access.check)(request(*arguments, **headers))
+        asked = request(*arguments, **headers)
+        access.check_stop(asked) if stop else access.check(asked, "openai")
     except (Unauthorized, Refused) as error:
         return "E1007" not in str(error)
     return True

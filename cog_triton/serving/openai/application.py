@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cog_triton.errors import CogTritonError, InvalidArgument, NotFound, Unauthorized
+from cog_triton.serving import tenants
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.system.log_format import request_id
@@ -28,13 +30,14 @@ def create_app(
     *,
     require_ready: Callable[[], None],
     api_key: str | None = None,
+    has_tenants: bool = False,
     on_refused: Callable[[str, CogTritonError], None] = lambda *_: None,
 ) -> Starlette:
     """Create the application; all its error responses have OpenAI's shape and our code.
 
-    `require_ready` raises the reason while requests are not served. Paths below /v1/,
-    and those of tokens, need `api_key`, if given. `on_refused` gets the endpoint and error of every
-    request that is rejected before generation.
+    `require_ready` raises the reason while requests are not served. Paths below /v1/, and those of
+    tokens, need `api_key`, if given, or with `has_tenants` what the front door tells of one.
+    `on_refused` gets the endpoint and error of every request that is rejected before generation.
     """
 
     async def health(request: Request) -> Response:
@@ -59,7 +62,7 @@ def create_app(
 
     return Starlette(
         routes=[*routes, Route("/health", health, methods=["GET"])],
-        middleware=[Middleware(_AuthMiddleware, api_key=api_key, on_refused=on_refused)],
+        middleware=[Middleware(_AuthMiddleware, api_key, on_refused, has_tenants)],
         exception_handlers={CogTritonError: refused, HTTPException: http_error},
     )
 
@@ -68,9 +71,14 @@ class _AuthMiddleware:
     """Checks the API key, and turns unexpected exceptions into coded error responses."""
 
     def __init__(
-        self, app: ASGIApp, api_key: str | None, on_refused: Callable[[str, CogTritonError], None]
+        self,
+        app: ASGIApp,
+        api_key: str | None,
+        on_refused: Callable[[str, CogTritonError], None],
+        has_tenants: bool,
     ) -> None:
         self._app = app
+        self._has_tenants = has_tenants
         self._expected = api_key.encode() if api_key else None
         self._on_refused = on_refused
 
@@ -83,12 +91,9 @@ class _AuthMiddleware:
             started = message["type"] == "http.response.start"
             await send(_identified(message) if started else message)
 
-        if scope["type"] == "http" and not self._authorized(scope):
-            error = Unauthorized("send the server's API key, as Authorization: Bearer KEY")
-            self._on_refused(endpoint_of(scope), error)
-            await error_responses.error_response(error)(scope, receive, watched)
-            return
         try:
+            if scope["type"] == "http" and scope["path"].startswith(AUTHENTICATED_PREFIXES):
+                self._authorize(scope)
             await self._app(scope, receive, watched)
         except Exception as error:
             if begun:
@@ -97,12 +102,16 @@ class _AuthMiddleware:
             self._on_refused(endpoint_of(scope), found)
             await error_responses.error_response(found)(scope, receive, watched)
 
-    def _authorized(self, scope: Scope) -> bool:
-        if self._expected is None or not scope["path"].startswith(AUTHENTICATED_PREFIXES):
-            return True
-        sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = sent.partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._expected)
+    def _authorize(self, scope: Scope) -> None:
+        """Find the tenant; raises E1007 unless the request may pass."""
+        headers = Headers(scope=scope)
+        if self._has_tenants:
+            tenants.CURRENT.set(tenants.decoded(headers.get(tenants.HEADER)))
+        elif self._expected is not None:
+            scheme, _, key = headers.get("authorization", "").partition(" ")
+            sent = key.strip().encode("latin-1")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(sent, self._expected):
+                raise Unauthorized("send the server's API key, as Authorization: Bearer KEY")
 
 
 def _identified(start: Message) -> Message:

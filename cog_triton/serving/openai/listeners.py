@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cog_triton import __version__
 from cog_triton.artifact import engine_manifest
-from cog_triton.errors import TritonUnavailable
+from cog_triton.errors import InvalidArgument, TritonUnavailable
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.error_responses import json_response
@@ -80,6 +80,11 @@ class HTTPListeners:
 
     def __init__(self, settings: Settings, telemetry: CompositeObserver) -> None:
         """Bind and serve at once; raises E1005 when a port is in use."""
+        if settings.cog_triton_keys is not None:
+            raise InvalidArgument(
+                f"COG_TRITON_KEYS={settings.cog_triton_keys}: is for the front door, which reads"
+                " it; start the server by `cog-triton serve` or `python -m cog_triton.door`"
+            )
         self._settings = settings
         self._telemetry = telemetry
         self._metrics = telemetry.metrics
@@ -113,6 +118,7 @@ class HTTPListeners:
                 routes,
                 require_ready=runtime.require_ready,
                 api_key=self._settings.api_key,
+                has_tenants=self._settings.cog_triton_tenants_at_door,
                 on_refused=self._telemetry.refused,
             )
 

@@ -23,6 +23,7 @@ from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.inbox import LoopInboxes
 from cog_triton.serving.openai.request_body import parse_body, read_body
 from cog_triton.serving.openai.requests import validate
+from cog_triton.serving.tenants import CURRENT
 from cog_triton.settings import Settings
 
 _SHOWN = 20
@@ -41,6 +42,8 @@ class ServedModels:
 
     def adapter(self, model: str) -> str | None:
         """The adapter that `model` names, None for the base model; raises E1009."""
+        if (tenant := CURRENT.get()) is not None:
+            tenant.require_model(model)
         if model == self.base:
             return None
         names = list(self.adapters.adapters()) if self.adapters else []

@@ -1,0 +1,86 @@
+"""Tenants: whom a request is of, and what its key allows.
+
+The front door knows the keys, and tells the worker in an internal header, or in the context of a
+prediction, which it alone sets.
+"""
+
+from __future__ import annotations
+
+import json
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cog_triton.errors import NotFound, PromptTooLong, Unauthorized
+
+HEADER = "cog-triton-tenant"
+"""Internal header; no ``x-``, so that no client's Connection can have it dropped."""
+LOWEST = 10
+"""Priorities are from its negative, first, to it."""
+
+Name = Annotated[str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z")]
+Limit = Annotated[int | None, Field(ge=1, le=10**12)]
+
+
+class Tenant(BaseModel):
+    """A tenant; None is no limit, and no `models` are all of them.
+
+    `weight` is its share beside others', `priority` that of its requests, and the most urgent one
+    that they may ask for: as in vLLM, lower is earlier. `tokens_per_minute` are of prompts and
+    outputs, `concurrent` those that run or wait.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: Name
+    weight: float = Field(default=1.0, ge=0.01, le=1000)
+    priority: int = Field(default=0, ge=-LOWEST, le=LOWEST)
+    models: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(
+        default=(), max_length=256, strict=False
+    )
+    requests_per_minute: Limit = None
+    tokens_per_minute: Limit = None
+    concurrent: Limit = None
+    max_prompt_tokens: Limit = None
+
+    def encoded(self) -> str:
+        """What the header says, in ASCII; what a subclass adds is left out."""
+        values = self.model_dump(include=set(Tenant.model_fields), exclude_defaults=True)
+        return json.dumps(values, separators=(",", ":"))
+
+    @classmethod
+    def decoded(cls, header: str | None) -> Self:
+        """The tenant that the door has told of; raises E1007 where it has not."""
+        try:
+            return cls.model_validate_json(header or "")
+        except ValidationError as error:
+            raise Unauthorized("the front door has told of no tenant") from error
+
+    def require_model(self, name: str) -> None:
+        """Raise E1009 for a model or adapter that the key is not for."""
+        if self.models and name not in self.models:
+            raise NotFound(f"model={name[:80]!r}: the key of {self.name} is not for it")
+
+    def require_length(self, prompt_tokens: int) -> None:
+        """Raise E1002 for a prompt that is longer than the key allows."""
+        if self.max_prompt_tokens is not None and prompt_tokens > self.max_prompt_tokens:
+            raise PromptTooLong(
+                f"{prompt_tokens} tokens; prompts of {self.name} may have"
+                f" {self.max_prompt_tokens} (max_prompt_tokens of its key)"
+            )
+
+    def bounded_priority(self, asked: int | None) -> int:
+        """The priority of a request that asks for one, or for none."""
+        return max(self.priority, min(LOWEST, self.priority if asked is None else asked))
+
+
+CURRENT: ContextVar[Tenant | None] = ContextVar("cog_triton_tenant", default=None)
+"""Tenant of the request that this context works for; None where no key has told one."""
+
+
+@lru_cache(maxsize=1024)
+def decoded(header: str | None) -> Tenant:
+    """See `Tenant.decoded`; the same object for the same header."""
+    return Tenant.decoded(header)

@@ -1,0 +1,115 @@
+"""Tenants before the real Cog and Triton: keys on each port, limits, and what was used."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from stack import Stack, processes_of, sse, wait_until
+
+from cog_triton.door.keys import sha256_of
+
+pytestmark = pytest.mark.integration
+
+MOCK = {
+    "COG_TRITON_ENGINE": "mock",
+    "MOCK_TPS": "0",
+    "LOG_FORMAT": "json",
+    "SERVED_MODEL_NAME": "cog-triton",
+}
+ASK = {"input": {"prompt": "Hi there.", "max_tokens": 3}}
+CHAT = {
+    "model": "cog-triton",
+    "messages": [{"role": "user", "content": "Hi there."}],
+    "max_tokens": 3,
+}
+
+
+def line(name: str, **values: Any) -> str:
+    return json.dumps({"name": name, "sha256": sha256_of(f"key-{name}".encode()), **values})
+
+
+LINES = [
+    line("alpha", weight=2),
+    line("beta", apis=["openai"], models=["other"]),
+    line("root", apis=["predictions", "openai", "triton", "metrics", "admin"]),
+]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    directory = tmp_path_factory.mktemp("tenants")
+    (directory / "keys").mkdir()
+    (directory / "keys" / "some").write_text("\n".join(LINES))
+    keys = str(directory / "keys")
+    with Stack(directory / "work", None, **MOCK, COG_TRITON_KEYS=keys).served() as stack:
+        yield stack
+
+
+def client(name: str) -> httpx.Client:
+    return httpx.Client(headers={"authorization": f"Bearer key-{name}"}, timeout=60)
+
+
+def chat(stack: Stack, name: str, **values: Any) -> httpx.Response:
+    with client(name) as http:
+        return http.post(f"{stack.own}/v1/chat/completions", json={**CHAT, **values})
+
+
+def test_both_apis_answer_a_tenant_and_no_other(served: Stack) -> None:
+    with client("alpha") as http:
+        assert http.post(f"{served.url}/predictions", json=ASK).json()["status"] == "succeeded"
+        own = {**ASK, "context": {"cog-triton-tenant": '{"name":"root"}', "x": "y"}}
+        assert http.put(f"{served.url}/predictions/a1", json=own).json()["status"] == "succeeded"
+        headers = {"accept": "text/event-stream"}
+        with http.stream("POST", f"{served.url}/predictions", json=ASK, headers=headers) as answer:
+            events = [event for event, _ in sse(answer.iter_lines())]
+        assert (events[0], events[-1]) == ("start", "completed")
+        assert http.get(f"{served.triton}/v2").status_code == 403
+    assert chat(served, "alpha").status_code == 200
+    assert chat(served, "nobody").status_code == 401
+    refusal = httpx.post(f"{served.url}/predictions", json=ASK)
+    assert (refusal.status_code, refusal.json()["error"][:5]) == (401, "E1007")
+
+
+def test_a_tenant_has_the_models_of_its_key_alone(served: Stack) -> None:
+    refusal = chat(served, "beta")
+    assert (refusal.status_code, refusal.json()["error"]["code"]) == (404, "E1009")
+    assert "the key of beta is not for it" in refusal.json()["error"]["message"]
+
+
+def test_rights_open_tritons_port_and_grpc_is_off(served: Stack) -> None:
+    with client("root") as http:
+        assert http.get(f"{served.triton}/v2").status_code == 200
+    with socket.socket() as found:
+        assert found.connect_ex(("127.0.0.1", served.grpc)) != 0
+
+
+def test_keys_are_read_again_and_no_log_and_no_other_process_has_one(served: Stack) -> None:
+    file = Path(served.environment["COG_TRITON_KEYS"]) / "more"
+    file.write_text(line("gamma"))
+    wait_until(lambda: chat(served, "gamma").status_code == 200, 30)
+    file.write_text('{"name": "key-gamma"')
+    wait_until(lambda: "the keys of before stay" in served.output, 30)
+    assert chat(served, "gamma").status_code == 200
+    file.unlink()
+    wait_until(lambda: chat(served, "gamma").status_code == 401, 30)
+    assert "key-" not in served.output
+    for pid in processes_of(served.work_dir):
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"key-alpha" not in environment
+        if b"COG_TRITON_TENANTS_AT_DOOR=true" in environment:
+            assert b"COG_TRITON_KEYS=" not in environment
+
+
+def test_a_worker_without_a_door_refuses_keys(tmp_path: Path) -> None:
+    from cog_triton.errors import InvalidArgument
+    from cog_triton.serving.openai.listeners import HTTPListeners
+    from cog_triton.serving.telemetry.observers import CompositeObserver
+    from cog_triton.settings import load_settings
+
+    settings = load_settings(cog_triton_keys=tmp_path)
+    with pytest.raises(InvalidArgument, match="is for the front door"):
+        HTTPListeners(settings, CompositeObserver(settings))

@@ -238,6 +238,8 @@ class Overloaded(FrameworkError):
     """Every engine slot and every place in the queue is taken; try again later."""
 
     code = "E2107"
+    retry_after = 1.0
+    """Seconds to wait, as far as is known."""
 
 
 class FatalRequest(FrameworkError):

@@ -1,4 +1,4 @@
-"""Admission control: concurrency limit plus a bounded FIFO queue; rejects while unhealthy.
+"""Admission control: concurrency limit plus a bounded fair queue; rejects while unhealthy.
 
 After a death of the engine, it also tells interrupted requests when to be sent again.
 """
@@ -11,12 +11,13 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from cog_triton.errors import CogTritonError, FatalRequest, Overloaded
 from cog_triton.serving.coglet.server_environment import MAX_SLOTS
+from cog_triton.serving.fair_queue import FairQueue, Queued
 from cog_triton.serving.resume_order import MAX_DEATHS, ResumeOrder, Stay
+from cog_triton.serving.tenants import Tenant
 from cog_triton.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -25,10 +26,11 @@ _LEAST_QUEUE = 64
 _QUEUED_BATCHES = 4
 
 
-class Ticket:
+class Ticket(Queued):
     """One request in admission control; any thread may cancel or fail it at any time."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.cancelled = False
         """Whether its client has cancelled it or disconnected."""
         self.error: CogTritonError | None = None
@@ -37,8 +39,6 @@ class Ticket:
         """Seconds from arrival to admission; None until it is admitted."""
         self.turn = False
         """Whether it may be sent to the engine, for the first time or again."""
-        self.stay = Stay()
-        self._arrived = 0.0
         self._on_turn: Callable[[], None] = lambda: None
         self._stop: Callable[[], None] = lambda: None
 
@@ -73,7 +73,9 @@ class Ticket:
 
 
 class Admission:
-    """Concurrency limit of `slots` requests; up to `max_queue` more wait in FIFO order.
+    """Concurrency limit of `slots` requests; up to `max_queue` more wait, of each tenant.
+
+    They have their turns as `FairQueue` says, in order of arrival where there are no tenants.
 
     With `resumes`, requests outlive the engine: they keep their slots and places while it is down,
     from `pause` to `open`, and go on before those in the queue.
@@ -88,8 +90,7 @@ class Admission:
         self._tickets: dict[Stay, Ticket] = {}
         self._numbers = itertools.count()
         self._paused = self._closed = False
-        self._running: set[Ticket] = set()
-        self._queue: deque[Ticket] = deque()
+        self._queue: FairQueue[Ticket] = FairQueue(slots)
         self._rejection: CogTritonError | None = None
         self._end: CogTritonError | None = None
         self._changed = threading.Condition()
@@ -97,12 +98,12 @@ class Admission:
     @property
     def running(self) -> int:
         """Number of requests that hold a slot."""
-        return len(self._running)
+        return len(self._queue.running)
 
     @property
     def waiting(self) -> int:
         """Number of queued requests."""
-        return len(self._queue)
+        return self._queue.waiting
 
     def enter(self, ticket: Ticket, on_turn: Callable[[], None]) -> None:
         """Ask for a slot, without waiting: the ticket has a `queue_time` once it holds one.
@@ -115,40 +116,45 @@ class Admission:
                 raise copy.copy(rejection)
             ticket._on_turn = on_turn
             ticket.stay.number = next(self._numbers)
-            if not self._paused and len(self._running) < self.slots and not self._order.holds:
-                self._admit(ticket, 0.0)
-                return
-            if self.running + self.waiting >= self.slots + self.max_queue:
-                raise self._overloaded()
-            ticket._arrived = time.perf_counter()
-            self._queue.append(ticket)
+            self._require_room(1, ticket.tenant)
+            self._queue.push(ticket)
+            turns = self._admitted()
+            if ticket in turns:
+                turns.remove(ticket)
+                ticket.queue_time = 0.0
+        _tell(turns)
 
-    def _admit(self, ticket: Ticket, queue_time: float) -> None:
-        self._running.add(ticket)
-        ticket.queue_time = queue_time
-        ticket.turn = True
+    def _admitted(self) -> list[Ticket]:
+        """Those of the queue that get slots now."""
+        turns: list[Ticket] = []
+        while not (self._paused or self._order.holds) and (ticket := self._queue.pop()) is not None:
+            ticket.queue_time = time.perf_counter() - ticket.arrived
+            ticket.turn = True
+            turns.append(ticket)
+        return turns
 
-    def require_room(self, count: int) -> None:
-        """Raise E2107 unless `count` requests have room now, to run or to wait.
+    def require_room(self, count: int, tenant: Tenant | None = None) -> None:
+        """Raise E2107 unless `count` requests of a tenant have room now, to run or to wait.
 
         So that none of a group is begun when others of it would be rejected.
         """
         with self._changed:
-            if self.running + self.waiting + count > self.slots + self.max_queue:
-                raise self._overloaded()
+            self._require_room(count, tenant)
 
-    def _overloaded(self) -> Overloaded:
-        return Overloaded(
-            f"{self.running} predictions run and {self.waiting} wait, no more than"
-            f" {self.max_queue} may (MAX_QUEUE); try again later"
-        )
+    def _require_room(self, count: int, tenant: Tenant | None) -> None:
+        waiting = self._queue.waiting_of(tenant)
+        if self.running + waiting + count > self.slots + self.max_queue:
+            error = Overloaded(
+                f"{self.running} predictions run and {waiting} wait, no more than"
+                f" {self.max_queue} may (MAX_QUEUE); try again later"
+            )
+            error.retry_after = self._queue.retry_after(tenant)
+            raise error
 
     def leave(self, ticket: Ticket) -> None:
         """Give the slot, or the place in the queue, back; a ticket without one is no error."""
         with self._changed:
-            self._running.discard(ticket)
-            if ticket in self._queue:
-                self._queue.remove(ticket)
+            self._queue.remove(ticket)
             if self._tickets.pop(ticket.stay, None):
                 self._order.remove(ticket.stay)
             turns = self._next_turns()
@@ -166,9 +172,12 @@ class Admission:
         if ticket.stay not in self._tickets:  # never interrupted: nobody waits for it
             ticket.stay.exposed = ticket.stay.suspect = False
             ticket.stay.blamed = 0
-            return
+            ticket.prefilled = True
+            if not self._queue.awaits_prefill:
+                return
         with self._changed:
-            self._order.proven(ticket.stay)
+            if ticket.stay in self._tickets:
+                self._order.proven(ticket.stay)
             turns = self._next_turns()
         _tell(turns)
 
@@ -178,7 +187,7 @@ class Admission:
         Its `turn` comes when the engine was found well, or has been started again.
         """
         with self._changed:
-            if not self.resumes or self._closed or ticket not in self._running:
+            if not self.resumes or self._closed or ticket not in self._queue.running:
                 return False
             self._tickets[ticket.stay] = ticket
             self._order.add(ticket.stay)
@@ -199,11 +208,7 @@ class Admission:
         turns = [self._tickets[stay] for stay in self._order.next_turns()]
         for ticket in turns:
             ticket.turn = True
-        while self._queue and len(self._running) < self.slots and not self._order.holds:
-            ticket = self._queue.popleft()
-            self._admit(ticket, time.perf_counter() - ticket._arrived)
-            turns.append(ticket)
-        return turns
+        return turns + self._admitted()
 
     def reject_new(self, error: CogTritonError) -> None:
         """Reject new requests with `error` for good; running and queued ones continue."""
@@ -214,7 +219,7 @@ class Admission:
     def suspects(self) -> int:
         """Number of requests that the engine may die of now: sent, and without a token since."""
         with self._changed:
-            return sum(ticket.stay.exposed for ticket in self._running)
+            return sum(ticket.stay.exposed for ticket in self._queue.running)
 
     def pause(self, error: CogTritonError, *, blame: bool = True) -> None:
         """The engine has died: reject new requests with `error`; running and queued ones wait.
@@ -226,7 +231,7 @@ class Admission:
             self._rejection = error
             if not self._paused:
                 self._paused, self._closed = True, False
-                self._order.died((ticket.stay for ticket in self._running), blame=blame)
+                self._order.died((ticket.stay for ticket in self._queue.running), blame=blame)
                 fatal = self._fatal()
         _condemn(fatal)
 
@@ -236,14 +241,14 @@ class Admission:
         For E2108 and `blame` see `pause`.
         """
         with self._changed:
-            self._order.lost((ticket.stay for ticket in self._running), replica, blame=blame)
+            self._order.lost((ticket.stay for ticket in self._queue.running), replica, blame=blame)
             fatal = self._fatal()
             turns = self._next_turns()
         _condemn(fatal)
         _tell(turns)
 
     def _fatal(self) -> list[Ticket]:
-        return [ticket for ticket in self._running if ticket.stay.blamed >= MAX_DEATHS]
+        return [ticket for ticket in self._queue.running if ticket.stay.blamed >= MAX_DEATHS]
 
     def hold(self, *, interrupt: bool) -> bool:
         """The engine is about to be stopped as planned: newcomers wait for its return.
@@ -252,7 +257,7 @@ class Admission:
         they can.
         """
         with self._changed:
-            if self._running and not (interrupt and self.resumes):
+            if self._queue.running and not (interrupt and self.resumes):
                 return False
             self._paused, self._closed = True, False
             self._order.stopped()
@@ -263,7 +268,7 @@ class Admission:
         with self._changed:
             self._rejection = error
             self._paused, self._closed = False, True
-            tickets = [*self._queue, *self._running]
+            tickets = [*self._queue, *self._queue.running]
         for ticket in tickets:
             ticket.fail(error)
 
@@ -279,7 +284,7 @@ class Admission:
     def wait_until_idle(self, timeout: float) -> bool:
         """Wait until nothing runs or is queued; False after `timeout` seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: not (self._running or self._queue), timeout)
+            return self._changed.wait_for(lambda: not (self.running or self.waiting), timeout)
 
 
 def _condemn(tickets: Iterable[Ticket]) -> None:

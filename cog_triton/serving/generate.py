@@ -254,6 +254,9 @@ class Generation:
         self.request = request
         self.result = GenerationResult()
         self.ticket = ticket or Ticket()
+        self.ticket.tenant, self.ticket.priority = request.tenant, request.priority
+        self.ticket.prompt_tokens = len(request.engine.input_ids)
+        self.ticket.made = self._made
         self._generator = generator
         self._inbox = inbox
         self._decoder = TextDecoder(request, self.result, generator.tokenizer)
@@ -268,6 +271,9 @@ class Generation:
             generator.limits,
             lambda: generator.imports,
         )
+
+    def _made(self) -> int:
+        return self.result.output_token_count
 
     @property
     def interrupted(self) -> bool:

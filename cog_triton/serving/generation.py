@@ -59,7 +59,13 @@ class GenerationRequest:
     id: str = ""
     endpoint: str = ""
     tenant: Tenant | None = field(default_factory=CURRENT.get)
+    asked_priority: int | None = None
     engine_inputs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def priority(self) -> int:
+        """Its priority within the bounds of its tenant's key; 0 without tenants."""
+        return 0 if self.tenant is None else self.tenant.bounded_priority(self.asked_priority)
 
 
 @dataclass(slots=True)

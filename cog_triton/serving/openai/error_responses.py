@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from typing import Any
 
 from starlette.responses import Response
@@ -71,6 +72,8 @@ def error_response(error: CogTritonError, status: int | None = None) -> Response
     headers = {}
     if status in _RETRY_AFTER_S:
         headers["Retry-After"] = _RETRY_AFTER_S[status]
+    if isinstance(error, errors.Overloaded):
+        headers["Retry-After"] = str(math.ceil(error.retry_after))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if status == 413:

@@ -172,6 +172,7 @@ class OpenAIRequest(GuideFields, ABC):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    priority: Whole | None = None
 
     @property
     def limit(self) -> int:

@@ -226,6 +226,7 @@ class OpenAIRoutes:
                 visible=prompts.visible,
                 id=envelope.id,
                 endpoint=envelope.endpoint,
+                asked_priority=request.priority,
             )
             for ids in prompts.ids
         ]

@@ -150,7 +150,7 @@ class Sequences:
     def __enter__(self) -> Self:
         """Ask for admission of all; raises E2107 unless all have a place."""
         if len(self.generations) > 1:
-            self._admission.require_room(len(self.generations))
+            self._admission.require_room(len(self.generations), self.generations[0].request.tenant)
         for place, generation in enumerate(self.generations):
             try:
                 generation.__enter__()

@@ -143,6 +143,15 @@ class Admission:
 
     def _require_room(self, count: int, tenant: Tenant | None) -> None:
         waiting = self._queue.waiting_of(tenant)
+        if tenant is not None and (most := tenant.concurrent) is not None:
+            running = self._queue.running_of(tenant)
+            if running + waiting + count > most:
+                error = Overloaded(
+                    f"{running} requests of {tenant.name} run and {waiting} wait, no more than"
+                    f" {most} may (concurrent of its key); try again later"
+                )
+                error.retry_after = self._queue.retry_after(tenant)
+                raise error
         if self.running + waiting + count > self.slots + self.max_queue:
             error = Overloaded(
                 f"{self.running} predictions run and {waiting} wait, no more than"

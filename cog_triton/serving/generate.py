@@ -40,6 +40,8 @@ from cog_triton.serving.generation import (
 )
 from cog_triton.serving.inbox import Inbox, ThreadInbox
 from cog_triton.serving.resume import Resumption
+from cog_triton.serving.tenant_limits import TenantLimits
+from cog_triton.serving.tenants import CURRENT
 from cog_triton.settings import Settings
 from cog_triton.text.prompt_encoder import PromptEncoder, prompt_too_long
 from cog_triton.text.sampling import SamplingParams
@@ -129,13 +131,16 @@ class TextGenerator:
         self._to_ask = self.resume_rules.imports == "asked" and limits.min_output > 0
         self.adapter_use = AdapterUse()
         self.quarantine = Quarantine()
+        self.tenant_limits = TenantLimits()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a prompt; raises E1002, often before all of it is encoded; blocks."""
         return self._prompt_encoder.encode(text, add_special_tokens=add_special_tokens)
 
     def check_length(self, count: int) -> None:
-        """Raise E1002 for a prompt of `count` tokens that does not fit."""
+        """Raise E1002 for `count` tokens that do not fit, or are too many for the prompt's key."""
+        if (tenant := CURRENT.get()) is not None:
+            tenant.require_length(count)
         if count > self._max_input_len:
             raise prompt_too_long(count, self._max_input_len)
 
@@ -292,6 +297,7 @@ class Generation:
         try:
             self._generator.quarantine.check(self.request)
             self._generator.admission.enter(self.ticket, lambda: self._inbox.put(None))
+            self._generator.tenant_limits.used(self.request.tenant, self.ticket.prompt_tokens)
             self.ticket.on_end(self._on_ticket_end)
             self._submit_if_admitted()
         except BaseException as error:
@@ -404,6 +410,7 @@ class Generation:
             self._submission.cancel()
         self._generator.admission.leave(self.ticket)
         self._generator.adapter_use.leave(self.result)
+        self._generator.tenant_limits.used(self.request.tenant, self._made())
         self.result.duration = time.perf_counter() - self._decoder.started
         if isinstance(self.ticket.error, FatalRequest):
             self._generator.quarantine.add(self.request)

@@ -137,6 +137,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         if self._runtime.settings.cog_triton_tenants_at_door:
             tenants.CURRENT.set(tenants.decoded(self.scope.context.get(tenants.HEADER)))
         with self._reporting_rejections():
+            self._runtime.generator.tenant_limits.begin(tenants.CURRENT.get())
             self._runtime.family.abilities.require_generation()
             sampling, notes = inputs.sampling(), inputs.notes()
         ticket = Ticket()

@@ -27,6 +27,8 @@ CHAT = {
     "max_tokens": 3,
 }
 
+LONG = {"messages": [{"role": "user", "content": "word " * 100}]}
+
 
 def line(name: str, **values: Any) -> str:
     return json.dumps({"name": name, "sha256": sha256_of(f"key-{name}".encode()), **values})
@@ -35,6 +37,8 @@ def line(name: str, **values: Any) -> str:
 LINES = [
     line("alpha", weight=2),
     line("beta", apis=["openai"], models=["other"]),
+    line("small", requests_per_minute=3, max_prompt_tokens=40, concurrent=1),
+    line("spent", tokens_per_minute=1),
     line("root", apis=["predictions", "openai", "triton", "metrics", "admin"]),
 ]
 
@@ -78,6 +82,26 @@ def test_a_tenant_has_the_models_of_its_key_alone(served: Stack) -> None:
     refusal = chat(served, "beta")
     assert (refusal.status_code, refusal.json()["error"]["code"]) == (404, "E1009")
     assert "the key of beta is not for it" in refusal.json()["error"]["message"]
+
+
+def test_limits_are_told_with_value_and_rule_on_both_apis(served: Stack) -> None:
+    refusals = [chat(served, "small", n=2), chat(served, "small", **LONG)]
+    assert [(each.status_code, each.json()["error"]["code"]) for each in refusals] == [
+        (429, "E2107"),
+        (400, "E1002"),
+    ]
+    assert "no more than 1 may (concurrent of its key)" in refusals[0].text
+    assert "prompts of small may have 40 (max_prompt_tokens of its key)" in refusals[1].text
+    with client("small") as http:
+        long = {"input": {"prompt": "word " * 100}}
+        answers = [http.post(f"{served.url}/predictions", json=each).json() for each in (long, ASK)]
+    assert "may have 40 (max_prompt_tokens of its key)" in answers[0]["error"]
+    assert "may have 3 requests a minute (requests_per_minute of its key)" in answers[1]["error"]
+    late = chat(served, "small")
+    assert late.status_code == 429
+    assert 15 <= int(late.headers["retry-after"]) <= 20
+    assert chat(served, "spent").status_code == 200
+    assert "may have 1 tokens a minute" in chat(served, "spent").text
 
 
 def test_rights_open_tritons_port_and_grpc_is_off(served: Stack) -> None:

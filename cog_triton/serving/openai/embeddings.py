@@ -125,7 +125,9 @@ class EmbeddingRoutes:
             raise PromptRequired(f"{where}: blank")
         generator = self._api.generator
         if isinstance(given, str):
-            return generator.encode(require_unicode(where, given, InvalidArgument))
+            ids = generator.encode(require_unicode(where, given, InvalidArgument))
+            generator.check_length(len(ids))
+            return ids
         generator.check_length(len(given))
         check_ids(where, given, generator.tokenizer.vocab_size)
         return given

@@ -87,6 +87,7 @@ class ServedAPI:
 
         A long text takes long to parse and encode, and must not block the event loop.
         """
+        self.generator.tenant_limits.begin(CURRENT.get())
         # In a list, so that it is freed as soon as it is parsed.
         raw = [await read_body(request, self.settings.max_request_bytes)]
         return await asyncio.to_thread(lambda: plan(parse_body(raw.pop())))

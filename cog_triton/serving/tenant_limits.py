@@ -1,0 +1,76 @@
+"""Rate limits of tenants: token buckets of requests and of tokens, a minute's worth each."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from cog_triton.errors import Overloaded
+from cog_triton.serving.tenants import Tenant
+
+_MINUTE_S = 60.0
+
+
+class TokenBucket:
+    """Token bucket that is full at first, and may be overdrawn; not thread-safe."""
+
+    def __init__(self, now: float, per_minute: int) -> None:
+        self._level = float(per_minute)
+        self._since = now
+
+    def wait(self, now: float, per_minute: int) -> float:
+        """Seconds until it holds one again; 0 where it does."""
+        rate = per_minute / _MINUTE_S
+        self._level = min(per_minute, self._level + (now - self._since) * rate)
+        self._since = now
+        return max(0.0, (1 - self._level) / rate)
+
+    def take(self, count: int) -> None:
+        """Take so many, whether or not they are there."""
+        self._level -= count
+
+
+class TenantLimits:
+    """`requests_per_minute` and `tokens_per_minute` of each tenant; thread-safe.
+
+    What a request will cost is not known before: it may begin while anything is left, and the
+    next ones wait for what it took. Prompts count when they begin, outputs when they end.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._buckets: dict[tuple[str, str], TokenBucket] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, tenant: Tenant | None) -> None:
+        """Count a request; raises E2107 beyond a limit, with the seconds until it may come."""
+        if tenant is None:
+            return
+        with self._lock:
+            for what in ("tokens", "requests"):
+                limit = getattr(tenant, f"{what}_per_minute")
+                if limit is None:
+                    continue
+                wait = self._bucket(tenant, what, limit).wait(self._clock(), limit)
+                if wait > 0:
+                    error = Overloaded(
+                        f"{tenant.name} may have {limit} {what} a minute ({what}_per_minute of its"
+                        f" key); try again in {wait:.1f} s"
+                    )
+                    error.retry_after = max(1.0, wait)
+                    raise error
+            if (limit := tenant.requests_per_minute) is not None:
+                self._bucket(tenant, "requests", limit).take(1)
+
+    def used(self, tenant: Tenant | None, tokens: int) -> None:
+        """Count tokens of a prompt or an output."""
+        if tenant is not None and (limit := tenant.tokens_per_minute) is not None:
+            with self._lock:
+                self._bucket(tenant, "tokens", limit).take(tokens)
+
+    def _bucket(self, tenant: Tenant, what: str, limit: int) -> TokenBucket:
+        name = (tenant.name, what)
+        if name not in self._buckets:
+            self._buckets[name] = TokenBucket(self._clock(), limit)
+        return self._buckets[name]

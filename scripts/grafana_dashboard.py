@@ -132,6 +132,44 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Tokens of an output.",
         ),
     ),
+    "Tenants": (
+        Panel(
+            "Tokens by tenant",
+            "suffix:tokens/s",
+            {
+                "{{tenant}} output": _rate("tenant_generation_tokens_total", "tenant"),
+                "{{tenant}} prompts": _rate("tenant_prompt_tokens_total", "tenant"),
+            },
+            "Of keys of COG_TRITON_KEYS (docs/tenants.md). Counted when a request ends.",
+            stacked=True,
+        ),
+        Panel(
+            "Requests by tenant",
+            "reqps",
+            {
+                "{{tenant}} {{outcome}}": _rate("tenant_requests_total", "tenant, outcome"),
+                "{{tenant}} {{code}}": _rate("tenant_refused_total", "tenant, code"),
+            },
+            "Those that ended, and refusals by code, limits of keys among them.",
+            stacked=True,
+        ),
+        Panel(
+            "Waiting by tenant",
+            "s",
+            {
+                "{{tenant}}": f"{_rate('tenant_queue_seconds_total', 'tenant')} /"
+                f" {_rate('tenant_requests_total', 'tenant')}"
+            },
+            "Mean time in the queue.",
+        ),
+        Panel(
+            "Streams by tenant",
+            "short",
+            {"{{tenant}}": _rate("tenant_engine_seconds_total", "tenant")},
+            "Requests in the engine, on average: seconds there a second.",
+            stacked=True,
+        ),
+    ),
     "KV cache": (
         Panel(
             "KV cache in use",

@@ -15,11 +15,13 @@ from cog_triton.cli.client import client
 from cog_triton.cli.doctor import doctor
 from cog_triton.cli.init import init, schema
 from cog_triton.cli.inspect import inspect_engine
+from cog_triton.cli.keys import keys
 from cog_triton.cli.migrate import migrate
 from cog_triton.cli.push import push
 from cog_triton.cli.roll import roll
 from cog_triton.cli.serve import serve
 from cog_triton.cli.setup import setup
+from cog_triton.cli.usage import usage
 from cog_triton.errors import InvalidArgument, MissingExtra
 from cog_triton.system import log_format
 from cog_triton.system.terminal import coded_errors, out
@@ -86,6 +88,8 @@ _add(inspect_engine, "inspect")
 _add(bench)
 _add(client)
 _add(doctor)
+_add(usage)
+app.add_typer(keys, name="keys")
 try:
     from cog_triton_prune.__main__ import prune
 except ModuleNotFoundError as error:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 from cog_triton import errors
-from cog_triton.door.keys import Api, Key, Keyring, sha256_of
+from cog_triton.door.keyring import Api, Key, Keyring, sha256_of
 from cog_triton.door.message import Refused, Request
 
 _LOCAL = "localhost"

@@ -20,7 +20,7 @@ from cog_triton.door.client_connection import ClientConnection, Connections, Lis
 from cog_triton.door.cog_gate import CogGate
 from cog_triton.door.control import ControlSocket
 from cog_triton.door.gate import Gate, MetricsGate, OpenAIGate
-from cog_triton.door.keys import Keyring
+from cog_triton.door.keyring import Keyring
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.relay import ReadCoalescing
 from cog_triton.door.request_parser import Limits

@@ -17,7 +17,7 @@ from typing import Protocol
 from cog_triton import errors
 from cog_triton.door.access import Access
 from cog_triton.door.json_body import JSONLimits, Numbers, member, require_bounded
-from cog_triton.door.keys import Api
+from cog_triton.door.keyring import Api
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.message import Answer, Forward, Refused, Request, json_answer
 from cog_triton.door.request_parser import Limits

@@ -19,10 +19,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def writing(path: Path, size: int, *, at_most: bool) -> Iterator[IO[bytes]]:
+def writing(path: Path, size: int, *, at_most: bool, mode: int = 0o644) -> Iterator[IO[bytes]]:
     """A temporary file that replaces `path` once it is complete and synced to the disk.
 
-    It will have `size` bytes, or, with `at_most`, no more than these.
+    It will have `size` bytes, or, with `at_most`, no more than these, and this `mode`.
 
     Raises:
         DiskFull: as `disk_full_errors`.
@@ -39,7 +39,7 @@ def writing(path: Path, size: int, *, at_most: bool) -> Iterator[IO[bytes]]:
                 yield file
                 file.flush()
                 os.fsync(descriptor)
-            temporary.chmod(0o644)
+            temporary.chmod(mode)
             temporary.replace(path)
             sync_directory(path.parent)
         except BaseException:

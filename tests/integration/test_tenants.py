@@ -1,6 +1,7 @@
 """Tenants before the real Cog and Triton: keys on each port, limits, and what was used."""
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,8 @@ import httpx
 import pytest
 from stack import Stack, processes_of, sse, wait_until
 
-from cog_triton.door.keys import sha256_of
+from cog_triton.cli.usage import summed
+from cog_triton.door.keyring import sha256_of
 
 pytestmark = pytest.mark.integration
 
@@ -109,6 +111,22 @@ def test_rights_open_tritons_port_and_grpc_is_off(served: Stack) -> None:
         assert http.get(f"{served.triton}/v2").status_code == 200
     with socket.socket() as found:
         assert found.connect_ex(("127.0.0.1", served.grpc)) != 0
+
+
+def test_what_tenants_used_is_in_metrics_and_in_the_log(served: Stack) -> None:
+    assert chat(served, "alpha").status_code == 200
+    with client("alpha") as http:
+        http.post(f"{served.url}/predictions", json=ASK)
+        assert http.get(f"{served.own}/metrics").status_code == 403
+    with client("root") as http:
+        metrics = http.get(f"{served.own}/metrics").text
+    labels = r'\{outcome="length",tenant="alpha"\}'
+    found = re.findall(rf"cog_triton_tenant_requests_total{labels} (.*)", metrics)
+    assert float(found[0]) >= 2
+    used = summed(served.output.splitlines())
+    assert used["alpha"]["requests"] == float(found[0])
+    assert used["alpha"]["output_tokens"] == 3 * float(found[0])
+    assert "-" not in used or not used["-"]["output_tokens"]
 
 
 def test_keys_are_read_again_and_no_log_and_no_other_process_has_one(served: Stack) -> None:

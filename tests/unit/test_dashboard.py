@@ -21,6 +21,7 @@ from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai import listeners
 from cog_triton.serving.openai.listeners import HTTPListeners
 from cog_triton.serving.telemetry.observers import CompositeObserver
+from cog_triton.serving.tenants import Tenant
 from cog_triton.settings import Settings
 from cog_triton.text.sampling import SamplingParams
 
@@ -66,6 +67,7 @@ def exported() -> dict[str, set[str]]:
         request = GenerationRequest(
             engine=EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=2)),
             endpoint="chat",
+            tenant=Tenant(name="a"),
         )
         result = GenerationResult(
             queue_time=0.1,
@@ -80,6 +82,7 @@ def exported() -> dict[str, set[str]]:
         )
         telemetry.ended(request, result, None)
         telemetry.refused("chat", Overloaded("full"))
+        telemetry.ended(request, GenerationResult(duration=0.1), Overloaded("full"))
         first = SimpleNamespace(name="m", chain=SimpleNamespace(environment={KEEPER: "k"}))
         upstreams: Any = SimpleNamespace(serving=first)
         launcher: Any = None

@@ -27,6 +27,8 @@ from prometheus_client.utils import floatToGoString
 from cog_triton.errors import CogTritonError, TritonUnknownError
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.telemetry.platform_metrics import LoRARequests, labelled
+from cog_triton.serving.telemetry.tenant_metrics import TenantMetrics
+from cog_triton.serving.tenants import CURRENT
 
 
 class BatchHistogram(Collector):
@@ -118,6 +120,7 @@ class Metrics:
         self._not_resumed = self._counter(
             "not_resumed", "Generations that ended since they could not go on", "reason"
         )
+        self._tenants = TenantMetrics(self.registry)
         self.lora_requests = LoRARequests()
         self.registry.register(self.lora_requests)
         ProcessCollector(registry=self.registry)
@@ -140,6 +143,7 @@ class Metrics:
     def refused(self, endpoint: str, error: CogTritonError) -> None:
         """See `Observer.refused`."""
         self._errors.labels(error.code).inc()
+        self._tenants.refused(CURRENT.get(), error.code)
 
     def ended(
         self, request: GenerationRequest, result: GenerationResult, error: BaseException | None
@@ -166,6 +170,10 @@ class Metrics:
             self._cancelled.inc()
         elif error is not None:
             self._errors.labels(code_of(error)).inc()
+        if outcome == "error" and error is not None and result.queue_time is None:
+            self._tenants.refused(request.tenant, code_of(error))
+        else:
+            self._tenants.ended(request, result, outcome)
 
     def _histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"cog_triton_{name}", help_text, buckets=buckets, registry=self.registry)

@@ -17,6 +17,7 @@ from typing import Any
 from cog_triton.errors import CogTritonError, InvalidArgument, UserError
 from cog_triton.serving.generation import GenerationRequest, GenerationResult, Observer
 from cog_triton.serving.telemetry.metrics import Metrics, code_of, outcome_of
+from cog_triton.serving.tenants import CURRENT
 from cog_triton.settings.request_defaults import LogSettings
 
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -35,6 +36,7 @@ class RequestLog:
         values: dict[str, Any] = {
             "id": request.id,
             "endpoint": request.endpoint,
+            "tenant": request.tenant.name if request.tenant else None,
             "outcome": outcome,
             "prompt_tokens": result.prompt_tokens(request),
             "output_tokens": result.output_token_count,
@@ -54,7 +56,9 @@ class RequestLog:
     def refused(self, endpoint: str, error: CogTritonError) -> None:
         """See `Observer.refused`; logs only the code, since the text may quote the request."""
         level = logging.INFO if isinstance(error, UserError) else logging.ERROR
-        _write(level, "refused", {"endpoint": endpoint, "code": error.code})
+        tenant = CURRENT.get()
+        values = {"endpoint": endpoint, "tenant": tenant and tenant.name, "code": error.code}
+        _write(level, "refused", values)
 
 
 def _write(level: int, event: str, values: dict[str, Any]) -> None:

@@ -87,8 +87,8 @@ bench-against: setup ## measure this tree beside another commit, in turns (REF=3
 bench-tar: setup ## measure engine.tar against tar, gzip and zstd (ARGS=...)
 	@$(BIN)/python benchmarks/engine_tar.py $(ARGS)
 
-bench-pull: setup engine.tar ## measure an image from registry to first token (IMAGE=./result, Nix's)
-	@$(BIN)/python benchmarks/pull_to_ready.py $(or $(IMAGE),./result) engine.tar $(ARGS)
+bench-pull: setup $(if $(SEALED),,engine.tar) ## measure an image from registry to first token (IMAGE=./result, Nix's), or SEALED=1: a sealed engine
+	@$(BIN)/python $(if $(SEALED),benchmarks/sealed_pull.py,benchmarks/pull_to_ready.py $(or $(IMAGE),./result) engine.tar) $(ARGS)
 
 bench-build: setup ## measure builds against their scripts run by hand (ARGS=...)
 	@$(BIN)/python benchmarks/build_overhead.py $(ARGS)

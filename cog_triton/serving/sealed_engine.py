@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import subprocess
 import threading
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from cog_triton.download.model_source import ModelRequest, fetch_model, is_hub_i
 from cog_triton.engines.vllm.compiler_caches import REQUIRED, TRUSTED
 from cog_triton.engines.vllm.seal_trust import SealedManifest, checked_pins
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, ModelUnavailable
-from cog_triton.oci.reference import Reference, is_oci
+from cog_triton.oci.reference import Reference, is_loopback, is_oci
 from cog_triton.settings import Settings
+from cog_triton.system.printable import printable
 from cog_triton.system.redaction import redact_address
 
 _log = logging.getLogger(__name__)
+_COSIGN_S = 60.0
 
 
 def options(settings: Settings, directory: Path, weights: str | None) -> dict[str, str]:
@@ -34,8 +37,10 @@ def options(settings: Settings, directory: Path, weights: str | None) -> dict[st
         if settings.seal == "required":
             raise EngineIncompatible(f"{directory}: SEAL is required, and the engine has no seal")
         return {}
-    registry = Reference.parse(weights).digest if weights and is_oci(weights) else None
-    why = found.distrust(settings.work_dir, pins, registry)
+    reference = Reference.parse(weights) if weights and is_oci(weights) else None
+    why = found.distrust(settings.work_dir, pins, reference.digest if reference else None)
+    if why is not None and settings.seal_signer is not None:
+        why = _unsigned(settings, settings.seal_signer, reference)
     required = settings.seal == "required" or found.manifest.seal_required
     if why is None:
         from cog_triton.engines.vllm.sealed_caches import check_seal  # few servers have one
@@ -48,6 +53,29 @@ def options(settings: Settings, directory: Path, weights: str | None) -> dict[st
         raise EngineIncompatible(f"{text}; a seal is required")
     _log.warning("%s; vLLM compiles it here", text)
     return {}
+
+
+def _unsigned(settings: Settings, key: str, reference: Reference | None) -> str | None:
+    """Why an engine in a registry is not known to be signed with `key`; None if cosign says so."""
+    if reference is None or reference.digest is None:
+        return f"SEAL_SIGNER={key}: is for an engine in a registry, as oci://REF@sha256:..."
+    name = f"{reference.host}/{reference.repository}@{reference.digest}"
+    plain = is_loopback(reference.host) or reference.host in settings.plain_http_registries
+    http = ["--allow-http-registry"] if plain else []
+    command = ["cosign", "verify", "--key", key, "--insecure-ignore-tlog", *http, name]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_COSIGN_S
+        )
+    except FileNotFoundError:
+        return f"SEAL_SIGNER={key}: cosign, which checks signatures, is not in PATH"
+    except subprocess.TimeoutExpired:
+        return f"SEAL_SIGNER={key}: cosign verify {name}: no answer in {_COSIGN_S:g} s"
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["failed"])[-1]
+        return f"SEAL_SIGNER={key}: cosign verify {name}: {printable(said[:300])}"
+    _log.info("%s is signed with %s", name, key)
+    return None
 
 
 def with_weights(settings: Settings, directory: Path) -> Path:

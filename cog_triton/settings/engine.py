@@ -91,6 +91,11 @@ class EngineSettings(SettingsGroup):
         " run: of the manifest, as `cog-triton inspect` tells it, or in a registry. Unset: those"
         " alone that this user built on this host (security.md).",
     )
+    seal_signer: OptionalText = Field(
+        None,
+        description="Public key (cosign.pub, or what `cosign verify --key` takes): compiled code of"
+        " an engine that is signed by it in its registry may run, too. Needs cosign (security.md).",
+    )
     compiler_cache_bytes: int = Field(
         4 << 30,
         ge=0,

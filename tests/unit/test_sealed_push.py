@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+import subprocess
 import threading
 from pathlib import Path
 
@@ -86,3 +88,51 @@ def test_a_new_seal_is_all_that_is_sent_and_fetched(
     given = Settings(COG_TRITON_WORK_DIR=str(tmp_path), SEAL_SHA256=str(second.reference.digest))
     trusted = sealed_engine.options(given, both, str(second.reference))
     assert trusted["sealed_manifest"] == digest_of(both)
+
+
+@pytest.mark.skipif(shutil.which("cosign") is None, reason="needs cosign")
+def test_an_engine_that_is_signed_by_a_given_key_is_trusted(
+    registry: Registry,
+    tars: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("COSIGN_PASSWORD", "")
+    for name in ("ours", "others"):
+        prefix = f"--output-key-prefix={tmp_path / name}"
+        subprocess.run(["cosign", "generate-key-pair", prefix], check=True, capture_output=True)
+    signed, unsigned = (send(registry, tag, tar, []) for tag, tar in zip("ab", tars, strict=True))
+    offline = [
+        "--use-signing-config=false",
+        "--tlog-upload=false",
+        "--allow-http-registry",
+        "--yes",
+    ]
+    name = str(signed.reference).removeprefix("oci://").replace(":a@", "@")
+    command = ["cosign", "sign", f"--key={tmp_path / 'ours.key'}", *offline]
+    command += ["--allow-http-registry", name]
+    subprocess.run(command, check=True, capture_output=True)
+    engines = [unpacked(tar, tmp_path / str(number)) for number, tar in enumerate(tars)]
+
+    def told(key: str, number: int, reference: object) -> dict[str, str]:
+        caplog.clear()
+        given = {"COG_TRITON_WORK_DIR": str(tmp_path / "server"), "SEAL_SIGNER": key}
+        return sealed_engine.options(Settings(**given), engines[number], str(reference))
+
+    ours, others = str(tmp_path / "ours.pub"), str(tmp_path / "others.pub")
+    trusted = told(ours, 0, signed.reference)
+    assert trusted["sealed_manifest"] == digest_of(engines[0])
+    for key, number, reference, why in (
+        (others, 0, signed.reference, "cosign verify"),
+        (ours, 1, unsigned.reference, "cosign verify"),
+        (ours, 0, "oci://127.0.0.1:5000/me/llm:a", "is for an engine in a registry"),
+        (ours, 0, tars[0], "is for an engine in a registry"),
+        (str(tmp_path / "absent.pub"), 0, signed.reference, "cosign verify"),
+    ):
+        assert told(key, number, reference) == {}
+        assert "its seal is left unread: SEAL_SIGNER=" in caplog.text
+        assert why in caplog.text
+    monkeypatch.setenv("PATH", "/none")
+    assert told(ours, 0, signed.reference) == {}
+    assert "cosign, which checks signatures, is not in PATH" in caplog.text

@@ -2,7 +2,7 @@
 
 What vLLM compiled is a pickle, and what Triton compiled is loaded into the process: both are code
 of whoever made the tar. They are used if this user built the engine on this host, which the build
-records, or if whoever starts the server pins the digest.
+records, or if whoever starts the server pins the digest, or a key that signed the engine.
 """
 
 from __future__ import annotations

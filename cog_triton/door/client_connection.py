@@ -7,37 +7,52 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from cog_triton import errors
 from cog_triton.door.gate import Gate
 from cog_triton.door.message import Forward, Refused, Request
 from cog_triton.door.relay import ReadCoalescing, Relay
 from cog_triton.door.request_parser import CONTINUE, Limits, RequestParser
+from cog_triton.door.tls import Certificate
 from cog_triton.errors import Overloaded
 
 BACKLOG = 4096
 # Of a burst, the first are served while the rest wait to be accepted.
 _AT_ONCE = 16
 _RETRY_S = 0.5
+_MOST_HANDSHAKES = 512
+_HANDSHAKE_S = 10.0
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Listener:
-    """Accepts connections on a socket; makes a protocol of `factory` for each."""
+    """Accepts connections on a socket; makes a protocol of `factory` for each.
 
-    def __init__(self, listening: socket.socket, factory: Callable[[], asyncio.Protocol]) -> None:
+    With a `certificate` they begin with TLS. At most 512 handshakes are under way, each for 10 s:
+    a new one takes the place of the oldest.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        factory: Callable[[], asyncio.Protocol],
+        certificate: Certificate | None = None,
+    ) -> None:
         listening.setblocking(False)
+        self._certificate = certificate
         self._socket = listening
         self._factory = factory
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], socket.socket] = {}
         self._loop.add_reader(listening, self._accept)
 
     def close(self) -> None:
         """Accept no more."""
         self._loop.remove_reader(self._socket)
         self._socket.close()
+        for task in self._tasks:
+            task.cancel()
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
@@ -51,14 +66,24 @@ class Listener:
                     return
                 continue  # a client that has left already
             task = self._loop.create_task(self._connect(accepted))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = accepted
+            task.add_done_callback(self._on_connected)
+            if len(self._tasks) > _MOST_HANDSHAKES:
+                next(iter(self._tasks)).cancel()
 
     async def _connect(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)
+        secured: dict[str, Any] = {}
+        if self._certificate is not None:
+            secured = {"ssl": self._certificate.context, "ssl_handshake_timeout": _HANDSHAKE_S}
         try:
-            await self._loop.connect_accepted_socket(self._factory, accepted)
-        except OSError:
+            await self._loop.connect_accepted_socket(self._factory, accepted, **secured)
+        except OSError:  # those of ssl, too
+            accepted.close()
+
+    def _on_connected(self, task: asyncio.Task[None]) -> None:
+        accepted = self._tasks.pop(task)
+        if task.cancelled():
             accepted.close()
 
     def _pause(self, error: OSError) -> None:
@@ -211,7 +236,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:
-        if self._lingering:
+        if self._lingering or not self._transport.can_write_eof():
             return False
         asked = self._task is not None and self._relay_is_silent
         self._half_closed = asked and self._loop.time() - self._asked_at < _HALF_CLOSE_S
@@ -376,7 +401,10 @@ class ClientConnection(asyncio.Protocol):
             answer = self._gate.refusal(refused.status, refused.error)
             self._transport.write(answer.encoded(keep_alive=False))
             self._lingering = True
-            self._transport.write_eof()
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:
+                self._transport.close()
             self._wait(_LINGER_S, self._transport.abort)
 
     def _too_slow(self) -> None:

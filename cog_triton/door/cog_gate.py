@@ -231,6 +231,7 @@ class CogGate(PrivateGate):
     webhooks: WebhookRelay
     page_port: int | None = None
     """Public port with the page to try the model with, if there is one."""
+    scheme: str = "http"
 
     def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
         """See `gate.Gate`."""
@@ -259,7 +260,7 @@ class CogGate(PrivateGate):
         if reads and path == "/docs":  # Cog's own index names it
             return Answer(307, b"", headers=((b"location", b"/openapi.json"),))
         if asked == "GET /" and self.page_port:
-            page = f"http://{request.host_name or 'localhost'}:{self.page_port}/"
+            page = f"{self.scheme}://{request.host_name or 'localhost'}:{self.page_port}/"
             return replace(self._forward(request), revise=partial(_with_page, page))
         if _CANCEL.fullmatch(asked):
             for draining in self.route.others:

@@ -26,6 +26,7 @@ from cog_triton.door.relay import ReadCoalescing
 from cog_triton.door.request_parser import Limits
 from cog_triton.door.rolling import Rolling
 from cog_triton.door.swapping import Swapping, first_variant
+from cog_triton.door.tls import Certificate, keep_current
 from cog_triton.door.triton_gate import TritonGate
 from cog_triton.door.upstream import ChainLauncher, Route, Upstream, Upstreams
 from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
@@ -113,6 +114,10 @@ class FrontDoor:
         self._guesses = GuessLimit()
         keys = settings.cog_triton_keys
         self._keyring = None if keys is None else Keyring(keys, settings.api_key)
+        self._certificate = None
+        if settings.tls_cert_file is not None:
+            chain = settings.tls_cert_file
+            self._certificate = Certificate(chain, settings.tls_key_file or chain)
 
     async def serve(
         self,
@@ -152,15 +157,15 @@ class FrontDoor:
             stop.before(rolling.abandon)
             control = ControlSocket(self._settings.port, rolling.handle)
         stopping = loop.create_task(stop.run())
-        watching = loop.create_task(self._keyring.watch()) if self._keyring else None
+        readers = [each for each in (self._keyring, self._certificate) if each is not None]
+        watching = loop.create_task(keep_current(readers))
         try:
             code = await self._until_ended(upstreams, stopping)
             await self._flush(stop.patience(_FLUSH_S))
             await self._webhooks.drained(stop.patience(_WEBHOOKS_S))
         finally:
             stopping.cancel()
-            if watching is not None:
-                watching.cancel()
+            watching.cancel()
             if swapping is not None:
                 await swapping.close()
             if control is not None:
@@ -201,7 +206,7 @@ class FrontDoor:
         def connection() -> ClientConnection:
             return ClientConnection(gate, self._limits, self._connections, coalescing)
 
-        return Listener(listening, connection)
+        return Listener(listening, connection, self._certificate)
 
     def _gate(self, name: str, listening: socket.socket, upstreams: Upstreams) -> Gate:
         settings = self._settings
@@ -213,7 +218,7 @@ class FrontDoor:
             case "PORT":
                 has_page = settings.openai_page and "OPENAI_PORT" in upstreams.serving.ports
                 page_port = settings.openai_port if has_page else None
-                return CogGate(*common, self._webhooks, page_port)
+                return CogGate(*common, self._webhooks, page_port, settings.scheme)
             case "TRITON_HTTP_PORT":
                 return TritonGate(*common)
             case "OPENAI_PORT":

@@ -6,7 +6,6 @@ that of a mounted Secret. Keys have 256 random bits, so that one SHA-256 is enou
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import json
@@ -26,7 +25,6 @@ Api = Literal["predictions", "openai", "triton", "metrics", "adapters", "admin"]
 APIS: tuple[Api, ...] = ("predictions", "openai", "triton", "metrics", "adapters", "admin")
 MOST_BYTES = 8 << 20
 MOST_KEYS = 10_000
-_PERIOD_S = 1.0
 _NO_HASH = "0" * 64
 _PREFIX = 16
 _LOG = logging.getLogger(__name__)
@@ -138,12 +136,6 @@ class Keyring:
     def find(self, sent: bytes) -> Key | None:
         """The key that a client has sent; it may have expired."""
         return self._table.find(sent)
-
-    async def watch(self) -> None:
-        """Read the files again whenever they change, until cancelled."""
-        while True:
-            await asyncio.sleep(_PERIOD_S)
-            await asyncio.to_thread(self.refresh)
 
     def refresh(self) -> None:
         """Read the files again if they have changed; blocks."""

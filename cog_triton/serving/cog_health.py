@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 import time
 from contextlib import suppress
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,9 +41,13 @@ def still_starting(settings: SupervisionSettings, seconds: float) -> str:
 
 
 class HealthClient:
-    """HTTP client of Cog's /health-check on `host` and `port`; `timeout` is in seconds."""
+    """HTTP client of Cog's /health-check on `host` and `port`; `timeout` is in seconds.
 
-    def __init__(self, host: str, port: int, timeout: float = 5.0) -> None:
+    With `tls` it asks a front door of this machine, whose certificate is for another name.
+    """
+
+    def __init__(self, host: str, port: int, timeout: float = 5.0, *, tls: bool = False) -> None:
+        self._tls = tls
         self._address = (url_host(host).strip("[]"), port)
         self._timeout = timeout
 
@@ -69,7 +74,14 @@ class HealthClient:
 
     def _ask(self, method: str, path: str, timeout: float) -> tuple[bool, bytes]:
         """Whether the status is 2xx, and the body; connects anew, as that is part of the answer."""
-        connection = HTTPConnection(*self._address, timeout=timeout)
+        if self._tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            connection: HTTPConnection = HTTPSConnection(
+                *self._address, timeout=timeout, context=context
+            )
+        else:
+            connection = HTTPConnection(*self._address, timeout=timeout)
         try:
             connection.request(method, path)
             response = connection.getresponse()
@@ -188,8 +200,10 @@ class CogWatch:
     Whoever started Cog calls `check` every COG_PROBE_PERIOD seconds, on any thread.
     """
 
-    def __init__(self, settings: SupervisionSettings, host: str, port: int, root: int) -> None:
-        self._health = HealthClient(host, port, settings.cog_probe_timeout)
+    def __init__(
+        self, settings: SupervisionSettings, host: str, port: int, root: int, *, tls: bool = False
+    ) -> None:
+        self._health = HealthClient(host, port, settings.cog_probe_timeout, tls=tls)
         self._processes = CogProcesses(root)
         self._monitor = HealthMonitor(time.monotonic(), settings)
 

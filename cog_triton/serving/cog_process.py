@@ -44,7 +44,7 @@ def require_ports(settings: Settings, host: str, port: int) -> None:
 def ready_message(settings: Settings, host: str, port: int, seconds: float) -> str:
     """What is printed when Cog is ready after `seconds`: ports, and a request to try."""
     name = url_host(host)
-    base = f"http://{'localhost' if name == '127.0.0.1' else name}"
+    base = f"{settings.scheme}://{'localhost' if name == '127.0.0.1' else name}"
     openai = f"OpenAI API on {settings.openai_port}, " if settings.openai_port else ""
     page = ""
     if settings.openai_port and settings.openai_page:
@@ -145,7 +145,8 @@ class CogServer:
         self._stops = 0
         self._rank_died = False
         self._wake = threading.Event()
-        self._health = HealthClient(host, port, settings.cog_probe_timeout)
+        self._tls = settings.tls_cert_file is not None
+        self._health = HealthClient(host, port, settings.cog_probe_timeout, tls=self._tls)
         self._environment = cog_environment(settings, host, port, max_concurrency, verbose=verbose)
         if others:
             self._environment["COG_TRITON_SWAP"] = json.dumps(
@@ -240,7 +241,8 @@ class CogServer:
 
     def _watch(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:
         """Watch Cog's health until it is to stop; raises what it cannot recover from."""
-        watch = CogWatch(self._settings, self._host, self._port, process.process.pid)
+        pid = process.process.pid
+        watch = CogWatch(self._settings, self._host, self._port, pid, tls=self._tls)
         while not self._stops:
             if (code := process.poll()) == 0:  # after POST /shutdown
                 return

@@ -266,7 +266,7 @@ def _ready_line(settings: Settings, world_size: int, log: Path, seconds: float) 
     of_ranks = "" if world_size == 1 else f" on {world_size} ranks"
     return (
         f"Triton ready in {seconds:.1f} s{of_ranks} (log: {log}):"
-        f"\n  HTTP     http://{host}:{settings.triton_http_port}/v2"
+        f"\n  HTTP     {settings.scheme}://{host}:{settings.triton_http_port}/v2"
         f"\n  gRPC     127.0.0.1:{settings.triton_grpc_port}"
-        f"\n  metrics  http://{host}:{settings.triton_metrics_port}/metrics"
+        f"\n  metrics  {settings.scheme}://{host}:{settings.triton_metrics_port}/metrics"
     )

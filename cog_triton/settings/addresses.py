@@ -103,6 +103,14 @@ class AccessSettings(SettingsGroup):
         False,
         description="Whether the front door tells of each request's tenant; that sets it.",
     )
+    tls_cert_file: OptionalPath = Field(
+        None,
+        description="PEM file of a certificate chain: every port of the front door has TLS then,"
+        " and reads it again when it changes (security.md).",
+    )
+    tls_key_file: OptionalPath = Field(
+        None, description="PEM file of its key, without a password. Unset: in `TLS_CERT_FILE`."
+    )
     metrics_public: bool = Field(False, description="Leave /metrics open where a key is set.")
     openai_page: bool = Field(True, description="A page to try the model, at `/` (openai.md).")
     max_request_bytes: int = Field(
@@ -168,6 +176,11 @@ class AccessSettings(SettingsGroup):
         """COG_TRITON_API_KEY, else OPENAI_API_KEY."""
         key = self.cog_triton_api_key or self.openai_api_key
         return key.get_secret_value() if key else None
+
+    @property
+    def scheme(self) -> str:
+        """Of the front door's URLs."""
+        return "http" if self.tls_cert_file is None else "https"
 
     @property
     def has_tenants(self) -> bool:

@@ -2,7 +2,11 @@
 
 import json
 import re
+import shutil
+import signal
 import socket
+import ssl
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -155,3 +159,41 @@ def test_a_worker_without_a_door_refuses_keys(tmp_path: Path) -> None:
     settings = load_settings(cog_triton_keys=tmp_path)
     with pytest.raises(InvalidArgument, match="is for the front door"):
         HTTPListeners(settings, CompositeObserver(settings))
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl, which makes certificates")
+def test_all_ports_have_tls_and_the_server_watches_itself_through_it(tmp_path: Path) -> None:
+    chain = tmp_path / "both.pem"
+    command = "openssl req -x509 -nodes -days 2 -newkey rsa:2048 -addext"
+    command += (
+        f" subjectAltName=DNS:localhost -subj /CN=localhost -keyout {chain} -out {tmp_path}/c"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True)
+    chain.write_bytes(chain.read_bytes() + (tmp_path / "c").read_bytes())
+    stack = Stack(tmp_path / "work", None, **MOCK, TLS_CERT_FILE=str(chain), COG_PROBE_PERIOD="0.2")
+    trusted = ssl.create_default_context(cafile=tmp_path / "c")
+    try:
+        stack.start()
+        wait_until(lambda: "Ready in" in stack.output)
+        with httpx.Client(verify=trusted, timeout=60) as http:
+            answer = http.post(f"https://localhost:{stack.port}/predictions", json=ASK)
+            assert answer.json()["status"] == "succeeded"
+            headers = {"accept": "text/event-stream"}
+            url = f"https://localhost:{stack.port}/predictions"
+            with http.stream("POST", url, json=ASK, headers=headers) as events:
+                assert [event for event, _ in sse(events.iter_lines())][-1] == "completed"
+            streamed = http.post(
+                f"https://localhost:{stack.openai}/v1/chat/completions",
+                json={**CHAT, "stream": True},
+            )
+            assert streamed.text.endswith("data: [DONE]\n\n")
+            assert http.get(f"https://localhost:{stack.http}/v2").status_code == 200
+            assert (
+                "cog_triton_ready 1.0" in http.get(f"https://localhost:{stack.openai}/metrics").text
+            )
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"http://localhost:{stack.port}/health-check")
+        code, output = stack.finish(signal.SIGTERM)
+        assert (code, "E2105" in output) == (0, False)
+    finally:
+        stack.close()

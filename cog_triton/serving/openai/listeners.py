@@ -80,11 +80,12 @@ class HTTPListeners:
 
     def __init__(self, settings: Settings, telemetry: CompositeObserver) -> None:
         """Bind and serve at once; raises E1005 when a port is in use."""
-        if settings.cog_triton_keys is not None:
-            raise InvalidArgument(
-                f"COG_TRITON_KEYS={settings.cog_triton_keys}: is for the front door, which reads"
-                " it; start the server by `cog-triton serve` or `python -m cog_triton.door`"
-            )
+        for name in ("cog_triton_keys", "tls_cert_file"):
+            if (value := getattr(settings, name)) is not None:
+                raise InvalidArgument(
+                    f"{name.upper()}={value}: is for the front door, which reads it; start the"
+                    " server by `cog-triton serve` or `python -m cog_triton.door`"
+                )
         self._settings = settings
         self._telemetry = telemetry
         self._metrics = telemetry.metrics

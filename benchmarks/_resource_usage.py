@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from cog_triton.system import reaper
 
@@ -33,6 +34,37 @@ def cpu_seconds(*roots: int) -> dict[str, float]:
         if ticks := cpu_ticks(_read(pid, "stat")):
             used[part] = used.get(part, 0.0) + ticks / _TICKS
     return used
+
+
+class Use(NamedTuple):
+    """What a part used: seconds of CPU in its own code and in the kernel, and its wake-ups.
+
+    A wake-up is a voluntary context switch of a thread that still runs.
+    """
+
+    user: float = 0.0
+    system: float = 0.0
+    wake_ups: int = 0
+
+
+def uses(*roots: int) -> dict[str, Use]:
+    """What `roots` and all below have used so far, by part; see `cpu_seconds`."""
+    found: dict[str, Use] = {}
+    for part, pid in tree(*roots):
+        fields = _read(pid, "stat").rpartition(")")[2].split()
+        if not fields:
+            continue
+        user, system, woken = found.get(part, Use())
+        threads = (thread.name for thread in Path(f"/proc/{pid}/task").glob("*"))
+        woken += sum(_switches(_read(pid, f"task/{thread}/status")) for thread in threads)
+        user, system = user + int(fields[11]) / _TICKS, system + int(fields[12]) / _TICKS
+        found[part] = Use(user, system, woken)
+    return found
+
+
+def _switches(status: str) -> int:
+    found = status.partition("\nvoluntary_ctxt_switches:")[2].split(maxsplit=1)
+    return int(found[0]) if found else 0
 
 
 def memory_bytes(*roots: int) -> dict[str, int]:

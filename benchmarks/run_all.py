@@ -26,6 +26,7 @@ NAMES = (
     "fixed_rate",
     "disturbed",
     "door_cost",
+    "hot_path",
     "text_cost",
     "start_up",
     "memory",

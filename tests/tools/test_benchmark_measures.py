@@ -14,6 +14,7 @@ from pathlib import Path
 
 import _resource_usage
 import first_start
+import hot_path
 import pull_to_ready
 import pytest
 import run_all
@@ -201,6 +202,30 @@ def test_cpu_of_a_child_includes_ended_threads(child: subprocess.Popen[str]) -> 
     spent = _resource_usage.spent(before, _resource_usage.cpu_seconds(child.pid))
     assert told - began >= 0.6
     assert spent["others"] == pytest.approx(told - began, abs=0.04)
+
+
+def test_use_of_a_child_is_its_own_code_and_its_wake_ups(child: subprocess.Popen[str]) -> None:
+    do(child, "pass")
+    before = _resource_usage.uses(child.pid)["others"]
+    do(child, f"exec({BURN!r})")
+    do(child, "for _ in range(30): time.sleep(0.001)")
+    user, system, woken = _resource_usage.uses(child.pid)["others"]
+    assert user + system - before.user - before.system >= 0.28
+    assert woken - before.wake_ups >= 30
+
+
+@pytest.mark.parametrize(
+    ("frames", "what"),
+    [
+        ("run (asyncio/events.py:9);send (some/library.py:2)", "event loop, ASGI"),
+        ("feed (/x/cog_triton/text/detokenize.py:7);decode (<frozen codecs>:3)", "text"),
+        ("take (/x/cog_triton/serving/generation.py:1);dumps (/lib/json/__init__.py:2)", "JSON"),
+        ("advance (cog_triton/serving/openai/sequences.py:3);new (x.py:1)", "generations"),
+        ("wait (threading.py:3)", "others"),
+    ],
+)
+def test_stacks_are_told_by_their_innermost_file(frames: str, what: str) -> None:
+    assert hot_path.what_of(frames.split(";")).startswith(what)
 
 
 def test_memory_of_a_child_grows_with_its_allocations(child: subprocess.Popen[str]) -> None:

@@ -57,6 +57,7 @@ SHARED = {
     "through_path": {"mock_server": "ours", "server": "demo"},
     "fixed_rate": {"mock_server": "ours"},
     "door_cost": {"mock_server": "ours"},
+    "hot_path": {"mock_server": "ours"},
     "memory": {"mock_server": "ours"},
     "growth": {"mock_server": "ours"},
 }

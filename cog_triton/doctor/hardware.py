@@ -15,7 +15,7 @@ from cog_triton.serving.coglet import prediction_directory
 from cog_triton.system import ports
 from cog_triton.system.gpus import nvidia_smi
 from cog_triton.system.host_memory import HostMemory, host_memory
-from cog_triton.system.ports import listeners
+from cog_triton.system.tcp_sockets import tcp_sockets
 from cog_triton.system.work_dir import require_usable
 from cog_triton.triton import server_sockets
 
@@ -33,7 +33,7 @@ def own_server(ports: Collection[int]) -> dict[int, int]:
 
     Only what this user may see of other processes is known.
     """
-    inodes = {inode: port for port, inode in listeners() if port in ports}
+    inodes = {str(inode): port for port, inode in tcp_sockets(listening=True) if port in ports}
     found: dict[int, int] = {}
     if not inodes:
         return found

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cog_triton.system.shared_time import SharedTime, SharedTimeReader
+from cog_triton.system.tcp_sockets import tcp_sockets
 
 _log = logging.getLogger(__name__)
 
@@ -19,7 +20,6 @@ TRITON_USE_VARIABLE = "COG_TRITON_TRITON_USE"
 """File of the shared time of the front door."""
 _LEFT_AFTER_S = 60
 _AFTER_S = 5.0
-_LISTENING = "0A"
 
 
 class TritonUseReport:
@@ -109,11 +109,5 @@ class TritonUse:
 
 
 def _is_connected(port: int) -> bool:
-    """Whether a TCP connection to `port` of this network namespace is known; see proc(5)."""
-    ending = f":{port:04X}"
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(FileNotFoundError), Path(table).open(encoding="ascii") as lines:
-            for _, local, _, state, *_ in map(str.split, lines):
-                if local.endswith(ending) and state != _LISTENING:
-                    return True
-    return False
+    """Whether a TCP connection to `port` of this network namespace is known."""
+    return any(tcp_sockets(listening=False, port=port))

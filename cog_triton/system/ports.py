@@ -7,14 +7,12 @@ import random
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from cog_triton.errors import InvalidArgument
 
 # Below the ephemeral range, from which an outgoing connection could take a port first.
 _UNRESERVED = range(12000, 32000)
 _BLOCK = 200
-_LISTENING = "0A"
 
 OPENAI_PORT = 8080
 """Where `cog-triton serve` has the OpenAI API, unless told otherwise."""
@@ -45,18 +43,6 @@ def refusal(host: str, port: int) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
-
-
-def listeners() -> Iterator[tuple[int, str]]:
-    """Port and inode of each TCP socket of this network namespace that listens; see proc(5)."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(FileNotFoundError), Path(table).open(encoding="ascii") as lines:
-            next(lines)
-            for line in lines:
-                fields = line.split(maxsplit=10)
-                if fields[3] != _LISTENING:
-                    break  # listening sockets come first, and there may be thousands of others
-                yield int(fields[1].rpartition(":")[2], 16), fields[9]
 
 
 def bind(name: str, host: str, port: int, backlog: int) -> socket.socket:

@@ -335,7 +335,7 @@ class Generation:
             if self.ticket.stay.exposed and self._decoder.resumed:
                 self._generator.admission.proven(self.ticket)
                 self._resumption.proven()
-            if self._decoder.goes_on:
+            if self._resumption.waits and self._decoder.goes_on:
                 self._resumption.went_on()
             if self._failed is not None:
                 try:

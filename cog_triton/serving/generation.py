@@ -121,6 +121,7 @@ class TextDecoder:
         self, request: GenerationRequest, result: GenerationResult, tokenizer: EngineTokenizer
     ) -> None:
         self._request = request.engine
+        self._tells_log_probs = request.engine.return_log_probs or bool(request.engine.echoed)
         self._result = result
         self._text = TextStream(
             tokenizer,
@@ -150,10 +151,45 @@ class TextDecoder:
 
         Raises E2105 if tokens before these were lost, E2104 if they lack log probabilities.
         """
+        last = items[-1]
+        ids: list[int] = last.ids
+        pairs: list[TokenLogProb] | None = None
+        prompt: Sequence[TokenLogProb] = ()
+        if len(items) == 1 and self._is_plain(last):
+            self._received += len(ids)
+        else:
+            ids, pairs, prompt = self._taken(items)
+        self.made += ids
+        text = self._decode(ids) if ids else ""
+        stopped = self._text.stopped
+        if stopped and pairs is not None:
+            del pairs[self._text.token_count - self._result.output_token_count :]
+        error = None if stopped else last.error
+        if stopped or (last.end and error is None):
+            self.ended = True
+            text += self._finish(last.end)
+        count = self._result.output_token_count = self._text.token_count
+        if not (text or pairs or prompt):
+            return None, error
+        self.prompt_told = self.prompt_told or bool(prompt)
+        return TextPiece(text, () if pairs is None else pairs, count, prompt), error
+
+    def _is_plain(self, item: StepItem) -> bool:
+        """Whether an item only brings new tokens, as nearly all do."""
+        return (
+            item.offset == self._received
+            and not item.sequence
+            and not self._tells_log_probs
+            and self._base + item.offset == len(self.made)
+        )
+
+    def _taken(
+        self, items: Sequence[StepItem]
+    ) -> tuple[list[int], list[TokenLogProb] | None, Sequence[TokenLogProb]]:
+        """New tokens of items, and their log probabilities and the prompt's, if requested."""
         ids: list[int] = []
         pairs: list[TokenLogProb] | None = [] if self._request.return_log_probs else None
         prompt: Sequence[TokenLogProb] = ()
-        last = items[-1]
         for item in items:
             if item.sequence == EMBEDDING:
                 self._result.embedding = item.log_probs
@@ -172,19 +208,7 @@ class TextDecoder:
                 ids += item.ids[again:]
                 if pairs is not None:
                     pairs += self._pairs(item)[again:]
-        self.made += ids
-        text = self._decode(ids) if ids else ""
-        if self._text.stopped and pairs is not None:
-            del pairs[self._text.token_count - self._result.output_token_count :]
-        error = None if self._text.stopped else last.error
-        if self._text.stopped or (last.end and error is None):
-            self.ended = True
-            text += self._finish(last.end)
-        count = self._result.output_token_count = self._text.token_count
-        if not (text or pairs or prompt):
-            return None, error
-        self.prompt_told = self.prompt_told or bool(prompt)
-        return TextPiece(text, () if pairs is None else pairs, count, prompt), error
+        return ids, pairs, prompt
 
     def resume(self, base: int, prompted: int) -> None:
         """Expect items of a new submission, which goes on after the first `base` tokens of `made`.

@@ -18,6 +18,7 @@ import codecs
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 
 from tokenizers import Tokenizer, decoders
@@ -25,6 +26,40 @@ from tokenizers import Tokenizer, decoders
 TokenText = Callable[[int], bytes]
 """`token_bytes` of one tokenizer."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class Vocabulary:
+    """Tokens of a tokenizer as they were looked up, for all streams with the same `visible` ones.
+
+    Special tokens are hidden unless they are `visible`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, visible: Collection[str] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.shows_special = bool(visible)
+        self.of_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self.raw: dict[int, bytes] = {}
+        """Bytes of tokens of byte-level BPE."""
+        self.whole: dict[int, str] = {}
+        """Text of those of them that begin and end between characters."""
+        added = tokenizer.get_added_tokens_decoder()
+        self._hidden = {
+            token_id
+            for token_id, token in added.items()
+            if token.special and token.content not in visible
+        }
+
+    def look_up(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it; None if it is hidden, or there is no such id."""
+        token: str | None = self.tokenizer.id_to_token(token_id)
+        return None if token_id in self._hidden else token
+
+    def learn(self, token_id: int) -> None:
+        """Look up a token of byte-level BPE."""
+        token = self.look_up(token_id)
+        raw = self.raw[token_id] = b"" if token is None else _spelled(token)
+        with suppress(UnicodeDecodeError):
+            self.whole[token_id] = raw.decode()
 
 
 class Detokenizer(ABC):
@@ -38,17 +73,15 @@ class Detokenizer(ABC):
     @staticmethod
     def of(tokenizer: Tokenizer, visible: Collection[str] = ()) -> Detokenizer:
         """The kind for the tokenizer; `visible` are special tokens that are part of the text."""
-        of_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
-        return (_ByteLevelDetokenizer if of_bytes else _WindowDetokenizer)(tokenizer, visible)
+        return Detokenizer.by(Vocabulary(tokenizer, visible))
 
-    def __init__(self, tokenizer: Tokenizer, visible: Collection[str]) -> None:
-        added = tokenizer.get_added_tokens_decoder()
-        self._hidden = {
-            token_id
-            for token_id, token in added.items()
-            if token.special and token.content not in visible
-        }
-        self._id_to_token = tokenizer.id_to_token
+    @staticmethod
+    def by(vocabulary: Vocabulary) -> Detokenizer:
+        """The kind for a vocabulary, which all streams of its tokenizer may share."""
+        return (_ByteLevelDetokenizer if vocabulary.of_bytes else _WindowDetokenizer)(vocabulary)
+
+    @abstractmethod
+    def __init__(self, vocabulary: Vocabulary) -> None: ...
 
     @abstractmethod
     def feed(self, ids: Sequence[int]) -> str:
@@ -58,25 +91,27 @@ class Detokenizer(ABC):
     def flush(self) -> str:
         """Text that was held back; call once, after the last id."""
 
-    def _visible(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it; None if it is hidden, or there is no such id."""
-        token: str | None = self._id_to_token(token_id)
-        return None if token_id in self._hidden else token
-
 
 class _ByteLevelDetokenizer(Detokenizer):
-    def __init__(self, tokenizer: Tokenizer, visible: Collection[str]) -> None:
-        super().__init__(tokenizer, visible)
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._whole = vocabulary.whole
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._bytes: dict[int, bytes] = {}
+        self._amid_character = False
 
     def feed(self, ids: Sequence[int]) -> str:
-        known = self._bytes
+        if not self._amid_character:
+            try:
+                return "".join([self._whole[token_id] for token_id in ids])
+            except KeyError:  # a token that is new, or of a character's part
+                pass
+        known = self._vocabulary.raw
         for token_id in ids:
             if token_id not in known:
-                token = self._visible(token_id)
-                known[token_id] = b"" if token is None else _spelled(token)
-        return self._decoder.decode(b"".join([known[token_id] for token_id in ids]))
+                self._vocabulary.learn(token_id)
+        text = self._decoder.decode(b"".join([known[token_id] for token_id in ids]))
+        self._amid_character = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -85,17 +120,18 @@ class _ByteLevelDetokenizer(Detokenizer):
 class _WindowDetokenizer(Detokenizer):
     """Decodes pending ids together with the one visible id before them, as context."""
 
-    def __init__(self, tokenizer: Tokenizer, visible: Collection[str]) -> None:
-        super().__init__(tokenizer, visible)
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._look_up = vocabulary.look_up
         # Of special tokens, only visible ones are among the ids.
-        self._decode = partial(tokenizer.decode, skip_special_tokens=not visible)
+        skip = not vocabulary.shows_special
+        self._decode = partial(vocabulary.tokenizer.decode, skip_special_tokens=skip)
         self._context: list[int] = []
         self._pending: list[int] = []
 
     def feed(self, ids: Sequence[int]) -> str:
         complete = 0
         for token_id in ids:
-            token = self._visible(token_id)
+            token = self._look_up(token_id)
             if token is not None:
                 self._pending.append(token_id)
                 if not _BYTE_TOKEN.fullmatch(token):

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.text.detokenize import Detokenizer
 from cog_triton.text.tokenizer import EngineTokenizer
 
 
@@ -30,7 +29,7 @@ class TextStream:
 
         The first token among `stop_ids`, after `min_tokens`, ends the text before it.
         """
-        self._detokenizer = Detokenizer.of(tokenizer.tokenizer, visible)
+        self._detokenizer = tokenizer.detokenizer(visible)
         self._matcher = StopMatcher(stops)
         self._min_tokens = min_tokens
         self._stop_ids = stop_ids
@@ -48,6 +47,9 @@ class TextStream:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Text that these tokens complete."""
+        if self.token_count >= self._min_tokens and not self._stop_ids:
+            self.token_count += len(token_ids)
+            return self._matcher.feed(self._detokenizer.feed(token_ids))
         exempt = max(self._min_tokens - self.token_count, 0)
         if self._stop_ids:
             token_ids = self._until_stop(token_ids, exempt)

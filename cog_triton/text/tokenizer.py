@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from cog_triton.errors import InvalidArgument, TritonTokenizerError
+from cog_triton.text.detokenize import Detokenizer, Vocabulary
 
 # Prompts are encoded one by one, each on a thread of its own.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -31,6 +33,9 @@ class EngineTokenizer:
     bos_token: str | None = None
     eos_token: str | None = None
     add_bos: bool | None = None
+    _vocabularies: dict[frozenset[str], Vocabulary] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
 
     @classmethod
     def load(cls, directory: Path) -> EngineTokenizer:
@@ -72,6 +77,14 @@ class EngineTokenizer:
         """Number of tokens, including added ones."""
         size: int = self.tokenizer.get_vocab_size()
         return size
+
+    def detokenizer(self, visible: Collection[str] = ()) -> Detokenizer:
+        """A new stream's; `visible` are special tokens that are part of the text."""
+        key = frozenset(visible)
+        found = self._vocabularies.get(key)
+        if found is None:
+            found = self._vocabularies[key] = Vocabulary(self.tokenizer, key)
+        return Detokenizer.by(found)
 
     def with_template(self, path: Path) -> EngineTokenizer:
         """The tokenizer with the chat template in a file; raises E1005 if it cannot be read."""

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -6,7 +7,8 @@ from hypothesis import strategies as st
 from small_tokenizers import byte_fallback, byte_level
 from tokenizers import Tokenizer, decoders
 
-from cog_triton.text.detokenize import Detokenizer
+from cog_triton.text.detokenize import Detokenizer, Vocabulary
+from cog_triton.text.tokenizer import EngineTokenizer
 
 BYTE_LEVEL = byte_level()
 BYTE_FALLBACK = byte_fallback()
@@ -135,3 +137,32 @@ def test_visible_special_tokens_are_part_of_the_text(
     detokenizer = Detokenizer.of(tokenizer, shown)
     text = detokenizer.feed(ids) + detokenizer.flush()
     assert text == tokenizer.decode(shown_ids, skip_special_tokens=False)
+
+
+def test_streams_of_a_tokenizer_look_a_token_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[int] = []
+    look_up = Vocabulary.look_up
+
+    def counted(self: Vocabulary, token_id: int) -> str | None:
+        looked_up.append(token_id)
+        return look_up(self, token_id)
+
+    monkeypatch.setattr(Vocabulary, "look_up", counted)
+    engine = EngineTokenizer(byte_level())
+    ids = engine.encode("größer als 日本")
+    for _ in range(3):
+        stream = engine.detokenizer()
+        assert "".join([stream.feed([one]) for one in ids]) + stream.flush() == "größer als 日本"
+    assert sorted(looked_up) == sorted(set(ids))
+    other = replace(engine, tokenizer=byte_level())
+    other.detokenizer().feed(ids)
+    assert len(looked_up) == 2 * len(set(ids)), "a tokenizer knows its own tokens only"
+
+
+def test_streams_that_show_other_special_tokens_are_apart() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens(["<a>", "<b>"])
+    engine = EngineTokenizer(tokenizer)
+    ids = tokenizer.encode("x<a>y<b>z", add_special_tokens=False).ids
+    shown = [engine.detokenizer(visible).feed(ids) for visible in ((), ["<a>"], {"<b>", "<a>"})]
+    assert shown == ["xyz", "x<a>yz", "x<a>y<b>z"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -157,3 +158,48 @@ def test_a_closed_loop_takes_no_more_and_raises_nothing() -> None:
     inbox = asyncio.run(make())
     for _ in range(3):
         inbox.put(item(1))
+
+
+def test_what_comes_is_handled_without_waking_the_task() -> None:
+    async def run() -> None:
+        inboxes = LoopInboxes()
+        inbox = inboxes.new()
+        name: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="")
+        found: list[list[StepItem]] = []
+
+        def arrived() -> bool:
+            assert name.get() == "a task's"
+            found.append(inbox.take_now())
+            return found[-1][-1].offset < 3
+
+        async def wait() -> None:
+            name.set("a task's")
+            await inbox.handle(arrived)
+
+        inbox.put(item(1, 0))
+        waiting = asyncio.ensure_future(wait())
+        for offset in range(1, 4):
+            await asyncio.sleep(0.01)
+            assert [one[0].offset for one in found] == list(range(offset))
+            assert not waiting.done()
+            inbox.put(item(1, offset))
+        await asyncio.wait_for(waiting, 10)
+        inbox.put(item(1, 4))
+        assert await inbox.take() == [item(1, 4)], "it is handled no more"
+        assert len(found) == 4
+
+    asyncio.run(run())
+
+
+def test_handling_ends_with_its_task() -> None:
+    async def run() -> None:
+        inbox = LoopInboxes().new()
+        waiting = asyncio.ensure_future(inbox.handle(lambda: bool(inbox.take_now())))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        inbox.put(item(1))
+        assert await inbox.take() == [item(1)]
+
+    asyncio.run(run())

@@ -22,6 +22,11 @@ from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.system.log_format import request_id
 
 AUTHENTICATED_PREFIXES = ("/v1/", "/tokenize", "/detokenize")
+BODY_SEND = "body_send"
+"""Name in a scope of the send for what follows a response's start.
+
+It passes by the middleware, which has nothing to do there, and takes a call a message each.
+"""
 _REQUEST_ID = b"x-request-id"
 
 
@@ -91,6 +96,7 @@ class _AuthMiddleware:
             started = message["type"] == "http.response.start"
             await send(_identified(message) if started else message)
 
+        scope[BODY_SEND] = send
         try:
             if scope["type"] == "http" and scope["path"].startswith(AUTHENTICATED_PREFIXES):
                 self._authorize(scope)

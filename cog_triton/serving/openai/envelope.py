@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring
 from typing import Any
 
 from cog_triton.errors import CogTritonError
@@ -35,6 +36,8 @@ class Envelope:
     model: str
     id: str = field(init=False)
     created: int = field(init=False)
+    tells_usage: bool = field(init=False, default=False)
+    """Whether each chunk has a usage, null but for the last."""
 
     def __post_init__(self) -> None:
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
@@ -52,7 +55,8 @@ class Envelope:
 
     def chunk(self, choices: Sequence[Object]) -> Object:
         """A chunk of a stream."""
-        return self._object(self.chunk_object, choices)
+        made = self._object(self.chunk_object, choices)
+        return {**made, "usage": None} if self.tells_usage else made
 
     def whole(self, choices: Sequence[Object], usage: Object) -> Object:
         """The complete response."""
@@ -161,4 +165,4 @@ def sse_event(data: Object) -> bytes:
 
 def encode(value: Object | str) -> bytes:
     """JSON of a value, on one line."""
-    return _json_encoder(value).encode()
+    return (encode_basestring(value) if type(value) is str else _json_encoder(value)).encode()

@@ -190,12 +190,12 @@ class OpenAIRoutes:
 
         parsed, plan, builders = await self._api.planned(request, planned)
         options = parsed.stream_options
+        envelope.tells_usage = bool(options and options.include_usage)
         return GenerationResponse(
             Sequences(self._generator, plan, self._api.inboxes.new()),
             envelope,
             builders,
             streamed=bool(parsed.stream),
-            include_usage=bool(options and options.include_usage),
             usage_so_far=bool(options and options.continuous_usage_stats),
         )
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,9 +19,12 @@ from cog_triton.errors import InvalidArgument
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import Generation, TextGenerator
 from cog_triton.serving.generation import GenerationRequest, TextPiece
-from cog_triton.serving.inbox import LoopInbox
+from cog_triton.serving.inbox import Inbox, LoopInbox
 from cog_triton.text.sampling import MAX_SEED
 
+Pieces = Sequence[tuple[int, TextPiece | None]]
+"""What sequences got, by their places."""
+_IS_INTERRUPTED = attrgetter("interrupted")
 MAX_LOG_PROBS = 1 << 22
 """Log probabilities of a request: each takes some 100 bytes until the answer is whole."""
 
@@ -113,10 +117,12 @@ class Sequences:
         self.plan = plan
         self._admission = generator.admission
         self._inbox = inbox
-        self._places = [_Place(inbox) for _ in plan.requests]
+        several = len(plan.requests) > 1
+        self._places = [_Place(inbox) for _ in plan.requests] if several else None
+        inboxes: Sequence[Inbox] = self._places or [inbox]
         self.generations = [
-            Generation(generator, request, place)
-            for request, place in zip(plan.requests, self._places, strict=True)
+            Generation(generator, request, own)
+            for request, own in zip(plan.requests, inboxes, strict=True)
         ]
         self._running: dict[int, Generation] = {}
         self._failed = False
@@ -129,7 +135,7 @@ class Sequences:
     @property
     def interrupted(self) -> bool:
         """Whether any waits for the engine's return."""
-        return any(generation.interrupted for generation in self._running.values())
+        return any(map(_IS_INTERRUPTED, self._running.values()))
 
     @property
     def output_tokens(self) -> int:
@@ -169,32 +175,57 @@ class Sequences:
     ) -> None:
         self._end_running(error)
 
-    async def advance(
-        self, timeout: float | None = None
-    ) -> list[tuple[int, TextPiece | None]] | None:
+    async def advance(self, timeout: float | None = None) -> Pieces | None:
         """Wait; then, of each sequence that got something, its place and next piece, if any.
 
         None after `timeout` seconds. Raises the coded error of the first sequence that fails.
         """
-        if await self._inbox.take(timeout) is None:
-            return None
-        advanced = []
-        for place, generation in list(self._running.items()):
-            arrived = self._places[place].take()
-            if arrived is None:
-                continue
+        arrived = await self._inbox.take(timeout)
+        return None if arrived is None else self._advanced(arrived)
+
+    async def handle(self, arrived: Callable[[Pieces], bool]) -> None:
+        """As `advance`, but call `arrived` with the pieces, until it returns False.
+
+        It is called on the event loop, without waking the task that waits here; see
+        `LoopInbox.handle`. What it raises ends the waiting.
+        """
+        failed: list[Exception] = []
+
+        def advance() -> bool:
             try:
-                piece = generation.advance(arrived)
-            except BaseException:
-                self._failed = True
-                del self._running[place]
-                generation.__exit__(*sys.exc_info())
-                raise
-            if generation.ended:
-                del self._running[place]
-                generation.__exit__(None, None, None)
-            advanced.append((place, piece))
-        return advanced
+                return arrived(self._advanced(self._inbox.take_now()))
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                failed.append(error)
+                return False
+
+        await self._inbox.handle(advance)
+        if failed:
+            raise failed[0]
+
+    def _advanced(self, arrived: list[StepItem]) -> Pieces:
+        """The pieces of what has `arrived`, which is the only sequence's, or in their places."""
+        if self._places is None:
+            return [(0, self._advance(0, self._running[0], arrived))] if self._running else []
+        return [
+            (place, self._advance(place, generation, own))
+            for place, generation in list(self._running.items())
+            if (own := self._places[place].take()) is not None
+        ]
+
+    def _advance(
+        self, place: int, generation: Generation, arrived: list[StepItem]
+    ) -> TextPiece | None:
+        try:
+            piece = generation.advance(arrived)
+        except BaseException:
+            self._failed = True
+            del self._running[place]
+            generation.__exit__(*sys.exc_info())
+            raise
+        if generation.ended:
+            del self._running[place]
+            generation.__exit__(None, None, None)
+        return piece
 
     def _end_running(self, error: BaseException | None) -> None:
         running, self._running = self._running, {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,10 @@ from starlette.types import Receive, Scope, Send
 
 from cog_triton.serving.generation import TextPiece
 from cog_triton.serving.openai import error_responses
+from cog_triton.serving.openai.application import BODY_SEND
 from cog_triton.serving.openai.choices import ChoiceBuilder
 from cog_triton.serving.openai.envelope import Envelope, sse_event, usage_of
-from cog_triton.serving.openai.sequences import Sequences
+from cog_triton.serving.openai.sequences import Pieces, Sequences
 
 # An error before this, such as E2107, sets the HTTP status; after it, the headers are sent, and
 # errors are an event of the stream.
@@ -28,9 +29,6 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-Pieces = Sequence[tuple[int, TextPiece | None]]
-"""What sequences got, by their places; see `Sequences.advance`."""
 
 
 class EngineResponse(ABC):
@@ -66,6 +64,31 @@ class EngineResponse(ABC):
         await response(scope, receive, send)
 
 
+class _BegunSend(Awaitable[None]):
+    """A send that has begun outside of a task, and waits for the client; to be awaited in one."""
+
+    def __init__(self, steps: Generator[Any, Any, None], waits_for: Any) -> None:
+        self._steps = steps
+        self._waits_for = waits_for
+
+    @classmethod
+    def begin(cls, sending: Awaitable[None]) -> _BegunSend | None:
+        """Send; None if that is done, as it nearly always is."""
+        steps = sending.__await__()
+        try:
+            return cls(steps, next(steps))
+        except StopIteration:
+            return None
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        try:
+            yield self._waits_for
+        except BaseException:
+            self._steps.close()
+            raise
+        yield from self._steps
+
+
 @dataclass(slots=True)
 class GenerationResponse(EngineResponse):
     """Streamed or complete answers of sequences; `builders` are theirs, in their order."""
@@ -74,7 +97,6 @@ class GenerationResponse(EngineResponse):
     envelope: Envelope
     builders: Sequence[ChoiceBuilder]
     streamed: bool
-    include_usage: bool
     usage_so_far: bool
 
     async def send(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,6 +139,7 @@ class GenerationResponse(EngineResponse):
                 headers = [*_HEADERS, (b"x-request-id", self.envelope.id.encode())]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 headers_sent = True
+                send = scope.get(BODY_SEND, send)
                 firsts = [chunk for builder in builders for chunk in builder.first_chunks()]
                 data = b"".join([self._event(chunk, 0) for chunk in firsts])
                 while True:
@@ -126,8 +149,11 @@ class GenerationResponse(EngineResponse):
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
                         data = b""
-                    pieces, data = await self._next_pieces()
-            if self.include_usage:
+                    if sequences.interrupted:
+                        pieces, data = await self._next_pieces()
+                    else:
+                        pieces, data = (), await self._pass_on(send)
+            if self.envelope.tells_usage:
                 chunk = self.envelope.chunk([])
                 data += sse_event({**chunk, "usage": self._usage(sequences.output_tokens)})
             data += self.envelope.done
@@ -139,10 +165,33 @@ class GenerationResponse(EngineResponse):
             data = self.envelope.failure(coded)
         await send({"type": "http.response.body", "body": data})
 
+    async def _pass_on(self, send: Send) -> bytes:
+        """Send what comes, until an end, a loss of the engine, or a client that reads too slowly.
+
+        Returns what is still to be sent.
+        """
+        left = b""
+        sending: _BegunSend | None = None
+
+        def arrived(pieces: Pieces) -> bool:
+            nonlocal left, sending
+            data = self._events(pieces)
+            if self.sequences.ended or self.sequences.interrupted:
+                left = data
+                return False
+            if data:
+                sending = _BegunSend.begin(
+                    send({"type": "http.response.body", "body": data, "more_body": True})
+                )
+            return sending is None
+
+        await self.sequences.handle(arrived)
+        if sending is not None:
+            await sending
+        return left
+
     async def _next_pieces(self) -> tuple[Pieces, bytes]:
-        """The next pieces; or none and a comment, from time to time while the engine is gone."""
-        if not self.sequences.interrupted:
-            return await self.sequences.advance() or (), b""
+        """The next pieces; or none and a comment, from time to time: the engine is gone."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _COMMENT_AFTER_S
         while (left := deadline - loop.time()) > 0:
@@ -183,15 +232,15 @@ class GenerationResponse(EngineResponse):
         return data
 
     def _piece_event(self, builder: ChoiceBuilder, piece: TextPiece) -> bytes:
-        if not self.include_usage:
+        if not self.usage_so_far:
             return builder.events(piece)
         tokens = self.sequences.output_tokens
         return b"".join([self._event(chunk, tokens) for chunk in builder.chunks(piece)])
 
     def _event(self, chunk: dict[str, Any], tokens: int) -> bytes:
-        if not self.include_usage:
+        if not self.usage_so_far:
             return self.envelope.event(chunk)
-        return sse_event({**chunk, "usage": self._usage(tokens) if self.usage_so_far else None})
+        return sse_event({**chunk, "usage": self._usage(tokens)})
 
     def _usage(self, tokens: int) -> dict[str, int]:
         return usage_of(self.sequences.prompt_tokens, tokens)

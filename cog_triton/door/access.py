@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from cog_triton import errors
 from cog_triton.door.keyring import Api, Key, Keyring, sha256_of
 from cog_triton.door.message import Refused, Request
+from cog_triton.system.redaction import KEY_HEADERS, sent_key
 
 _LOCAL = "localhost"
 _SEND_KEY = "send the server's API key, as Authorization: Bearer KEY"
@@ -84,11 +85,11 @@ def network_of(address: str) -> str:
 class Access:
     """Who may send a request.
 
-    With `keyring`, whoever sends one of its keys, as ``Authorization: Bearer KEY``, for the APIs
-    that it is for; with `api_key` alone whoever sends that. Without both everybody, but
-    on a `loopback` address only programs: a browser names the page's site in Origin, and after
-    DNS rebinding the page's name in Host, so both must be of this machine, and a body from a
-    page must say that it is JSON, which no page may send elsewhere unasked.
+    With `keyring`, whoever sends one of its keys (see `sent_key`), for the APIs that it is for;
+    with `api_key` alone whoever sends that. Without both everybody, but on a `loopback` address
+    only programs: a browser names the page's site in Origin, and after DNS rebinding the page's
+    name in Host, so both must be of this machine, and a body from a page must say that it is
+    JSON, which no page may send elsewhere unasked.
     """
 
     api_key: str | None
@@ -117,7 +118,7 @@ class Access:
 
     def check_stop(self, request: Request) -> None:
         """Raise E1007 unless the request may end the server: with the key, or from here."""
-        if self.locked and request.header(b"authorization"):
+        if self.locked and any(name in KEY_HEADERS for name, _ in request.headers):
             self.check(request, "admin")
         elif is_loopback(request.peer):
             _require_local(request)
@@ -126,8 +127,7 @@ class Access:
 
     def _key_of(self, request: Request) -> Key | None:
         """The key that a request has brought, where there are several; raises E1007 without one."""
-        scheme, _, key = request.header(b"authorization").partition(b" ")
-        sent = key.strip() if scheme.lower() == b"bearer" else b""
+        sent = sent_key(request.headers)
         if not sent:
             raise errors.Unauthorized(_SEND_KEY)
         found = self.keyring.find(sent) if self.keyring else None

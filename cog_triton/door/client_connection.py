@@ -333,7 +333,7 @@ class ClientConnection(asyncio.Protocol):
     async def _answer(self, request: Request) -> None:
         keep_alive = request.keep_alive and not self._connections.stopping
         head_only = request.method == "HEAD"
-        size = len(request.body)
+        size, path = len(request.body), request.path
         try:
             decided = await self._gate.decide(request)
             if isinstance(decided, Forward):
@@ -342,7 +342,7 @@ class ClientConnection(asyncio.Protocol):
                 self._done(keep_alive, size)
                 return
         except Refused as refused:
-            decided = self._gate.refusal(refused.status, refused.error)
+            decided = self._gate.refusal(refused.status, refused.error, path)
         if not self._transport.is_closing():
             self._transport.write(decided.encoded(keep_alive=keep_alive, head_only=head_only))
             self._done(keep_alive, size)

@@ -233,7 +233,7 @@ class CogGate(PrivateGate):
     """Public port with the page to try the model with, if there is one."""
     scheme: str = "http"
 
-    def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
+    def refusal(self, status: int, error: errors.CogTritonError, path: str = "") -> Answer:
         """See `gate.Gate`."""
         return cog_refusal(status, error)
 

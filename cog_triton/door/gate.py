@@ -24,7 +24,9 @@ from cog_triton.door.request_parser import Limits
 from cog_triton.door.upstream import Route, Upstream
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.openai import error_responses
+from cog_triton.serving.openai.error_responses import is_messages
 from cog_triton.serving.tenants import HEADER
+from cog_triton.system.redaction import KEY_HEADERS
 
 _RETRY_AFTER_S = {429: b"1", 503: b"5"}
 STOPPING = "the server is stopping; try again"
@@ -50,9 +52,9 @@ def cog_refusal(status: int, error: CogTritonError) -> Answer:
     return json_answer(status, body, *_headers(status))
 
 
-def openai_refusal(status: int, error: CogTritonError) -> Answer:
-    """An error as the OpenAI API words it."""
-    return json_answer(status, error_responses.error_body(error, status), *_headers(status))
+def openai_refusal(status: int, error: CogTritonError, path: str = "") -> Answer:
+    """An error as the API of `path` words it: OpenAI's, or Anthropic's."""
+    return json_answer(status, error_responses.error_body(error, status, path), *_headers(status))
 
 
 def _headers(status: int) -> list[tuple[bytes, bytes]]:
@@ -71,8 +73,8 @@ class Gate(Protocol):
             Refused: it does not pass.
         """
 
-    def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
-        """An error in the shape of the API behind the port."""
+    def refusal(self, status: int, error: errors.CogTritonError, path: str = "") -> Answer:
+        """An error in the shape of the API behind the port, or of that of `path`."""
 
 
 @dataclass(eq=False)
@@ -84,7 +86,7 @@ class PrivateGate(ABC):
     limits: Limits
     large_bodies: LargeBodies
 
-    dropped = frozenset({b"authorization"})
+    dropped = KEY_HEADERS
     """Headers that are not passed on."""
     numbers = Numbers.EACH
     """How numbers in lists count among the values of a body."""
@@ -105,7 +107,7 @@ class PrivateGate(ABC):
             raise Refused(status_of(error), error) from error
 
     @abstractmethod
-    def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
+    def refusal(self, status: int, error: errors.CogTritonError, path: str = "") -> Answer:
         """See `Gate`."""
 
     def _refuse_new(self, request: Request) -> None:
@@ -145,8 +147,11 @@ class PrivateGate(ABC):
 
     @cached_property
     def _cut(self) -> bytes:
+        return self.error_event + self._cut_event()
+
+    def _cut_event(self, path: str = "") -> bytes:
         error = errors.TritonUnavailable("the server behind this port broke off; try again")
-        return self.error_event + b"data: " + self.refusal(503, error).body + b"\n\n"
+        return b"data: " + self.refusal(503, error, path).body + b"\n\n"
 
 
 _HEALTH = "/health"
@@ -203,9 +208,17 @@ class OpenAIGate(PrivateGate):
     page: bool = field(default=False, kw_only=True)
     """Whether ``/`` is the page, which needs no key: it asks for one."""
 
-    def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
+    def refusal(self, status: int, error: errors.CogTritonError, path: str = "") -> Answer:
         """See `gate.Gate`."""
-        return openai_refusal(status, error)
+        return openai_refusal(status, error, path)
+
+    def _forward(self, request: Request, to: Upstream | None = None) -> Forward:
+        forward = super()._forward(request, to)
+        return replace(forward, cut=self._message_cut) if is_messages(request.path) else forward
+
+    @cached_property
+    def _message_cut(self) -> bytes:
+        return b"event: error\n" + self._cut_event(error_responses.MESSAGES)
 
     async def _decide(self, request: Request) -> Forward | Answer:
         reads = request.method in ("GET", "HEAD")

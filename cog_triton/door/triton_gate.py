@@ -27,6 +27,7 @@ from cog_triton.door.triton_bodies import (
 from cog_triton.door.upstream import Upstream
 from cog_triton.door.upstream_connections import ask
 from cog_triton.engines.generate_stream import PRIVATE_MODELS
+from cog_triton.system.redaction import KEY_HEADERS
 
 _VERSION = r"(?:/versions/\d{1,9})?"
 _MODEL = rf"/v2/models/[\w.\-]{{1,128}}{_VERSION}"
@@ -102,11 +103,11 @@ class TritonGate(PrivateGate):
 
     numbers = Numbers.FREE
     readiness = re.compile(rf"/v2/health/ready|{_MODEL}/ready", re.ASCII)
-    dropped = frozenset({b"content-encoding", b"authorization", _HEADER_LENGTH})
+    dropped = KEY_HEADERS | {b"content-encoding", _HEADER_LENGTH}
 
     models: ServedModels = field(default_factory=ServedModels)
 
-    def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
+    def refusal(self, status: int, error: errors.CogTritonError, path: str = "") -> Answer:
         """See `gate.Gate`."""
         return triton_refusal(status, error)
 

@@ -213,7 +213,7 @@ class WebhookRelay:
         delivery.offer(request.body)
         return Answer(200, b"")
 
-    def refusal(self, status: int, error: errors.CogTritonError) -> Answer:
+    def refusal(self, status: int, error: errors.CogTritonError, path: str = "") -> Answer:
         """See `gate.Gate`."""
         return cog_refusal(status, error)
 

@@ -75,12 +75,14 @@ class GenerationResult:
     `arrivals` are `time.perf_counter` values, each with the number of tokens that arrived then.
     `queue_time` is from arrival to admission, None until it is admitted. `prompt_length`
     is None unless the engine tells it, since only that knows the tokens of images.
-    `interruptions` counts how often the engine was lost; each of `resumptions` is the number of
-    tokens before it, and the time until the next one. `obstacle` is why it could not go on.
+    `stop_string` is the one that ended the text. `interruptions` counts how often the engine was
+    lost; each of `resumptions` is the number of tokens before it, and the time until the next one.
+    `obstacle` is why it could not go on.
     """
 
     output_token_count: int = 0
     finish_reason: Literal["stop", "length"] | None = None
+    stop_string: str | None = None
     queue_time: float | None = None
     time_to_first_token: float | None = None
     duration: float = 0.0
@@ -298,7 +300,9 @@ class TextDecoder:
         # Images may leave less room than was planned.
         full = (full or (bool(request.images) and end == LENGTH)) and not stream.stopped
         self._result.finish_reason = "length" if full else "stop"
-        return stream.finish(cut_characters=False)
+        text = stream.finish(cut_characters=False)
+        self._result.stop_string = stream.matched
+        return text
 
 
 def _lost() -> TritonUnavailable:

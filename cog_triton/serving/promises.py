@@ -50,7 +50,7 @@ PROMISES: Mapping[str, Sequence[str]] = {
     "LoRA adapter": (WHOLE, WHOLE, WHOLE, NONE, NONE, EXACT),
     "images": (WHOLE, WHOLE, NONE, NONE, NONE, NONE),
     "more than `max_input_len`": (WHOLE, WHOLE, _LONG, WHOLE, EXACT, EXACT),
-    "`/v1/completions`, `/v1/chat/completions`, `/v1/responses`, `/predictions`": (
+    "`/v1/completions`, `/v1/chat/completions`, `/v1/responses`, `/v1/messages`, `/predictions`": (
         "as above",
         *["same"] * 5,
     ),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from urllib.parse import urlsplit
 
 SERVER_KEYS = frozenset({"COG_TRITON_API_KEY", "OPENAI_API_KEY", "WEBHOOK_AUTH_TOKEN"})
 """Keys of our own server, for the processes that answer clients or post webhooks."""
+KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
+"""Headers in which clients send such a key; nothing behind the front door gets them."""
 HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 """For what downloads from the Hugging Face hub."""
 _URLS = frozenset({"COG_WEIGHTS"})
@@ -17,6 +19,16 @@ _SECRET = re.compile(
     r"|(API|ACCESS|SECRET|PRIVATE|ACCOUNT|STORAGE|ENCRYPTION)_?KEY(_ID)?)(_FILE)?",
     re.IGNORECASE,
 )
+
+
+def sent_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The key of ``Authorization: Bearer KEY``, else of ``x-api-key``, which is Anthropic's.
+
+    The first header of a name counts; empty if there is no key.
+    """
+    found = {name: value for name, value in reversed(list(headers)) if name in KEY_HEADERS}
+    scheme, _, key = found.get(b"authorization", b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else found.get(b"x-api-key", b"").strip()
 
 
 def is_secret(name: str) -> bool:

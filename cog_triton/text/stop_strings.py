@@ -41,6 +41,11 @@ class TextStream:
         """Whether a stop string or token has come; no text follows then."""
         return self._stopped_by_id or self._matcher.matched is not None
 
+    @property
+    def matched(self) -> str | None:
+        """The stop string that has ended the text."""
+        return self._matcher.matched
+
     def echo(self, prompt_ids: Sequence[int]) -> str:
         """Text of the prompt; call before the first `feed`."""
         return self._detokenizer.feed(prompt_ids)

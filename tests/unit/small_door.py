@@ -171,7 +171,7 @@ class PassGate:
             request.version,
         )
 
-    def refusal(self, status: int, error: CogTritonError) -> Answer:
+    def refusal(self, status: int, error: CogTritonError, path: str = "") -> Answer:
         return json_answer(status, {"error": str(error)})
 
 

@@ -52,6 +52,34 @@ def test_the_key_is_asked_for_wherever_it_is_set(sent: str, expected: bool) -> N
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
+        ({"x_api_key": "secret"}, True),
+        ({"x_api_key": " secret "}, True),
+        ({"x_api_key": "Bearer secret"}, False),
+        ({"x_api_key": ""}, False),
+        ({"x_api_key": "secret", "authorization": "Basic x"}, True),
+        ({"x_api_key": "secret", "authorization": "Bearer wrong"}, False),
+        ({"x_api_key": "wrong", "authorization": "Bearer secret"}, True),
+    ],
+)
+def test_anthropics_header_has_the_key_where_authorization_has_none(
+    headers: dict[str, str], expected: bool
+) -> None:
+    assert passes(Access("secret", loopback=False), **headers) is expected
+    assert passes(Access("secret", loopback=False), stop=True, peer="10.0.0.1", **headers) is (
+        expected
+    )
+
+
+def test_the_first_header_of_a_name_counts() -> None:
+    pairs = [(b"x-api-key", b"secret"), (b"x-api-key", b"wrong")]
+    Access("secret", loopback=False).check(Request("GET", b"/", pairs, b""))
+    with pytest.raises(Unauthorized):
+        Access("secret", loopback=False).check(Request("GET", b"/", pairs[::-1], b""))
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
         ({}, True),  # curl -d '{}' sends no type of JSON, and no Origin
         ({"host": "localhost:5000", "content_type": "application/x-www-form-urlencoded"}, True),
         ({"host": "127.0.0.1"}, True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +14,9 @@ from cog_triton.door.access import Access
 from cog_triton.door.cog_gate import CogGate, unknown_inputs
 from cog_triton.door.gate import MetricsGate, OpenAIGate
 from cog_triton.door.large_bodies import LargeBodies
+from cog_triton.door.message import Forward, Request
 from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
-from cog_triton.errors import InvalidArgument
+from cog_triton.errors import InvalidArgument, Unauthorized
 
 
 def cog(access: Access = OPEN, health: dict[str, Any] | None = None) -> CogGate:
@@ -253,6 +255,27 @@ def test_the_openai_port_is_guarded_but_for_health() -> None:
     assert json.loads(found.body)["error"]["code"] == "E1007"
     assert json.loads(found.body)["error"]["type"] == "authentication_error"
     assert (b"www-authenticate", b"Bearer") in found.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/x"])
+def test_refusals_of_messages_are_in_anthropics_shape(path: str) -> None:
+    gate = openai(LOCKED)
+    found = json.loads(gate.refusal(401, Unauthorized("no"), path).body)
+    error = {"type": "authentication_error", "message": "E1007 Unauthorized: no"}
+    assert found == {"type": "error", "error": error}
+    assert "code" in json.loads(gate.refusal(401, Unauthorized("no"), "/v1/message").body)["error"]
+
+
+def test_broken_streams_of_messages_end_with_anthropics_event() -> None:
+    headers = [(b"x-api-key", b"key"), (b"anthropic-version", b"2023-06-01")]
+    request = Request("POST", b"/v1/messages", headers, b'{"model": "m"}')
+    forward = asyncio.run(openai(LOCKED).decide(request))
+    assert isinstance(forward, Forward)
+    name, _, data = forward.cut.partition(b"\ndata: ")
+    assert name == b"event: error"
+    assert json.loads(data)["error"]["type"] == "overloaded_error"
+    # The key stays in the door.
+    assert [name for name, _ in forward.headers] == [b"anthropic-version"]
 
 
 def test_metrics_may_be_left_open() -> None:

@@ -1,4 +1,4 @@
-"""ASGI application of our own HTTP server: OpenAI API, /health, API key check, error responses."""
+"""ASGI application of our own HTTP server: /v1, /health, API key check, error responses."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from cog_triton.serving import tenants
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.system.log_format import request_id
+from cog_triton.system.redaction import sent_key
 
 AUTHENTICATED_PREFIXES = ("/v1/", "/tokenize", "/detokenize")
 BODY_SEND = "body_send"
@@ -38,7 +39,7 @@ def create_app(
     has_tenants: bool = False,
     on_refused: Callable[[str, CogTritonError], None] = lambda *_: None,
 ) -> Starlette:
-    """Create the application; all its error responses have OpenAI's shape and our code.
+    """Create the application; all its error responses have the API's shape and our code.
 
     `require_ready` raises the reason while requests are not served. Paths below /v1/, and those of
     tokens, need `api_key`, if given, or with `has_tenants` what the front door tells of one.
@@ -55,13 +56,13 @@ def create_app(
     def refused(request: Request, error: Exception) -> Response:
         found = error_responses.to_coded_error(error)
         on_refused(endpoint_of(request.scope), found)
-        return error_responses.error_response(found)
+        return error_responses.error_response(found, path=request.url.path)
 
     def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         found = _from_http_exception(error, request)
         on_refused(endpoint_of(request.scope), found)
-        response = error_responses.error_response(found, error.status_code)
+        response = error_responses.error_response(found, error.status_code, request.url.path)
         response.headers.update(error.headers or {})
         return response
 
@@ -106,18 +107,18 @@ class _AuthMiddleware:
                 raise
             found = error_responses.to_coded_error(error)
             self._on_refused(endpoint_of(scope), found)
-            await error_responses.error_response(found)(scope, receive, watched)
+            response = error_responses.error_response(found, path=scope["path"])
+            await response(scope, receive, watched)
 
     def _authorize(self, scope: Scope) -> None:
         """Find the tenant; raises E1007 unless the request may pass."""
-        headers = Headers(scope=scope)
         if self._has_tenants:
-            tenants.CURRENT.set(tenants.decoded(headers.get(tenants.HEADER)))
-        elif self._expected is not None:
-            scheme, _, key = headers.get("authorization", "").partition(" ")
-            sent = key.strip().encode("latin-1")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(sent, self._expected):
-                raise Unauthorized("send the server's API key, as Authorization: Bearer KEY")
+            told = Headers(scope=scope).get(tenants.HEADER)
+            tenants.CURRENT.set(tenants.decoded(told))
+        elif self._expected is not None and not hmac.compare_digest(
+            sent_key(scope["headers"]), self._expected
+        ):
+            raise Unauthorized("send the server's API key, as Authorization: Bearer KEY")
 
 
 def _identified(start: Message) -> Message:
@@ -135,6 +136,7 @@ def endpoint_of(scope: Scope) -> str:
         "/v1/chat/completions": "chat",
         "/v1/completions": "completions",
         "/v1/responses": "responses",
+        error_responses.MESSAGES: "messages",
         "/v1/embeddings": "embeddings",
     }
     return names.get(scope["path"], "other")

@@ -77,6 +77,11 @@ class ChatPlanner:
         )
 
     @property
+    def takes_images(self) -> bool:
+        """Whether chats may have images."""
+        return self._images is not None
+
+    @property
     def abilities(self) -> dict[str, Any]:
         """What chats can do, for the description of the model."""
         choices = ["none"]

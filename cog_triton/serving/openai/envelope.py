@@ -1,7 +1,7 @@
 """Envelopes: what all objects of one answer have around their choices, and their events.
 
 Shapes follow OpenAI's reference, "The chat completion (chunk) object", "The completion object" and
-"The response object".
+"The response object", and Anthropic's, "Messages".
 """
 
 from __future__ import annotations
@@ -85,8 +85,20 @@ class Envelope:
         }
 
 
+class EventEnvelope(Envelope):
+    """Envelope of a stream whose events have names; the last one tells of the end."""
+
+    @property
+    def done(self) -> bytes:
+        """See `Envelope.done`."""
+        return b""
+
+    def event(self, chunk: Object) -> bytes:
+        return f"event: {chunk['type']}\n".encode() + sse_event(chunk)
+
+
 @dataclass(slots=True)
-class ResponseEnvelope(Envelope):
+class ResponseEnvelope(EventEnvelope):
     """Envelope of a `response`; `echoed` are fields of its request that it repeats."""
 
     echoed: Object = field(default_factory=dict)
@@ -96,20 +108,12 @@ class ResponseEnvelope(Envelope):
         """The envelope of a new response."""
         return cls("responses", "resp", "response", "response", model)
 
-    @property
-    def done(self) -> bytes:
-        """See `Envelope.done`; the last event tells of the end."""
-        return b""
-
     def whole(self, choices: Sequence[Object], usage: Object) -> Object:
         """See `Envelope.whole`; of the only choice."""
         (answer,) = choices
         return self.response(
             answer["status"], answer["output"], usage_object(usage["prompt_tokens"], usage)
         )
-
-    def event(self, chunk: Object) -> bytes:
-        return f"event: {chunk['type']}\n".encode() + sse_event(chunk)
 
     def failure(self, error: CogTritonError) -> bytes:
         body = error_responses.error_body(error)
@@ -135,6 +139,46 @@ class ResponseEnvelope(Envelope):
             "usage": usage,
             **self.echoed,
         }
+
+
+class MessageEnvelope(EventEnvelope):
+    """Envelope of a `message` of Anthropic's API."""
+
+    @classmethod
+    def of_message(cls, model: str) -> MessageEnvelope:
+        """The envelope of a new message."""
+        return cls("messages", "msg", "message", "message", model)
+
+    def whole(self, choices: Sequence[Object], usage: Object) -> Object:
+        """See `Envelope.whole`; of the only choice."""
+        (answer,) = choices
+        tokens = message_usage(usage["prompt_tokens"], usage["completion_tokens"])
+        return self.message(answer["content"], answer["end"], tokens)
+
+    def failure(self, error: CogTritonError) -> bytes:
+        return self.event(error_responses.error_body(error, path=error_responses.MESSAGES))
+
+    def message(self, content: list[Object], end: Object, usage: Object) -> Object:
+        """The message object; `end` has its `stop_reason` and `stop_sequence`."""
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            **end,
+            "usage": usage,
+        }
+
+
+def message_usage(prompt: int, output: int) -> Object:
+    """Anthropic's usage object; nothing is told, or billed, of prefixes in the KV cache."""
+    return {
+        "input_tokens": prompt,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": output,
+    }
 
 
 def usage_of(prompt: int, output: int) -> Object:

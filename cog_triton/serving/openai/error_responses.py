@@ -1,4 +1,4 @@
-"""HTTP error responses in OpenAI's shape: the status, and our code in the body."""
+"""HTTP error responses in OpenAI's or Anthropic's shape: the status, and our code in the body."""
 
 from __future__ import annotations
 
@@ -33,6 +33,19 @@ _OPENAI_CODES: dict[type[CogTritonError], str] = {
     errors.Unauthorized: "invalid_api_key",
     errors.Overloaded: "rate_limit_exceeded",
 }
+MESSAGES = "/v1/messages"
+"""Anthropic's Messages API."""
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+# Its agents search messages for these words, and shorten the conversation.
+_TOO_LONG = "prompt is too long"
 _RETRY_AFTER_S = {429: "1", 503: "5"}
 
 
@@ -49,9 +62,25 @@ def to_coded_error(error: BaseException) -> CogTritonError:
     return errors.TritonUnknownError(f"internal error: {type(error).__name__}")
 
 
-def error_body(error: CogTritonError, status: int | None = None) -> dict[str, Any]:
-    """OpenAI's error object; the message starts with our code, and ends with OpenAI's if any."""
+def is_messages(path: str) -> bool:
+    """Whether `path` is of Anthropic's API."""
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
+
+
+def error_body(error: CogTritonError, status: int | None = None, path: str = "") -> dict[str, Any]:
+    """The error object of the API of `path`; its message starts with our code.
+
+    It ends with OpenAI's code, or Anthropic's words, if there are any.
+    """
     status = status or status_of(error)
+    if is_messages(path):
+        kind = "invalid_request_error" if status < 500 else "api_error"
+        too_long = isinstance(error, errors.PromptTooLong)
+        message = f"{error} ({_TOO_LONG})" if too_long else str(error)
+        found: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(status, kind), "message": message}
+        if _param(error) == "thread":  # its client then goes on without one
+            found["details"] = {"error_code": "thread_unsupported_request"}
+        return {"type": "error", "error": found}
     openai_code = _OPENAI_CODES.get(type(error))
     if _names_model(error):
         openai_code = "model_not_found"
@@ -66,8 +95,8 @@ def error_body(error: CogTritonError, status: int | None = None) -> dict[str, An
     }
 
 
-def error_response(error: CogTritonError, status: int | None = None) -> Response:
-    """The error as a response; transient errors have a Retry-After header."""
+def error_response(error: CogTritonError, status: int | None = None, path: str = "") -> Response:
+    """The error as a response, see `error_body`; transient errors have a Retry-After header."""
     status = status or status_of(error)
     headers = {}
     if status in _RETRY_AFTER_S:
@@ -78,7 +107,7 @@ def error_response(error: CogTritonError, status: int | None = None) -> Response
         headers["WWW-Authenticate"] = "Bearer"
     if status == 413:
         headers["Connection"] = "close"  # the rest of the body is not read
-    return json_response(error_body(error, status), status, headers)
+    return json_response(error_body(error, status, path), status, headers)
 
 
 def json_response(

@@ -206,7 +206,7 @@ def model_name(runtime: Runtime) -> str:
 async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
     """ASGI application that answers 503 to every request."""
     error = TritonUnavailable("the server is starting; try again")
-    await error_responses.error_response(error)(scope, receive, send)
+    await error_responses.error_response(error, path=scope["path"])(scope, receive, send)
 
 
 def _is_ready(runtime: Runtime) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cog_triton.serving.generation import GenerationResult, TextPiece
-from cog_triton.serving.openai.choices import ChatChoiceBuilder, call_id
+from cog_triton.serving.openai.choices import EventChoiceBuilder, call_id
 from cog_triton.serving.openai.envelope import Object, ResponseEnvelope, usage_object
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
 from cog_triton.serving.openai.parsers.call_parser import (
@@ -20,7 +20,7 @@ from cog_triton.serving.openai.parsers.call_parser import (
 from cog_triton.text.detokenize import TokenText
 
 
-class ResponseChoiceBuilder(ChatChoiceBuilder):
+class ResponseChoiceBuilder(EventChoiceBuilder):
     """Builder of the only answer; events are numbered."""
 
     def __init__(
@@ -30,9 +30,8 @@ class ResponseChoiceBuilder(ChatChoiceBuilder):
         prompt_tokens: int,
         parser: AnswerParser | None = None,
     ) -> None:
-        super().__init__(envelope, 0, token_text, parser=parser)
+        super().__init__(envelope, token_text, prompt_tokens, parser)
         self._response = envelope
-        self._prompt_tokens = prompt_tokens
         self._items = ResponseItems()
         self._events = 0
 
@@ -45,16 +44,13 @@ class ResponseChoiceBuilder(ChatChoiceBuilder):
             ]
         )
 
-    def events(self, piece: TextPiece) -> bytes:
-        return b"".join(map(self._response.event, self.chunks(piece)))
-
     def chunks(self, piece: TextPiece) -> list[Object]:
         return self._numbered(self._items.feed(self._parse(piece.text)))
 
     def closing_chunks(self, result: GenerationResult) -> list[Object]:
         status, events = self._finish(result)
         counts = {"completion_tokens": result.output_token_count}
-        usage = usage_object(result.prompt_length or self._prompt_tokens, counts)
+        usage = usage_object(self._prompt_count(result), counts)
         response = self._response.response(status, self._items.output, usage)
         return self._numbered([*events, {"type": f"response.{status}", "response": response}])
 

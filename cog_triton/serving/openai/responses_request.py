@@ -13,12 +13,13 @@ from cog_triton.system.printable import shortened
 from cog_triton.text.sampling import SAMPLING
 
 Object = dict[str, Any]
-# Names that both endpoints have, with the same meaning.
-_SAME = (
+SAME = (
     *(item.name for item in SAMPLING if item.body is not None and item.name != "max_tokens"),
-    *("model", "stop", "ignore_eos", "stop_token_ids", "parallel_tool_calls", "stream"),
+    *("model", "ignore_eos", "stop_token_ids", "stream"),
     *("chat_template_kwargs", "include_reasoning", "structured_outputs"),
 )
+"""Names that all endpoints of chats have, with the same meaning."""
+_SAME = (*SAME, "stop", "parallel_tool_calls")
 _IGNORED = (
     *("metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("prompt_cache_retention", "prompt_cache_options", "include", "truncation", "max_tool_calls"),

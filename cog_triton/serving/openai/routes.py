@@ -1,4 +1,4 @@
-"""OpenAI API routes: models, chats, completions and responses."""
+"""OpenAI API routes: models, chats, completions and responses; and Anthropic's messages."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from starlette.routing import Route
 from cog_triton import errors
 from cog_triton.errors import InvalidArgument
 from cog_triton.pictures.image_limits import ImagePart
+from cog_triton.serving.openai import messages_request
 from cog_triton.serving.openai.chat_plan import ChatPlan, ChatPlanner
 from cog_triton.serving.openai.choices import (
     ChatChoiceBuilder,
@@ -24,8 +25,14 @@ from cog_triton.serving.openai.choices import (
     Echo,
 )
 from cog_triton.serving.openai.embeddings import EmbeddingRoutes
-from cog_triton.serving.openai.envelope import Envelope, Object, ResponseEnvelope
-from cog_triton.serving.openai.error_responses import json_response
+from cog_triton.serving.openai.envelope import (
+    Envelope,
+    MessageEnvelope,
+    Object,
+    ResponseEnvelope,
+)
+from cog_triton.serving.openai.error_responses import MESSAGES, json_response
+from cog_triton.serving.openai.message_choice import MessageChoiceBuilder
 from cog_triton.serving.openai.request_body import (
     check_ids,
     longest_id_list,
@@ -95,6 +102,7 @@ class OpenAIRoutes:
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
             Route("/v1/responses", self._respond, methods=["POST"]),
+            Route(MESSAGES, self._message, methods=["POST"]),
             *TokenRoutes(self._api, self._planner).routes(),
             *EmbeddingRoutes(self._api).routes(),
             *AdapterRoutes(self._api).routes(),
@@ -134,6 +142,21 @@ class OpenAIRoutes:
         def prompts(chat: ChatRequest) -> Prompts:
             plan, ids = self._chat_plan(chat)
             builder = ResponseChoiceBuilder(envelope, self._token_text, len(ids), plan.parser)
+            return Prompts([ids], lambda _: builder, plan.guide, plan.images, plan.visible)
+
+        return await self._answer(request, ChatRequest, prompts, envelope, to_chat)
+
+    async def _message(self, request: Request) -> GenerationResponse:
+        envelope = MessageEnvelope.of_message(self._models.base)
+
+        def to_chat(body: Any) -> Object:
+            return messages_request.translate(body, images=self._planner.takes_images)
+
+        def prompts(chat: ChatRequest) -> Prompts:
+            plan, ids = self._chat_plan(chat)
+            stops = chat.stops() or ()
+            parser = plan.parser
+            builder = MessageChoiceBuilder(envelope, self._token_text, len(ids), stops, parser)
             return Prompts([ids], lambda _: builder, plan.guide, plan.images, plan.visible)
 
         return await self._answer(request, ChatRequest, prompts, envelope, to_chat)

@@ -7,6 +7,7 @@ from typing import Any
 
 from cog_triton import __version__
 from cog_triton.serving.openai.embeddings import EmbeddingsRequest
+from cog_triton.serving.openai.error_responses import MESSAGES
 from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest
 from cog_triton.serving.openai.served_models import (
     LOAD,
@@ -35,6 +36,18 @@ _ERROR: dict[str, Any] = {
     },
 }
 _TEXT = {"type": "string"}
+_MESSAGES_ERROR: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"type": "string", "const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": _TEXT, "message": _TEXT},
+        },
+    },
+}
 _PART = {
     "type": "object",
     "required": ["type", "text"],
@@ -84,6 +97,23 @@ _RESPONSES_REQUEST: dict[str, Any] = {
         "stream": {"type": "boolean"},
     },
 }
+_MESSAGES_REQUEST: dict[str, Any] = {
+    "type": "object",
+    "required": ["model", "max_tokens", "messages"],
+    "properties": {
+        "model": _TEXT,
+        "max_tokens": {"type": "integer", "minimum": 1},
+        "messages": {"type": "array", "minItems": 1, "items": {"type": "object"}},
+        "system": {"anyOf": [_TEXT, {"type": "array", "items": _PART}]},
+        "stop_sequences": {"type": "array", "items": _TEXT},
+        "tools": {"type": "array", "items": {"type": "object"}},
+        "tool_choice": {"type": "object"},
+        "thinking": {"type": "object"},
+        "output_config": {"type": "object"},
+        "stream": {"type": "boolean"},
+    },
+}
+_COUNT_REQUEST = {**_MESSAGES_REQUEST, "required": ["model", "messages"]}
 _MODELS = (
     ChatRequest,
     CompletionRequest,
@@ -98,7 +128,13 @@ _MODELS = (
 @lru_cache(maxsize=1)
 def openapi() -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
-    schemas: dict[str, Any] = {"Error": _ERROR, "ResponsesRequest": _RESPONSES_REQUEST}
+    schemas: dict[str, Any] = {
+        "Error": _ERROR,
+        "MessagesError": _MESSAGES_ERROR,
+        "ResponsesRequest": _RESPONSES_REQUEST,
+        "MessagesRequest": _MESSAGES_REQUEST,
+        "CountTokensRequest": _COUNT_REQUEST,
+    }
     for model in _MODELS:
         schema = model.model_json_schema(ref_template=_REF)
         schemas |= schema.pop("$defs", {})
@@ -116,6 +152,12 @@ def openapi() -> dict[str, Any]:
             "/v1/chat/completions": {"post": _post("Answer a chat", "ChatRequest")},
             "/v1/completions": {"post": _post("Complete a text", "CompletionRequest")},
             "/v1/responses": {"post": _post("Answer, without a store", "ResponsesRequest")},
+            MESSAGES: {
+                "post": _post("Answer, as Anthropic's API", "MessagesRequest", "MessagesError")
+            },
+            f"{MESSAGES}/count_tokens": {
+                "post": _post("Tokens of a message", "CountTokensRequest", "MessagesError")
+            },
             "/v1/embeddings": {"post": _post("Embed texts", "EmbeddingsRequest")},
             LOAD: {"post": _post("Load a LoRA adapter", "LoadAdapterRequest", text=True)},
             UNLOAD: {"post": _post("Unload a LoRA adapter", "UnloadAdapterRequest", text=True)},
@@ -126,9 +168,12 @@ def openapi() -> dict[str, Any]:
         },
         "components": {
             "schemas": schemas,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
-        "security": [{}, {"key": []}],
+        "security": [{}, {"key": []}, {"x-api-key": []}],
     }
 
 
@@ -136,7 +181,7 @@ def _operation(summary: str, *errors: str) -> dict[str, Any]:
     return {"summary": summary, "responses": {"200": _json({"type": "object"}), **_errors(errors)}}
 
 
-def _post(summary: str, model: str, *, text: bool = False) -> dict[str, Any]:
+def _post(summary: str, model: str, error: str = "Error", *, text: bool = False) -> dict[str, Any]:
     """A request that is answered by an object or events, or by plain `text`."""
     codes = ("400", "401", "404", "413", "415", "429", "500", "503", "504")
     answer = _json({"type": "object"})
@@ -147,12 +192,12 @@ def _post(summary: str, model: str, *, text: bool = False) -> dict[str, Any]:
     return {
         "summary": summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {"200": answer, **_errors(codes)},
+        "responses": {"200": answer, **_errors(codes, error)},
     }
 
 
-def _errors(codes: tuple[str, ...]) -> dict[str, Any]:
-    return {code: _json({"$ref": _REF.format(model="Error")}) for code in codes}
+def _errors(codes: tuple[str, ...], error: str = "Error") -> dict[str, Any]:
+    return {code: _json({"$ref": _REF.format(model=error)}) for code in codes}
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

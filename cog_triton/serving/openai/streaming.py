@@ -60,7 +60,8 @@ class EngineResponse(ABC):
         try:
             response = await self.complete()
         except Exception as error:  # noqa: BLE001 - answered with its code
-            response = error_responses.error_response(error_responses.to_coded_error(error))
+            found = error_responses.to_coded_error(error)
+            response = error_responses.error_response(found, path=scope["path"])
         await response(scope, receive, send)
 
 
@@ -160,7 +161,8 @@ class GenerationResponse(EngineResponse):
         except Exception as error:  # noqa: BLE001 - sent with its code
             coded = error_responses.to_coded_error(error)
             if not headers_sent:
-                await error_responses.error_response(coded)(scope, receive, send)
+                response = error_responses.error_response(coded, path=scope["path"])
+                await response(scope, receive, send)
                 return
             data = self.envelope.failure(coded)
         await send({"type": "http.response.body", "body": data})

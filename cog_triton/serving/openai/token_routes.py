@@ -1,4 +1,7 @@
-"""Tokens of a text or chat, and their text, in vLLM's form: /tokenize and /detokenize."""
+"""Tokens of a text or chat, and their text, in vLLM's form: /tokenize and /detokenize.
+
+And the number of those of a message, in Anthropic's.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from starlette.routing import Route
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.serving.openai.chat_plan import ChatPlanner
-from cog_triton.serving.openai.error_responses import json_response
+from cog_triton.serving.openai.error_responses import MESSAGES, json_response
+from cog_triton.serving.openai.messages_request import translate
 from cog_triton.serving.openai.request_body import check_ids
 from cog_triton.serving.openai.request_fields import HashableFailFast
 from cog_triton.serving.openai.requests import ChatRequest, parse, validate
@@ -62,6 +66,7 @@ class TokenRoutes:
         return [
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
+            Route(f"{MESSAGES}/count_tokens", self._count, methods=["POST"]),
         ]
 
     async def _tokenize(self, request: Request) -> Response:
@@ -69,6 +74,20 @@ class TokenRoutes:
 
     async def _detokenize(self, request: Request) -> Response:
         return json_response(await self._api.planned(request, self._text))
+
+    async def _count(self, request: Request) -> Response:
+        return json_response(await self._api.planned(request, self._message_tokens))
+
+    def _message_tokens(self, body: Any) -> dict[str, Any]:
+        chat = translate(body, images=self._planner.takes_images, counts=True)
+        self._require(chat["model"])
+        return {"input_tokens": len(self._chat_ids(chat, special=False))}
+
+    def _chat_ids(self, chat: dict[str, Any], *, special: bool) -> list[int]:
+        plan = self._planner.plan(parse(ChatRequest, chat))
+        if plan.images:
+            raise InvalidArgument("messages: only the engine knows the tokens of images")
+        return self._generator.encode(plan.prompt.text, add_special_tokens=special)
 
     def _tokens(self, body: Any) -> dict[str, Any]:
         request = validate(TokenizeRequest, body)
@@ -82,11 +101,8 @@ class TokenRoutes:
         else:
             given = {name: getattr(request, name) for name in _CHAT}
             chat = {name: value for name, value in given.items() if value is not None}
-            plan = self._planner.plan(parse(ChatRequest, {"model": self._models.base, **chat}))
-            if plan.images:
-                raise InvalidArgument("messages: only the engine knows the tokens of images")
             special = bool(request.add_special_tokens)
-            ids = self._generator.encode(plan.prompt.text, add_special_tokens=special)
+            ids = self._chat_ids({"model": self._models.base, **chat}, special=special)
         tokenizer = self._tokenizer.tokenizer
         return {
             "count": len(ids),

@@ -1,0 +1,299 @@
+"""Request of /v1/messages, Anthropic's API, translated to one of /v1/chat/completions.
+
+Consecutive turns of one role are one, as there. Of its tools only those are that the client calls.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from cog_triton.errors import InvalidArgument
+from cog_triton.serving.openai.requests import ChatRequest
+from cog_triton.serving.openai.responses_request import SAME
+from cog_triton.system.log_notes import UnknownNames, log_once
+from cog_triton.system.printable import shortened
+
+_log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+_OWN = (
+    *("messages", "system", "max_tokens", "stop_sequences", "tools", "tool_choice", "thinking"),
+    *("output_config", "output_format", "context_management"),
+)
+_IGNORED = (
+    *("metadata", "service_tier", "cache_control", "inference_geo", "user_profile_id", "speed"),
+    *("workspace_id", "billing_policy", "fallback_credit_token", "fallbacks", "diagnostics"),
+    *("betas", "request_id", "priority"),
+)
+_REFUSED = {
+    "container": "no code is run here",
+    "mcp_servers": "only the client's own tools are",
+    "compaction": "conversations are not summarized here",
+    "thread": "nothing is stored; send the whole conversation as messages",
+}
+_TOOL = ("name", "description", "input_schema", "type", "strict", "input_examples")
+_TOOL_IGNORED = ("cache_control", "eager_input_streaming", "defer_loading", "allowed_callers")
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_THINKING = ("enabled", "adaptive", "between_tools", "disabled")
+_ROLES = ("user", "assistant", "system")
+
+
+class Block(NamedTuple):
+    """Block of a turn, and its name in errors."""
+
+    where: str
+    given: Object
+
+    @property
+    def kind(self) -> Any:
+        return self.given.get("type")
+
+    def text(self, name: str) -> str:
+        """A field that must be text."""
+        if not isinstance(value := self.given.get(name), str):
+            raise InvalidArgument(f"{self.where}.{name}={shortened(value)}: must be text")
+        return value
+
+    def refused(self, allowed: str) -> InvalidArgument:
+        return InvalidArgument(
+            f"{self.where}.type={shortened(self.kind)}: not supported: must be {allowed}"
+        )
+
+
+def translate(body: Any, *, images: bool, counts: bool = False) -> Object:
+    """The chat that a request's JSON value asks for; raises E1005 for what a chat cannot have.
+
+    `images` says whether the model takes any, `counts` that tokens are counted, and none made.
+    """
+    if not isinstance(body, dict):
+        raise InvalidArgument("the body must be a JSON object")
+    given = {name: value for name, value in body.items() if value is not None}
+    for name, reason in _REFUSED.items():
+        if given.get(name):
+            raise InvalidArgument(f"{name}: not supported: {reason}")
+    for name in ("model", "messages") if counts else ("model", "messages", "max_tokens"):
+        if name not in given:
+            raise InvalidArgument(f"{name}: missing; it is required")
+    chat = {name: given[name] for name in (*SAME, "max_tokens") if name in given}
+    chat |= _others(given)
+    if "stop_sequences" in given:
+        stops = _list("stop_sequences", given["stop_sequences"])
+        if not all(isinstance(stop, str) for stop in stops):
+            raise InvalidArgument(f"stop_sequences={shortened(stops)}: must be a list of texts")
+        chat["stop"] = stops
+    chat["messages"] = list(_messages(given, images=images))
+    if tools := given.get("tools"):
+        chat["tools"] = [
+            _tool(Block(f"tools[{place}]", _object(f"tools[{place}]", tool)))
+            for place, tool in enumerate(_list("tools", tools))
+        ]
+    if "tool_choice" in given:
+        chat |= _tool_choice(_object("tool_choice", given["tool_choice"]))
+    return chat | _reasoning(given) | _format(given)
+
+
+def _others(given: Mapping[str, Any]) -> Object:
+    """Fields of neither API, for the chat's parser, which knows what to say of them."""
+    known = (*SAME, *_OWN, *_IGNORED, *_REFUSED)
+    unknown = UnknownNames(_log, "request field", known)
+    found = {name: value for name, value in given.items() if name not in known}
+    for name in found:
+        if (hint := unknown.hint(name)) or name in ChatRequest.model_fields:
+            raise InvalidArgument(f"{name[:80]}: unknown field{hint}")
+    if given.get("context_management"):
+        log_once(_log, "context_management: conversations are not shortened here")
+    return found
+
+
+def _reasoning(given: Mapping[str, Any]) -> Object:
+    """Fields of the chat that say whether, and how much, the model reasons."""
+    effort = _object("output_config", given.get("output_config", {})).get("effort")
+    found = {} if effort is None else {"reasoning_effort": effort}
+    if "thinking" not in given:
+        return found
+    thinking = _object("thinking", given["thinking"])
+    kind = thinking.get("type")
+    if kind not in _THINKING:
+        raise InvalidArgument(f"thinking.type={shortened(kind)}: must be {', '.join(_THINKING)}")
+    if "budget_tokens" in thinking:
+        log_once(_log, "thinking.budget_tokens: max_tokens alone bounds the model's reasoning")
+    if kind == "disabled":
+        return {"reasoning_effort": "none", "include_reasoning": False}
+    omitted = {"include_reasoning": False} if thinking.get("display") == "omitted" else {}
+    return {"reasoning_effort": "medium", **found, **omitted}
+
+
+def _format(given: Mapping[str, Any]) -> Object:
+    form = given.get("output_config", {}).get("format", given.get("output_format"))
+    if form is None:
+        return {}
+    if not isinstance(form, dict) or form.get("type") != "json_schema":
+        raise InvalidArgument(f"output_config.format={shortened(form)}: must be of json_schema")
+    guide = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
+    return {"response_format": guide}
+
+
+def _messages(given: Mapping[str, Any], *, images: bool) -> Iterator[Object]:
+    if "system" in given:
+        yield {"role": "system", "content": _texts("system", given["system"])}
+    turns = [
+        _turn(f"messages[{place}]", item)
+        for place, item in enumerate(_list("messages", given["messages"]))
+    ]
+    if not turns:
+        raise InvalidArgument("messages: the list is empty; there is nothing to answer")
+    if turns[-1][0] == "assistant":
+        where = f"messages[{len(turns) - 1}]"
+        raise InvalidArgument(
+            f"{where}.role='assistant': the answer is always a new message: end with one of 'user'"
+        )
+    for role, group in groupby(turns, lambda turn: turn[0]):
+        blocks = [block for _, several in group for block in several]
+        if role == "assistant":
+            yield _assistant(blocks)
+        else:
+            yield from _user(role, blocks, images=images)
+
+
+def _turn(where: str, item: Any) -> tuple[str, Sequence[Block]]:
+    turn = _object(where, item)
+    if (role := turn.get("role")) not in _ROLES:
+        raise InvalidArgument(f"{where}.role={shortened(role)}: must be {', '.join(_ROLES)}")
+    return str(role), _blocks(f"{where}.content", turn.get("content"))
+
+
+def _blocks(where: str, content: Any) -> Sequence[Block]:
+    """Blocks of a content; a text is one."""
+    if isinstance(content, str):
+        return [Block(where, {"type": "text", "text": content})]
+    return [
+        Block(f"{where}[{place}]", _object(f"{where}[{place}]", item))
+        for place, item in enumerate(_list(where, content))
+    ]
+
+
+def _texts(where: str, content: Any) -> list[Object]:
+    found = []
+    for block in _blocks(where, content):
+        if block.kind != "text":
+            raise block.refused("text")
+        found.append({"type": "text", "text": block.text("text")})
+    return found
+
+
+def _user(role: str, blocks: Sequence[Block], *, images: bool) -> Iterator[Object]:
+    """The results of tools, then what the user says; it has the images of both."""
+    shown: list[Object] = []
+    parts: list[Object] = []
+    for block in blocks:
+        if block.kind != "tool_result":
+            parts.append(_part(block, images=images))
+            continue
+        if parts:
+            raise InvalidArgument(f"{block.where}: tool_result comes before text and images")
+        result = [
+            _part(each, images=images)
+            for each in _blocks(f"{block.where}.content", block.given.get("content") or "")
+        ]
+        texts = [part["text"] for part in result if part["type"] == "text"]
+        shown += [part for part in result if part["type"] != "text"]
+        # Chat templates know of no errors.
+        text = "\n".join(["Error:"] * bool(block.given.get("is_error")) + texts)
+        yield {"role": "tool", "tool_call_id": block.text("tool_use_id"), "content": text}
+    if shown or parts:
+        yield {"role": role, "content": [*shown, *parts]}
+
+
+def _part(block: Block, *, images: bool) -> Object:
+    if block.kind == "text":
+        return {"type": "text", "text": block.text("text")}
+    if block.kind != "image" or not images:
+        raise block.refused("text, image or tool_result" if images else "text or tool_result")
+    where = f"{block.where}.source"
+    source = Block(where, _object(where, block.given.get("source")))
+    match source.kind:
+        case "base64":
+            url = f"data:{source.text('media_type')};base64,{source.text('data')}"
+        case "url":
+            url = source.text("url")
+        case _:
+            raise source.refused("base64 or url")
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _assistant(blocks: Sequence[Block]) -> Object:
+    texts, thoughts, calls = [], [], []
+    for block in blocks:
+        match block.kind:
+            case "text":
+                texts.append({"type": "text", "text": block.text("text")})
+            case "thinking":
+                thoughts.append(block.text("thinking"))
+            case "redacted_thinking":  # encrypted, for Anthropic's models alone
+                continue
+            case "tool_use":
+                calls.append(_call(block))
+            case _:
+                raise block.refused("text, thinking or tool_use")
+    message: Object = {"role": "assistant", "content": texts or ""}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _call(block: Block) -> Object:
+    arguments = _object(f"{block.where}.input", block.given.get("input"))
+    try:
+        function = {"name": block.text("name"), "arguments": json.dumps(arguments)}
+    except RecursionError:
+        raise InvalidArgument(f"{block.where}.input: is nested too deeply") from None
+    return {"id": block.text("id"), "type": "function", "function": function}
+
+
+def _tool(tool: Block) -> Object:
+    if tool.kind not in (None, "custom"):
+        raise tool.refused("custom: a tool that the client calls")
+    unknown = UnknownNames(_log, "key of a tool", _TOOL)
+    for name in tool.given.keys() - {*_TOOL, *_TOOL_IGNORED}:
+        if hint := unknown.hint(name):
+            raise InvalidArgument(f"{tool.where}.{name[:80]}: unknown key{hint}")
+    if tool.given.get("input_examples"):
+        raise InvalidArgument(f"{tool.where}.input_examples: not supported: use description")
+    where = f"{tool.where}.input_schema"
+    function = {
+        "name": tool.text("name"),
+        "parameters": _object(where, tool.given.get("input_schema")),
+        **{key: tool.given[key] for key in ("description", "strict") if tool.given.get(key)},
+    }
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: Object) -> Object:
+    kind = choice.get("type")
+    found: Object = {}
+    if "disable_parallel_tool_use" in choice:
+        found["parallel_tool_calls"] = choice["disable_parallel_tool_use"] is not True
+    if kind == "tool":
+        name = Block("tool_choice", choice).text("name")
+        return {**found, "tool_choice": {"type": "function", "function": {"name": name}}}
+    if kind not in _CHOICES:
+        raise InvalidArgument(
+            f"tool_choice.type={shortened(kind)}: must be auto, any, tool or none"
+        )
+    return {**found, "tool_choice": _CHOICES[kind]}
+
+
+def _list(where: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise InvalidArgument(f"{where}={shortened(value)}: must be a list")
+    return value
+
+
+def _object(where: str, value: Any) -> Object:
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"{where}={shortened(value)}: must be an object")
+    return value

@@ -1,0 +1,472 @@
+"""/v1/messages, Anthropic's API; its released client runs in tests/clients."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from chat_templates import CHATML_TOOLS
+from image_files import PARTS_TEMPLATE, PLACEHOLDER, image
+from openai_server import THREE, TOKENIZER, Served, api, tokens
+from scripted_server import event, stream
+
+from cog_triton.engines.base import Abilities
+from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.step_items import PROMPT, STOP, StepItem
+from cog_triton.serving.openai.messages_request import translate
+from cog_triton.serving.openai.schema import openapi
+
+TOOLS_TOKENIZER = replace(TOKENIZER, chat_template=CHATML_TOOLS)
+WEATHER = {
+    "name": "weather",
+    "description": "Weather of a city.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "cache_control": {"type": "ephemeral"},
+}
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+BODY: dict[str, Any] = {
+    "model": "small",
+    "max_tokens": 90,
+    "messages": [{"role": "user", "content": "Hi"}],
+}
+WORDS = sum(len(TOKENIZER.encode(text)) for text in ("the ", "quick ", "größer"))
+
+
+def ask(served: Served, **fields: Any) -> dict[str, Any]:
+    answer = served.post("/v1/messages", {**BODY, **fields})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def events_of(served: Served, **fields: Any) -> list[dict[str, Any]]:
+    answer = served.post("/v1/messages", {**BODY, **fields, "stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
+    found = []
+    for text in answer.text.removesuffix("\n\n").split("\n\n"):
+        name, _, data = text.partition("\ndata: ")
+        found.append(json.loads(data))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that a client of a stream has at its end."""
+    message: dict[str, Any] = events[0]["message"]
+    for item in events[1:]:
+        match item["type"]:
+            case "content_block_start":
+                assert item["index"] == len(message["content"])
+                message["content"].append({**item["content_block"], "json": ""})
+            case "content_block_delta":
+                block = message["content"][item["index"]]
+                ((name, text),) = (pair for pair in item["delta"].items() if pair[0] != "type")
+                block["json" if name == "partial_json" else name] += text
+            case "content_block_stop":
+                block = message["content"][item["index"]]
+                if text := block.pop("json"):
+                    block["input"] = json.loads(text)
+            case "message_delta":
+                message |= {**item["delta"], "usage": item["usage"]}
+    return message
+
+
+def without_ids(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = [{**block, "id": ""} for block in message["content"]]
+    return {**message, "id": "", "content": content}
+
+
+def prompt_of(served: Served, place: int = -1) -> str:
+    ids = served.triton.requests[place].json["input_ids"]
+    return str(TOKENIZER.tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def test_a_text_is_answered() -> None:
+    with api(THREE) as served:
+        answer = ask(served, system="Rhyme.", temperature=0.5, top_p=0.5, top_k=3)
+        sent = served.triton.requests[0].json
+    assert answer["content"] == [{"type": "text", "text": "the quick größer"}]
+    assert {**answer, "id": "", "content": [], "usage": {}} == {
+        **{"id": "", "type": "message", "role": "assistant", "model": "small", "content": []},
+        **{"stop_reason": "end_turn", "stop_sequence": None, "usage": {}},
+    }
+    assert answer["usage"]["input_tokens"] == len(sent["input_ids"])
+    assert answer["usage"]["output_tokens"] == WORDS
+    assert "Rhyme." in TOKENIZER.tokenizer.decode(sent["input_ids"])
+    assert (sent["request_output_len"], sent["runtime_top_k"]) == (90, 3)
+    assert (sent["temperature"], sent["runtime_top_p"]) == (0.5, 0.5)
+
+
+def test_the_stream_tells_of_the_same_message_in_anthropics_order() -> None:
+    with api(THREE) as served:
+        whole = ask(served)
+        found = events_of(served)
+        text = served.metrics.text().decode()
+    kinds = [item["type"] for item in found]
+    assert kinds[:3] == ["message_start", "ping", "content_block_start"]
+    assert set(kinds[3:-3]) == {"content_block_delta"}
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert found[0]["message"]["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+    assert without_ids(joined(found)) == without_ids(whole)
+    assert 'endpoint="messages"' in text
+
+
+def test_the_end_has_its_reason() -> None:
+    with api(THREE, stop_sequences="größer") as served:
+        assert ask(served)["stop_reason"] == "end_turn"  # it is the server's own
+        own = {"stop_sequences": ["zzz", "quick"]}
+        whole, streamed = ask(served, **own), joined(events_of(served, **own))
+        cut = ask(served, max_tokens=WORDS, stop_sequences=[])
+    for found in (whole, streamed):
+        assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", "quick")
+        assert found["content"] == [{"type": "text", "text": "the "}]
+    assert cut["stop_reason"] == "max_tokens"
+
+
+def test_calls_go_out_and_their_results_come_back() -> None:
+    with api(stream(*tokens("Let me see. ", CALL)), tokenizer=TOOLS_TOKENIZER) as served:
+        answer = ask(served, tools=[WEATHER])
+        assert without_ids(joined(events_of(served, tools=[WEATHER]))) == without_ids(answer)
+        text, call = answer["content"]
+        assert text["type"] == "text"
+        assert {**call, "id": ""} == {
+            **{"type": "tool_use", "id": "", "name": "weather", "input": {"city": "Rome"}}
+        }
+        assert answer["stop_reason"] == "tool_use"
+        result = {"type": "tool_result", "tool_use_id": call["id"]}
+        several = [{"type": "text", "text": "it"}, {"type": "text", "text": "rains"}]
+        turns = [
+            *BODY["messages"],
+            {"role": "assistant", "content": answer["content"]},
+            {"role": "user", "content": [{**result, "content": "sunny"}]},
+            # Consecutive turns of a role are one.
+            {
+                "role": "user",
+                "content": [
+                    {**result, "content": several, "is_error": True},
+                    {"type": "text", "text": "And now?"},
+                ],
+            },
+        ]
+        ask(served, tools=[WEATHER], messages=turns)
+        prompt = prompt_of(served)
+    ordered = ["Weather of a city.", "Let me see.", "Rome", "sunny", "Error:\nit\nrains", "And now"]
+    places = [prompt.index(word) for word in ordered]
+    assert places == sorted(places)
+    assert "ephemeral" not in prompt
+
+
+def test_a_cut_call_is_in_the_events_alone() -> None:
+    cut = CALL[:-20]
+    with api(stream(*tokens("See: ", cut)), tokenizer=TOOLS_TOKENIZER) as served:
+        limit = len(TOKENIZER.encode("See: ")) + len(TOKENIZER.encode(cut))
+        answer = ask(served, tools=[WEATHER], max_tokens=limit)
+        found = events_of(served, tools=[WEATHER], max_tokens=limit)
+    assert [block["type"] for block in answer["content"]] == ["text"]
+    assert answer["stop_reason"] == "max_tokens"
+    starts = [item["content_block"] for item in found if item["type"] == "content_block_start"]
+    assert [block["type"] for block in starts] == ["text", "tool_use"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, {"tool_choice": "auto"}),
+        ({"type": "any"}, {"tool_choice": "required"}),
+        ({"type": "none"}, {"tool_choice": "none"}),
+        (
+            {"type": "tool", "name": "weather", "disable_parallel_tool_use": False},
+            {
+                "tool_choice": {"type": "function", "function": {"name": "weather"}},
+                "parallel_tool_calls": True,
+            },
+        ),
+        (
+            {"type": "any", "disable_parallel_tool_use": True},
+            {"tool_choice": "required", "parallel_tool_calls": False},
+        ),
+    ],
+)
+def test_choices_of_tools(choice: dict[str, Any], expected: dict[str, Any]) -> None:
+    chat = translate({**BODY, "tools": [WEATHER], "tool_choice": choice}, images=False)
+    assert {key: chat[key] for key in expected} == expected
+    function = {
+        "name": "weather",
+        "description": "Weather of a city.",
+        "parameters": WEATHER["input_schema"],
+    }
+    assert chat["tools"] == [{"type": "function", "function": function}]
+
+
+def test_a_forced_call_ends_with_tool_use() -> None:
+    choice = {"type": "tool", "name": "weather"}
+    parts = stream(*tokens('{"city": "Rome"}'))
+    with api(parts, guides=True, tokenizer=TOOLS_TOKENIZER) as served:
+        answer = ask(served, tools=[WEATHER], tool_choice=choice)
+        assert served.triton.requests[0].json["guided_decoding_guide_type"] == "json_schema"
+    assert answer["stop_reason"] == "tool_use"
+    assert answer["content"][0]["input"] == {"city": "Rome"}
+
+
+def test_reasoning_is_a_block_that_is_taken_back() -> None:
+    parts = stream(*tokens("<think>hm", " so</think>", "Yes."))
+    with api(parts, reasoning_parser="think") as served:
+        answer = ask(served, thinking={"type": "enabled", "budget_tokens": 1024})
+        found = events_of(served)
+        hidden = ask(served, thinking={"type": "disabled"})
+        omitted = ask(served, thinking={"type": "adaptive", "display": "omitted"})
+    thinking = {"type": "thinking", "thinking": "hm so", "signature": ""}
+    assert answer["content"] == [thinking, {"type": "text", "text": "Yes."}]
+    assert without_ids(joined(found)) == without_ids(answer)
+    deltas = [item["delta"]["type"] for item in found if item["type"] == "content_block_delta"]
+    assert deltas == ["thinking_delta", "thinking_delta", "signature_delta", "text_delta"]
+    assert hidden["content"] == omitted["content"] == [{"type": "text", "text": "Yes."}]
+    turn = {"role": "assistant", "content": [*answer["content"], {"type": "redacted_thinking"}]}
+    chat = translate({**BODY, "messages": [turn, {"role": "user", "content": "ok"}]}, images=False)
+    assert chat["messages"][0]["reasoning_content"] == "hm so"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"thinking": {"type": "disabled"}}, {"reasoning_effort": "none"}),
+        ({"thinking": {"type": "enabled"}}, {"reasoning_effort": "medium"}),
+        ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        (
+            {"output_config": {"effort": "max"}, "thinking": {"type": "adaptive"}},
+            {"reasoning_effort": "max"},
+        ),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"type": "object"}},
+                }
+            },
+        ),
+        ({"stop_sequences": ["a"]}, {"stop": ["a"]}),
+        ({"metadata": {"user_id": "u"}, "betas": ["b"], "container": None}, {}),
+        ({"seed": 3, "min_p": 0.1}, {"seed": 3, "min_p": 0.1}),
+    ],
+)
+def test_fields_have_their_like_in_chats(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    message = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    plain = {"model": "small", "max_tokens": 90, "messages": message}
+    found = translate({**BODY, **fields}, images=False)
+    assert {key: found[key] for key in (*plain, *expected)} == {**plain, **expected}
+    assert found.keys() - {*plain, *expected} <= {"include_reasoning"}
+
+
+class Transport:
+    """Answers each request with two tokens, and the length of its prompt; its own submission."""
+
+    replica = 0
+
+    def __init__(self) -> None:
+        self.requests: list[EngineRequest] = []
+
+    def submit(
+        self, request: EngineRequest, inputs: Mapping[str, Any], put: Callable[[StepItem], None]
+    ) -> Any:
+        self.requests.append(request)
+        put(StepItem(1, PROMPT, 100 + len(request.images), [], []))
+        put(StepItem(1, 0, 0, TOKENIZER.encode("ok"), [], STOP))
+        return self
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_images_reach_the_engine() -> None:
+    raw = image()
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(raw).decode()}
+    block = {"type": "image", "source": source}
+    content = [block, block, {"type": "text", "text": "What?"}]
+    transport = Transport()
+    pictures = replace(TOKENIZER, chat_template=PARTS_TEMPLATE)
+    abilities = Abilities(images=3)
+    with api(THREE, tokenizer=pictures, abilities=abilities, transport=transport) as served:  # type: ignore[arg-type]
+        answer = ask(served, messages=[{"role": "user", "content": content}])
+        last = events_of(served, messages=[{"role": "user", "content": content}])[-2]
+        refused = served.post(
+            "/v1/messages/count_tokens",
+            {"model": "small", "messages": [{"role": "user", "content": content}]},
+        )
+        url = {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}
+        fetched = served.post("/v1/messages", {**BODY, "messages": [_user(url)]})
+    (first, _) = transport.requests
+    assert [part.data for part in first.images] == [raw, raw]
+    assert f"{PLACEHOLDER * 2}What?" in TOKENIZER.tokenizer.decode(list(first.input_ids))
+    assert answer["usage"]["input_tokens"] == last["usage"]["input_tokens"] == 102
+    assert "only the engine knows" in refused.json()["error"]["message"]
+    assert "IMAGE_HOSTS" in fetched.json()["error"]["message"]
+
+
+def test_the_user_shows_the_images_of_tools() -> None:
+    url = {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [url]}
+    turn = _user(result, {"type": "text", "text": "What?"})
+    found = translate({**BODY, "messages": [turn]}, images=True)["messages"]
+    assert found[0] == {"role": "tool", "tool_call_id": "a", "content": ""}
+    assert [part["type"] for part in found[1]["content"]] == ["image_url", "text"]
+    assert found[1]["content"][0]["image_url"] == {"url": "https://a.example/b.png"}
+
+
+def test_tokens_are_counted() -> None:
+    with api(THREE, tokenizer=TOOLS_TOKENIZER) as served:
+        fields = {"system": [{"type": "text", "text": "Rhyme."}], "tools": [WEATHER]}
+        body = {name: value for name, value in BODY.items() if name != "max_tokens"} | fields
+        counted = served.post("/v1/messages/count_tokens", body)
+        assert counted.json() == {"input_tokens": ask(served, **fields)["usage"]["input_tokens"]}
+        other = served.post("/v1/messages/count_tokens", {**body, "model": "other"})
+    assert (other.status_code, other.json()["error"]["type"]) == (404, "not_found_error")
+
+
+def _user(*blocks: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_tokens": None}, "max_tokens: missing"),
+        ({"max_tokens": 0}, "max_tokens=0"),
+        ({"model": None}, "model: missing"),
+        ({"messages": None}, "messages: missing"),
+        ({"messages": []}, "messages: the list is empty"),
+        ({"messages": "Hi"}, "messages='Hi': must be a list"),
+        ({"messages": ["Hi"]}, "messages[0]='Hi': must be an object"),
+        ({"messages": [{"role": "tool"}]}, "messages[0].role='tool': must be user"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content=None: must be a list"),
+        (
+            {"messages": [*BODY["messages"], {"role": "assistant", "content": "a"}]},
+            "messages[1].role='assistant': the answer is always a new message",
+        ),
+        (
+            {"messages": [_user({"type": "image", "source": {}})]},
+            "messages[0].content[0].type='image': not supported: must be text or tool_result",
+        ),
+        (
+            {"messages": [_user({"type": "document"})]},
+            "messages[0].content[0].type='document': not supported",
+        ),
+        (
+            {"messages": [_user({"type": "text"})]},
+            "messages[0].content[0].text=None: must be text",
+        ),
+        (
+            {
+                "messages": [
+                    _user(
+                        {"type": "text", "text": "a"},
+                        {"type": "tool_result", "tool_use_id": "b"},
+                    )
+                ]
+            },
+            "messages[0].content[1]: tool_result comes before",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}, _user()]},
+            "messages[0].content[0].input=None: must be an object",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "image"}]}, _user()]},
+            "messages[0].content[0].type='image': not supported: must be text, thinking",
+        ),
+        ({"system": [{"type": "image"}]}, "system[0].type='image'"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type='bash_20250124'"),
+        ({"tools": [{"name": "a"}]}, "tools[0].input_schema=None"),
+        (
+            {"tools": [{**WEATHER, "descripton": "x"}]},
+            "tools[0].descripton: unknown key; did you mean 'description'?",
+        ),
+        ({"tools": [{**WEATHER, "input_examples": [{}]}]}, "tools[0].input_examples: not"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "all"}}, "tool_choice.type='all'"),
+        ({"tool_choice": {"type": "any"}}, "needs tools to choose from"),
+        ({"thinking": {"type": "on"}}, "thinking.type='on'"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format={'type': 'xml'}"),
+        ({"output_config": 3}, "output_config=3: must be an object"),
+        ({"stop_sequences": [3]}, "stop_sequences=[3]"),
+        ({"stop_sequence": ["a"]}, "stop_sequence: unknown field; did you mean 'stop_sequences'?"),
+        ({"n": 2}, "n: unknown field"),
+        ({"use_beam_search": True}, "use_beam_search=True: not supported"),
+        ({"mcp_servers": [{}]}, "mcp_servers: not supported"),
+        ({"thread": {"type": "create"}}, "thread: not supported: nothing is stored"),
+        ({"temperature": 3}, "temperature=3"),
+    ],
+)
+def test_refusals_are_in_anthropics_shape(fields: dict[str, Any], words: str) -> None:
+    with api(THREE) as served:
+        body = {name: value for name, value in {**BODY, **fields}.items() if value is not None}
+        answer = served.post("/v1/messages", body)
+        assert served.triton.requests == []
+    found = answer.json()
+    assert (answer.status_code, found["type"]) == (400, "error")
+    assert found["error"]["type"] == "invalid_request_error"
+    assert found["error"]["message"].startswith("E1005")
+    assert words in found["error"]["message"]
+    code = {"error_code": "thread_unsupported_request"}
+    assert found["error"].get("details") == (code if "thread" in fields else None)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("text", "status", "kind"),
+    [
+        ("E1002 PromptTooLong: too long", 400, "invalid_request_error"),
+        ("E2101 TritonTimeout: slow", 504, "timeout_error"),
+        ("E2105 TritonUnavailable: gone", 503, "overloaded_error"),
+        ("E2107 Overloaded: full", 429, "rate_limit_error"),
+        ("E2100 TritonUnknownError: odd", 500, "api_error"),
+    ],
+)
+def test_errors_of_the_engine(text: str, status: int, kind: str, streamed: bool) -> None:
+    with api(stream(event(error=text))) as served:
+        answer = served.post("/v1/messages", {**BODY, "stream": streamed})
+    found = answer.json()
+    assert (answer.status_code, found["error"]["type"]) == (status, kind)
+    assert found["error"]["message"].startswith(text)
+    assert ("prompt is too long" in found["error"]["message"]) is text.startswith("E1002")
+
+
+def test_an_error_within_the_stream_is_its_last_event() -> None:
+    with api(stream(*tokens("the "), event(error="E2107 Overloaded: full"))) as served:
+        found = events_of(served)
+    error = {"type": "rate_limit_error", "message": "E2107 Overloaded: full"}
+    assert found[-1] == {"type": "error", "error": error}
+
+
+def test_bodies_and_paths_and_keys_are_refused_in_that_shape() -> None:
+    with api(THREE, openai_api_key="secret", max_request_bytes=1000) as served:
+        key = {"x-api-key": "secret", "anthropic-version": "2023-06-01", "anthropic-beta": "x"}
+        long = {**BODY, "system": "x" * 2000}
+        answers = {
+            401: served.post("/v1/messages", BODY, headers={"x-api-key": "wrong"}),
+            413: served.post("/v1/messages", long, headers=key),
+            404: served.post("/v1/messages/batches", BODY, headers=key),
+            415: served.post("/v1/messages", content=b"{}", headers=key),
+        }
+        assert served.post("/v1/messages", BODY, headers=key).status_code == 200
+    for status, answer in answers.items():
+        assert (answer.status_code, answer.json()["type"]) == (status, "error")
+        assert answer.json()["error"].keys() == {"type", "message"}
+    assert answers[401].json()["error"]["type"] == "authentication_error"
+
+
+def test_an_answer_without_text_has_no_blocks() -> None:
+    with api(stream()) as served:
+        assert ask(served)["content"] == []
+        assert [item["type"] for item in events_of(served)][2:] == ["message_delta", "message_stop"]
+
+
+def test_the_schema_has_both_paths() -> None:
+    paths = openapi()["paths"]
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        error = paths[path]["post"]["responses"]["400"]["content"]["application/json"]["schema"]
+        assert error["$ref"].endswith("MessagesError")

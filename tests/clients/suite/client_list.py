@@ -49,6 +49,7 @@ class Client:
 
 CLIENTS = (
     Client("openai", ("openvino", "mock")),
+    Client("anthropic", ("openvino", "mock")),
     Client("litellm", ("openvino",)),
     Client("langchain-openai", ("openvino",)),
     Client("instructor", ("openvino",)),

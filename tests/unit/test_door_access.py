@@ -72,9 +72,9 @@ def test_anthropics_header_has_the_key_where_authorization_has_none(
 
 def test_the_first_header_of_a_name_counts() -> None:
     pairs = [(b"x-api-key", b"secret"), (b"x-api-key", b"wrong")]
-    Access("secret", loopback=False).check(Request("GET", b"/", pairs, b""))
+    Access("secret", loopback=False).check(Request("GET", b"/", pairs, b""), "openai")
     with pytest.raises(Unauthorized):
-        Access("secret", loopback=False).check(Request("GET", b"/", pairs[::-1], b""))
+        Access("secret", loopback=False).check(Request("GET", b"/", pairs[::-1], b""), "openai")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ NAMES = (
     "disturbed",
     "door_cost",
     "hot_path",
+    "tenants",
     "text_cost",
     "start_up",
     "memory",

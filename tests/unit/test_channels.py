@@ -38,6 +38,7 @@ FOREIGN = {
     "serving/openai/image_fetch.py": "fetches an image from elsewhere",
     "triton/server_sockets.py": "takes and measures sockets of Triton",
     "system/local_socket.py": "what channels are made of",
+    "system/tcp_sockets.py": "asks the kernel for sockets",
     "system/ports.py": "tries which ports are free, and listens for clients",
     "serving/coglet/prediction_directory.py": "waits for itself after a fork",
 }

@@ -1,0 +1,240 @@
+"""Tenants on one engine: what a flood of one adds to another's TTFT, and shares by weight.
+
+The mock engine has 64 streams, steps of 20 ms, and 0.05 ms a prompt token, so that a prompt of 4000
+takes 200 ms. One tenant floods with 200 prompts of 4000 tokens, again and again, while another
+asks each 200 ms: alone, beside the flood by a key of its own, and with one key for both. Then three
+tenants of weights 1, 2 and 4 ask for more than there is. CPU a token is of tenants over one key.
+
+    .venv/bin/python benchmarks/tenants.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import _servers
+from _report import Figure, Grid, Report, Target, main, say
+
+from cog_triton.door.keyring import sha256_of
+
+STREAMS, STEP_MS, PREFILL_MS = 64, 20.0, 0.05
+FLOOD, LONG, PERIOD_S = 200, 4000, 0.2
+WEIGHTS = {"one": 1, "two": 2, "four": 4}
+MOST_ADDED_MS = STEP_MS + LONG * PREFILL_MS
+OWN, SAME = "a key of its own", "one key for both"
+ONE_KEY = {"COG_TRITON_API_KEY": "a", "LOG_REQUESTS": "0", "MAX_QUEUE": "1000"}
+_MODEL = "mock"
+_TOKENS = re.compile(
+    r'^cog_triton_tenant_(?:prompt|generation)_tokens_total\{tenant="(\w+)"\} (\S+)$', re.MULTILINE
+)
+
+
+def percentile(values: list[float], of_100: int) -> float:
+    """The smallest value that so many of a hundred do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, -(-len(ordered) * of_100 // 100) - 1)]
+
+
+def jain(values: list[float]) -> float:
+    """Jain's index: 1 where all are alike, 1/n where one has everything."""
+    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
+
+
+@contextmanager
+def tenants(names: dict[str, float]) -> Iterator[dict[str, str]]:
+    """Environment of a server with a key for each name, which is the key; and ``root``."""
+    with tempfile.TemporaryDirectory(prefix="cog-triton-bench-") as scratch:
+        lines = [
+            {"name": name, "sha256": sha256_of(name.encode()), "weight": weight}
+            for name, weight in names.items()
+        ]
+        lines.append({"name": "root", "sha256": sha256_of(b"root"), "apis": ["metrics"]})
+        file = Path(scratch) / "keys"
+        file.write_text("\n".join(map(json.dumps, lines)))
+        yield {"COG_TRITON_KEYS": str(file), "LOG_REQUESTS": "0", "MAX_QUEUE": "1000"}
+
+
+class Client:
+    """Requests to the OpenAI API of a server, with keys; a connection each."""
+
+    def __init__(self, base: str) -> None:
+        self._port = int(base.rpartition(":")[2])
+
+    async def _lines(self, key: str, head: str, body: bytes = b"") -> AsyncIterator[bytes]:
+        """Lines of the answer, after those of its head; raises AssertionError unless it is 200."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            head += f" HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {key}\r\n"
+            head += "content-type: application/json\r\nconnection: close\r\n"
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            status = await reader.readline()
+            assert b" 200 " in status, status + await reader.read()
+            while (await reader.readline()).strip():
+                pass
+            while line := await reader.readline():
+                yield line
+        finally:
+            writer.close()
+
+    def _completion(
+        self, key: str, prompt: int, output: int, *, stream: bool
+    ) -> AsyncIterator[bytes]:
+        body = {"model": _MODEL, "prompt": [5] * prompt, "max_tokens": output, "stream": stream}
+        return self._lines(key, "POST /v1/completions", json.dumps(body).encode())
+
+    async def ask(self, key: str, prompt: int, output: int) -> int:
+        """Tokens of a whole answer."""
+        lines = [line async for line in self._completion(key, prompt, output, stream=False)]
+        return int(json.loads(b"".join(lines))["usage"]["completion_tokens"])
+
+    async def first_token_s(self, key: str, prompt: int, output: int) -> float:
+        """Seconds to the first token of a stream, which is read to its end."""
+        began, first = time.perf_counter(), 0.0
+        async for line in self._completion(key, prompt, output, stream=True):
+            if not first and line.startswith(b"data:"):
+                first = time.perf_counter() - began
+        return first
+
+    async def repeat(self, key: str, prompt: int, output: int) -> None:
+        """Ask again and again, until cancelled."""
+        while True:
+            await self.ask(key, prompt, output)
+
+    async def served(self) -> dict[str, float]:
+        """Tokens of each tenant so far."""
+        text = b"".join([line async for line in self._lines("root", "GET /metrics")]).decode()
+        found: dict[str, float] = {}
+        for name, count in _TOKENS.findall(text):
+            found[name] = found.get(name, 0.0) + float(count)
+        return found
+
+
+async def seldom(client: Client, key: str, count: int) -> list[float]:
+    """TTFT of `count` requests, one each `PERIOD_S`."""
+    began, tasks = time.perf_counter(), []
+    for place in range(count):
+        await asyncio.sleep(began + place * PERIOD_S - time.perf_counter())
+        tasks.append(asyncio.ensure_future(client.first_token_s(key, 20, 16)))
+    return await asyncio.gather(*tasks)
+
+
+@contextmanager
+def flooding(client: Client, loads: dict[str, tuple[int, int, int]]) -> Iterator[None]:
+    """Clients by key: how many, their prompts and outputs; each asks again when it is answered."""
+    tasks = [
+        asyncio.ensure_future(client.repeat(key, prompt, output))
+        for key, (count, prompt, output) in loads.items()
+        for _ in range(count)
+    ]
+    try:
+        yield
+        assert not any(task.done() for task in tasks), "a request of the flood failed"
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def measure_flood(base: str, key: str, count: int, flood: int) -> list[float]:
+    """TTFT of who asks seldom, by this key, beside a flood of tenant a."""
+    client = Client(base)
+    await seldom(client, key, 5)
+    with flooding(client, {"a": (flood, LONG, 64)} if flood else {}):
+        await asyncio.sleep(2)
+        return await seldom(client, key, count)
+
+
+async def measure_shares(base: str, seconds: float, each: int) -> dict[str, float]:
+    """Tokens of each tenant in overload."""
+    client = Client(base)
+    with flooding(client, dict.fromkeys(WEIGHTS, (each, 200, 50))):
+        await asyncio.sleep(seconds / 4)
+        before = await client.served()
+        await asyncio.sleep(seconds)
+        after = await client.served()
+    return {name: after[name] - before.get(name, 0.0) for name in WEIGHTS}
+
+
+async def cpu_us(server: _servers.Server, key: str, streams: int, output: int) -> float:
+    """CPU microseconds a token of all server processes."""
+    client = Client(server.openai)
+    await client.ask(key, 20, 8)
+    before = sum(server.cpu_seconds().values())
+    made = await asyncio.gather(*(client.ask(key, 20, output) for _ in range(streams)))
+    return (sum(server.cpu_seconds().values()) - before) * 1e6 / sum(made)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Measure the flood, the shares and the cost."""
+    count, flood, seconds, rounds, output = args.requests, FLOOD, args.seconds, args.rounds, 1000
+    if args.quick:
+        count, flood, seconds, rounds, output = 5, 70, 2.0, 1, 50
+    report = Report("tenants", "several tenants on one engine")
+    options = (f"--step-ms={STEP_MS:g}", f"--prefill={PREFILL_MS:g}", "--max-batch-size=64")
+    mock = ("--engine", "mock", *options)
+    times = {}
+    with tenants({"a": 1, "b": 1}) as keys, _servers.server(*mock, environment=keys) as server:
+        for name, size in (("alone", 0), (OWN, flood)):
+            times[name] = asyncio.run(measure_flood(server.openai, "b", count, size))
+    with _servers.server(*mock, environment=ONE_KEY) as server:
+        times[SAME] = asyncio.run(measure_flood(server.openai, "a", count // 5, flood))
+    grid = Grid("TTFT of who asks seldom", ("beside a flood", "requests", "p50 ms", "p99 ms"))
+    p99 = {name: percentile(values, 99) * 1000 for name, values in times.items()}
+    for name, values in times.items():
+        grid.add(name, len(values), statistics.median(values) * 1000, p99[name])
+        say(f"{name}: p50 {statistics.median(values) * 1000:.0f} ms, p99 {p99[name]:.0f} ms")
+    added = p99[OWN] - p99["alone"]
+    report.figures.append(
+        Figure("p99 TTFT that a flood adds, own key", added, "ms", Target(MOST_ADDED_MS))
+    )
+    report.figures.append(Figure(f"the same, {SAME}", p99[SAME] - p99["alone"], "ms", None))
+    report.grids.append(grid)
+    with tenants(WEIGHTS) as keys, _servers.server(*mock, environment=keys) as server:
+        had = asyncio.run(measure_shares(server.openai, seconds, flood // 2))
+    total, weights = sum(had.values()), sum(WEIGHTS.values())
+    grid = Grid("shares in overload", ("weight", "tokens", "share", "of its due"))
+    for name, weight in WEIGHTS.items():
+        due = had[name] / total / (weight / weights)
+        grid.add(weight, had[name], f"{had[name] / total:.3f}", f"{due:.3f}")
+        say(f"weight {weight}: {had[name] / total:.3f}, {due:.3f} of its due")
+    worst = max(abs(had[n] / total / (w / weights) - 1) for n, w in WEIGHTS.items())
+    report.grids.append(grid)
+    report.figures.append(Figure("farthest share from its due", worst * 100, "%", Target(5)))
+    index = jain([had[name] / weight for name, weight in WEIGHTS.items()])
+    report.figures.append(
+        Figure("Jain's index of weighted shares", index, "", Target(0.98, least=True))
+    )
+    ratios = []
+    with tenants({"a": 1}) as keys:
+        ways = {"tenants": keys, "one key": ONE_KEY}
+        for _ in range(rounds):
+            cost = {}
+            for name, environment in ways.items():
+                with _servers.mock_server(
+                    tps=100, clock=_servers.STEP_CLOCK, environment=environment
+                ) as server:
+                    cost[name] = asyncio.run(cpu_us(server, "a", STREAMS, output))
+            ratios.append(cost["tenants"] / cost["one key"])
+            say(f"CPU a token: {cost['tenants']:.1f} us with tenants, {cost['one key']:.1f} us")
+    report.figures.append(
+        Figure("CPU a token over that of one key", statistics.median(ratios), "x", Target(1.03))
+    )
+    return report
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--requests", type=int, default=500, help="of who asks seldom")
+    parser.add_argument("--seconds", type=float, default=40, help="of overload")
+    parser.add_argument("--rounds", type=int, default=3, help="of CPU a token")
+
+
+if __name__ == "__main__":
+    main("tenants", __doc__, run, arguments)

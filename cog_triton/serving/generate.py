@@ -38,7 +38,7 @@ from cog_triton.serving.generation import (
     TextDecoder,
     TextPiece,
 )
-from cog_triton.serving.inbox import Inbox, ThreadInbox
+from cog_triton.serving.inbox import Inbox, ThreadInbox, ThreadInboxes
 from cog_triton.serving.resume import Resumption
 from cog_triton.serving.tenant_limits import TenantLimits
 from cog_triton.serving.tenants import CURRENT
@@ -132,6 +132,7 @@ class TextGenerator:
         self.adapter_use = AdapterUse()
         self.quarantine = Quarantine()
         self.tenant_limits = TenantLimits()
+        self._inboxes = ThreadInboxes()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a prompt; raises E1002, often before all of it is encoded; blocks."""
@@ -180,7 +181,7 @@ class TextGenerator:
 
         `ticket` is for its cancellation by another thread.
         """
-        inbox = ThreadInbox()
+        inbox = self._inboxes.new()
         return Stream(Generation(self, request, inbox, ticket), inbox)
 
     def probe(self, adapter: str | None = None, transport: TokenTransport | None = None) -> None:

@@ -21,6 +21,7 @@ generated to its end.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextvars
 import inspect
 import sys
@@ -64,9 +65,12 @@ def install(run: Callable[..., Any]) -> None:
     """Patch asyncio so that cancellation reaches streams in this process; idempotent.
 
     `run` is the predictor's method. coglet resolves its annotations for each prediction, to
-    find files among its inputs; there are none, so that is turned off.
+    find files among its inputs; there are none, so that is turned off. For each piece it imports
+    builtins (PyImport_Import without a frame), whose spec lacks the attribute that says whether it
+    is loaded, as only those of loaded modules have it: an AttributeError a piece.
     """
     run.__no_type_check__ = True  # type: ignore[attr-defined]
+    vars(builtins.__spec__)["_initializing"] = False
     asyncio.run_coroutine_threadsafe = _patched_run_coroutine_threadsafe  # type: ignore[assignment]
 
 

@@ -81,8 +81,8 @@ surface: setup ## hold what users rely on to what was kept of it (ARGS=--keep: t
 bench: setup engine.tar ## measure the serving path against targets (ARGS="--only=NAME,NAME --quick")
 	@$(BIN)/python benchmarks/run_all.py engine.tar $(ARGS)
 
-bench-against: setup ## measure this tree beside another commit, in turns (REF=37f5e42 ARGS="--rounds 5")
-	@$(BIN)/python benchmarks/against_commit.py $(or $(REF),$(error REF=COMMIT)) $(ARGS)
+bench-against: setup ## measure this tree beside another commit, or the last release, in turns (REF=37f5e42 ARGS="--rounds 5 --hold")
+	@$(BIN)/python benchmarks/against_commit.py $(REF) $(ARGS)
 
 bench-tar: setup ## measure engine.tar against tar, gzip and zstd (ARGS=...)
 	@$(BIN)/python benchmarks/engine_tar.py $(ARGS)

@@ -4,15 +4,17 @@ Both serve the mock with a step clock on this machine, at once, and are asked in
 client: machines and hours differ, so that only what is measured side by side can be compared. The
 other commit's files go below .work/against, with an environment of its own (scripts/setup), once.
 
-    make bench-against REF=HEAD~20
+    make bench-against REF=HEAD~20          # without REF: the last release
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import re
 import statistics
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from _streams import CHAT, PREDICTIONS, Api
 
 ROOT = Path(__file__).parents[1]
 HERE = "this tree"
+_VERSION = re.compile(r"(?m)^## (\d+\.\d+\.\d+) - ")
 STREAMS, TPS = 64, 100
 MOST = Target(1.2)
 """CPU of this tree by the other's, which a change has to explain beyond."""
@@ -55,6 +58,19 @@ FIGURES: dict[str, Callable[[LoadCost], float]] = {
     "ITL p99": lambda cell: cell.wave.itl_ms(99),
     "TTFT p50": lambda cell: cell.wave.ttft_ms(50),
 }
+
+
+def last_release() -> str:
+    """The commit of the newest version in CHANGELOG.md; ends the benchmark where it is not here."""
+    version = _VERSION.findall((ROOT / "CHANGELOG.md").read_text("utf-8"))[0]
+    tagged = ("rev-parse", "--verify", "--quiet", f"v{version}^{{commit}}")
+    cut = ("log", "-1", "--format=%H", f"--grep=^Cut {re.escape(version)}$")
+    for arguments in (tagged, cut):
+        git = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=False)
+        if found := git.stdout.decode().strip():
+            return found
+    say(f"against_commit: {version}, the last release, is not in this clone: nothing is measured")
+    raise SystemExit(0)
 
 
 def checkout(ref: str) -> Path:
@@ -89,14 +105,15 @@ def ratios(cells: dict[str, list[LoadCost]], of: Callable[[LoadCost], float]) ->
 def run(args: argparse.Namespace) -> Report:
     """Measure every load in turns; which side begins alternates."""
     rounds, seconds = (1, 0.3) if args.quick else (args.rounds, args.seconds)
-    place = checkout(args.ref)
-    report = Report("against_commit", f"this tree beside {args.ref} ({place.name})")
+    ref = args.ref or last_release()
+    place = checkout(ref)
+    report = Report("against_commit", f"this tree beside {ref} ({place.name})")
     columns = ("", "side", "CPU us/token", *COSTS, "us/request", "ITL ms: p50", "p99", "TTFT p50")
     grid = Grid(f"medians of {rounds} rounds; ratios are of the pairs", columns)
     with ExitStack() as stack:
         sides = {
             HERE: stack.enter_context(_server()),
-            args.ref: stack.enter_context(_server(place)),
+            ref: stack.enter_context(_server(place)),
         }
         for server, api in itertools.product(sides.values(), (PREDICTIONS, CHAT)):
             measure(server, {"max_tokens": 8}, 8, api=api)  # warms up
@@ -140,10 +157,13 @@ def figures(load: Load, cells: dict[str, list[LoadCost]]) -> Iterator[Figure]:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("ref", help="the other commit, as git names it")
+    parser.add_argument("ref", nargs="?", help="the other commit; by default the last release")
+    parser.add_argument("--hold", action="store_true", help="fail when a target is missed")
     parser.add_argument("--seconds", type=float, default=5, help="of each load")
     parser.add_argument("--rounds", type=int, default=5, help="of both sides")
 
 
 if __name__ == "__main__":
-    main("against_commit", __doc__, run, arguments)
+    found = main("against_commit", __doc__, run, arguments)
+    if "--hold" in sys.argv and any(figure.verdict == "missed" for figure in found.figures):
+        raise SystemExit(f"against_commit: more than {MOST.value:g} of the other's CPU")

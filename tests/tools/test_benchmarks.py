@@ -116,6 +116,31 @@ def test_a_commit_is_measured_beside_this_tree(
     assert all(0.1 < figure.value < 10 for figure in report.figures if figure.target)
 
 
+def test_without_a_commit_it_is_the_last_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(against_commit, "ROOT", tmp_path)
+    (tmp_path / "CHANGELOG.md").write_text("## Unreleased\n\n## 1.2.0 - 2026-01-02\n## 1.1.0 - x\n")
+
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        command = ["git", "-C", str(tmp_path), *identity, *words]
+        return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    with pytest.raises(SystemExit) as ended:
+        against_commit.last_release()
+    assert ended.value.code == 0
+    assert "1.2.0, the last release, is not in this clone" in capsys.readouterr().err
+    commits = []
+    for subject in ("Cut 1.1.0", "Cut 1.2.0", "Go on"):
+        git("commit", "-q", "--allow-empty", "-m", subject)
+        commits.append(git("rev-parse", "HEAD"))
+    assert against_commit.last_release() == commits[1]
+    git("tag", "v1.2.0", commits[2])
+    assert against_commit.last_release() == commits[2]
+
+
 def test_a_commit_that_is_not_there_is_refused_by_name() -> None:
     with pytest.raises(SystemExit, match="no-such-ref"):
         against_commit.checkout("no-such-ref")

@@ -62,7 +62,12 @@ class Wave:
     def events_per_read(self) -> float:
         """Mean number of events in one read."""
         reads = sum(len(stream.times) for stream in self.streams)
-        return sum(sum(stream.counts) for stream in self.streams) / max(1, reads)
+        return self.events / max(1, reads)
+
+    @property
+    def events(self) -> int:
+        """Events of output, of all streams: a server that is behind has several tokens in one."""
+        return sum(sum(stream.counts) for stream in self.streams)
 
     def itl_ms(self, percentile: float = 99) -> float:
         """Inter-token latency within a stream, in milliseconds."""

@@ -53,6 +53,7 @@ def loads(seconds: float) -> Iterator[Load]:
 
 FIGURES: dict[str, Callable[[LoadCost], float]] = {
     "CPU a token": lambda cell: cell.us,
+    "CPU an event": lambda cell: cell.us * cell.wave.tokens / cell.wave.events,
     "CPU a request": lambda cell: cell.us * cell.wave.tokens / len(cell.wave.streams),
     "ITL p50": lambda cell: cell.wave.itl_ms(50),
     "ITL p99": lambda cell: cell.wave.itl_ms(99),
@@ -71,6 +72,9 @@ def last_release() -> str:
             return found
     say(f"against_commit: {version}, the last release, is not in this clone: nothing is measured")
     raise SystemExit(0)
+
+
+_HELD = ("CPU a token", "CPU a request")
 
 
 def checkout(ref: str) -> Path:
@@ -108,7 +112,17 @@ def run(args: argparse.Namespace) -> Report:
     ref = args.ref or last_release()
     place = checkout(ref)
     report = Report("against_commit", f"this tree beside {ref} ({place.name})")
-    columns = ("", "side", "CPU us/token", *COSTS, "us/request", "ITL ms: p50", "p99", "TTFT p50")
+    columns = (
+        "",
+        "side",
+        "CPU us/token",
+        *COSTS,
+        "us/event",
+        "us/request",
+        "ITL ms: p50",
+        "p99",
+        "TTFT p50",
+    )
     grid = Grid(f"medians of {rounds} rounds; ratios are of the pairs", columns)
     with ExitStack() as stack:
         sides = {
@@ -141,18 +155,22 @@ def _medians(cells: list[LoadCost]) -> Iterator[float]:
     yield statistics.median(cell.us for cell in cells)
     for part in zip(*(cell.costs() for cell in cells), strict=True):
         yield statistics.median(part)
-    for name in ("CPU a request", "ITL p50", "ITL p99", "TTFT p50"):
+    for name in ("CPU an event", "CPU a request", "ITL p50", "ITL p99", "TTFT p50"):
         yield statistics.median(map(FIGURES[name], cells))
 
 
 def figures(load: Load, cells: dict[str, list[LoadCost]]) -> Iterator[Figure]:
     """Ratios of a load, with their spread in the name."""
     short = load.seconds > 0
-    names = ("CPU a request", "TTFT p50") if short else ("CPU a token", "ITL p50", "ITL p99")
+    names = (
+        ("CPU a request", "TTFT p50")
+        if short
+        else ("CPU a token", "CPU an event", "ITL p50", "ITL p99")
+    )
     for name in names:
         if found := ratios(cells, FIGURES[name]):
             spread = f"{min(found):.2f} to {max(found):.2f}"
-            target = MOST if name.startswith("CPU") else None
+            target = MOST if name in _HELD else None
             yield Figure(f"{load.name}: {name} ({spread})", statistics.median(found), "x", target)
 
 

@@ -22,6 +22,7 @@ from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent, encode_extras
 from cog_triton.errors import InvalidArgument
+from cog_triton.text import generation_config
 from cog_triton.text.guide import GuideKind
 
 
@@ -229,6 +230,15 @@ class EngineFamily(ABC):
         ``model.py``, or None for a compiled backend; raises E1202 for unknown arguments.
         `limits` are final after it: arguments may move them.
         """
+
+    @property
+    def model_dir(self) -> Path:
+        """The directory of the model's own small files."""
+        return self.tokenizer_dir
+
+    def generation_config(self) -> Mapping[str, Any]:
+        """The model's generation_config.json, empty if it has none."""
+        return generation_config.load(self.model_dir)
 
     def render_python(self, config: Any, max_batch_size: int, options: Mapping[str, Any]) -> str:
         """Fill `config` for `engine_class` and its `options`; returns its model.py."""

@@ -111,9 +111,9 @@ def of_vllm(family: VLLMFamily) -> Demand:
     Raises:
         BuildConfigInvalid, ModelUnavailable: there is nothing that it can be summed of.
     """
-    model = Path(str(family.model.arguments["model"]))
-    place = model if model.is_dir() else family.tokenizer_dir
+    place = family.model_dir
     if not weight_bytes(place):
+        model = family.model.arguments["model"]
         raise ModelUnavailable(f"{model}: its weights are not here yet")
     return _vllm_demand(
         model_files.describe(str(place)), family.model.arguments, family.limits.max_seq_len

@@ -105,7 +105,7 @@ class MockPredictor(Predictor):
         """Validate the inputs, and return the stream of text, buffered as requested."""
         log_format.request_id.set(concurrent_streaming.prediction_id())
         with self._reporting_rejections():
-            asked = MockInputs(**inputs).checked()
+            asked = MockInputs(**self._with_defaults(inputs)).checked()
         chunk_size = {"yield": 0.0, "wait": math.inf}.get(
             asked.output_method, asked.buffer_size or 0.0
         )

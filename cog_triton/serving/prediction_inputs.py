@@ -7,8 +7,9 @@ cog-triton, and bounded by the rows of `SamplingParams` that have their names.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
 
 from cog import Input
@@ -17,6 +18,8 @@ from cog_triton.errors import InvalidArgumentMaxTokens, InvalidArgumentMinTokens
 from cog_triton.text.sampling import SAMPLING, SamplingParams
 
 DEFAULT_MAX_TOKENS = 512
+INPUTS = {item.name: item for item in SAMPLING if item.inputs is not None}
+"""Rows of the sampling parameters that are inputs."""
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -119,13 +122,13 @@ class PredictionInputs:
         " Leave blank for the base model.",
     )
 
-    def sampling(self) -> SamplingParams:
-        """Sampling parameters, with a random seed if none was given; raises E1005, E1101, E1102."""
-        values = {
-            item.name: item.read(getattr(self, item.name))
-            for item in SAMPLING
-            if item.inputs is not None
-        }
+    def sampling(self, defaults: Mapping[str, float] = MappingProxyType({})) -> SamplingParams:
+        """Sampling parameters, with a random seed if none was given; raises E1005, E1101, E1102.
+
+        Those that are no input are the model's `defaults`.
+        """
+        values: dict[str, Any] = dict(defaults)
+        values |= {name: item.read(getattr(self, name)) for name, item in INPUTS.items()}
         values["max_tokens"] = self._max_tokens()
         values["min_tokens"] = min(self._min_tokens(), self._max_tokens())
         return SamplingParams(**values)

@@ -21,7 +21,7 @@ from cog_triton.serving.coglet import concurrent_streaming
 from cog_triton.serving.generate import Generation, Stream
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai.listeners import HTTPListeners, model_name
-from cog_triton.serving.prediction_inputs import PredictionInputs, takes
+from cog_triton.serving.prediction_inputs import INPUTS, PredictionInputs, takes
 from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.observers import CompositeObserver
 from cog_triton.settings import Settings, load_settings
@@ -118,7 +118,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
     @takes(PredictionInputs)
     async def run(self, **inputs: Any) -> ConcatenateIterator[str]:
         """Validate the inputs, and return the stream of text; awaits nothing."""
-        return self.stream(PredictionInputs(**inputs))
+        return self.stream(PredictionInputs(**self._with_defaults(inputs)))
 
     def stream(
         self,
@@ -139,7 +139,8 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         with self._reporting_rejections():
             self._runtime.generator.tenant_limits.begin(tenants.CURRENT.get())
             self._runtime.family.abilities.require_generation()
-            sampling, notes = inputs.sampling(), inputs.notes()
+            sampling = inputs.sampling(self._runtime.sampling_defaults)
+            notes = inputs.notes()
         ticket = Ticket()
 
         def chunks() -> Generator[str, None, None]:
@@ -153,6 +154,11 @@ class Predictor(BaseRunner):  # type: ignore[misc]
             yield from transform(self._generate(stream, log_metrics), stream.generation)
 
         return concurrent_streaming.cancellable_stream(chunks(), ticket.cancel)
+
+    def _with_defaults(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """A request's inputs and the model's defaults, which precede those that Cog declares."""
+        defaults = self._runtime.sampling_defaults.items()
+        return {name: value for name, value in defaults if name in INPUTS} | dict(inputs)
 
     def _check(self) -> Generator[str, None, None]:
         """Answer to the front door's own prediction, whose id no client knows; it is not counted.

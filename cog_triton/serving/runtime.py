@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from cog_triton.artifact import canary
@@ -24,6 +24,7 @@ from cog_triton.serving.generation import Observer
 from cog_triton.serving.supervisor import Supervisor
 from cog_triton.settings import Settings
 from cog_triton.text import chat_template
+from cog_triton.text.generation_config import sampling_defaults
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.model_repository import max_batch_size
 from cog_triton.triton.request_streams import RequestStreams
@@ -41,9 +42,9 @@ _ABORT_GRACE_S = 2.0
 class Runtime:
     """A running engine: tokenizer, supervised Triton and `generator`.
 
-    `adapters` are its LoRA adapters, if it may have any. For metrics: `admission` counts requests,
-    `supervisor` has Triton's state and restarts, `step_statistics` the step stream's counts
-    if the engine has one.
+    `adapters` are its LoRA adapters, if it may have any, `sampling_defaults` the model's own of
+    sampling parameters. For metrics: `admission` counts requests, `supervisor` has Triton's state
+    and restarts, `step_statistics` the step stream's counts if the engine has one.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Runtime:
         self.tokenizer = tokenizer
         self.admission = admission
         self.adapters = adapters
+        self.sampling_defaults = _sampling_defaults(settings, family)
         client = TritonClient(settings.triton_url)
         self.step_statistics: StepStatistics | ReplicaStatistics | None = None
         transport: TokenTransport
@@ -195,6 +197,16 @@ class Runtime:
             )
             self.admission.wait_until_idle(_ABORT_GRACE_S)
         self.supervisor.disable_restarts()
+
+
+def _sampling_defaults(settings: Settings, family: EngineFamily) -> Mapping[str, float]:
+    """Defaults of sampling parameters by GENERATION_CONFIG, which the log tells."""
+    if settings.generation_config == "none" or not family.abilities.generation:
+        return {}
+    found = sampling_defaults(family.generation_config(), family.abilities.sampling)
+    if found:
+        _log.info("requests that say nothing else have the model's own %s", found)
+    return found
 
 
 def check_canary(family: EngineFamily, generator: TextGenerator, *, required: bool) -> None:

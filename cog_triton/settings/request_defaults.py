@@ -44,6 +44,13 @@ class RequestSettings(SettingsGroup):
         description="Marks around the model's reasoning: `think` (`<think>`), `mistral`"
         " (`[THINK]`), or `none`. `auto` knows them from the chat template.",
     )
+    generation_config: Annotated[
+        Literal["auto", "none"], BeforeValidator(lambda value: value or "auto")
+    ] = Field(
+        "auto",
+        description="Defaults of `temperature`, `top_p`, `top_k`, `repetition_penalty` and `min_p`:"
+        " `auto`, those of the model's generation_config.json; `none`, the API's own.",
+    )
     stop_sequences: str | None = Field(
         None, description="Default of the input `stop_sequences`, separated by commas."
     )

@@ -217,6 +217,16 @@ def test_all_of_it_works_by_keyboard(tab: Tab, api: ScriptedAPI) -> None:
     assert wanted <= reached
 
 
+def test_fields_show_the_defaults_of_the_model(browser: Chromium, api: ScriptedAPI) -> None:
+    api.models[1]["generation_config"] = {"temperature": 0.6, "top_k": 20, "min_p": 0.1}
+    shown = "['temperature', 'top_p', 'top_k', 'repetition_penalty'].map(id => $(id).placeholder)"
+    with browser.tab(api.url) as tab:
+        tab.until(READY)
+        assert tab.js(shown) == ["1", "1", "off", "1"]
+        tab.js("$('model').selectedIndex = 1; $('model').dispatchEvent(new Event('change'))")
+        assert tab.js(shown) == ["0.6", "1", "20", "1"]
+
+
 def test_settings_reach_the_request(tab: Tab, api: ScriptedAPI) -> None:
     api.says("Yes.")
     tab.fill("#temperature", "0.5")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import Event
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -102,6 +103,7 @@ def api(
     transport: TokenTransport | None = None,
     adapters: AdapterStore | None = None,
     tokenizer: EngineTokenizer = TOKENIZER,
+    defaults: Mapping[str, float] = MappingProxyType({}),
     **options: Any,
 ) -> Iterator[Served]:
     if abilities is None:
@@ -127,7 +129,7 @@ def api(
         key = settings.openai_api_key
         models = ServedModels("small", adapters)
         app = create_app(
-            OpenAIRoutes(ServedAPI(settings, generator, models, abilities)).routes(),
+            OpenAIRoutes(ServedAPI(settings, generator, models, abilities, defaults)).routes(),
             require_ready=served.require_ready,
             api_key=key.get_secret_value() if key else None,
             on_refused=metrics.refused,

@@ -299,6 +299,8 @@ def test_overflow_of_float16_is_refused(tmp_path: Path) -> None:
 def test_engine_config_tokenizer_and_template(tmp_path: Path) -> None:
     model = TinyModel.make("LlamaForCausalLM")
     source = model.save(tmp_path / "hf")
+    own = {"temperature": 0.5, "top_k": 7}
+    (source / "generation_config.json").write_text(json.dumps({**own, "top_p": "x", "x": 1}))
     engine = build(source, tmp_path, "q8_0", max_seq_len=100, max_batch_size=3)
     config = json.loads((engine / "config.json").read_text())
     assert config["engine"] == "openvino"
@@ -311,6 +313,9 @@ def test_engine_config_tokenizer_and_template(tmp_path: Path) -> None:
     }
     described = config["pretrained_config"]
     assert described["eos_token_id"] == [2, 0]
+    found = json.loads((engine / "generation_config.json").read_text())
+    assert own.items() <= found.items()
+    assert found.keys().isdisjoint({"x", "top_p"})
     assert described["quantization"]["quant_algo"] == "Q8_0"
     assert described["norm_epsilon"] == 3e-5
     assert described["rotary_base"] == 5000.0

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Generator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,6 +68,7 @@ def test_contradicting_inputs_are_rejected_and_observed(
 ) -> None:
     predictor = MockPredictor()
     predictor._telemetry = Telemetry()
+    predictor._runtime = SimpleNamespace(sampling_defaults={})
     own = {name: field.default for name, field in inputs(MockPredictor).items() if name in OWN}
     with pytest.raises(error) as caught:  # Cog leaves out what the request does
         asyncio.run(predictor.run(**{**own, **values}))

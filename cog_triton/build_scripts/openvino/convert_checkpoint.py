@@ -20,6 +20,8 @@ from cog_triton.build_scripts.openvino import (
 )
 from cog_triton.build_scripts.openvino._model import Model
 from cog_triton.errors import ModelUnavailable
+from cog_triton.text import generation_config
+from cog_triton.text.sampling import ABILITIES
 
 DTYPES = {"auto": None, "float16": "F16", "float32": "F32"}
 
@@ -55,7 +57,11 @@ def main() -> None:
     else:
         model = convert_gguf(path, arguments.output_dir, kind)
     _script.write_json(arguments.output_dir / "config.json", model.hf_config())
-    _script.write_json(arguments.output_dir / "generation_config.json", model.special_ids())
+    own = generation_config.load(arguments.model_dir) if arguments.model_dir.is_dir() else {}
+    # OpenVINO's library does not load a model whose file has a value of another type.
+    sampling = generation_config.sampling_defaults(own, {*ABILITIES})
+    path = arguments.output_dir / generation_config.FILE
+    _script.write_json(path, {**sampling, **model.special_ids()})
     _script.say(f"{model.architecture}: {len(model.tensors())} tensors -> {arguments.output_dir}")
 
 

@@ -33,6 +33,7 @@ from cog_triton.engines.vllm.vllm_version import (
 from cog_triton.errors import EngineIncompatible, InvalidPredictorConfig, nearest
 from cog_triton.keeper.keeper_messages import SPARE_LOADS
 from cog_triton.system.redaction import HUB_TOKENS
+from cog_triton.text import generation_config
 from cog_triton.text.sampling import ABILITIES
 
 _log = logging.getLogger(__name__)
@@ -82,6 +83,19 @@ class VLLMFamily(EngineFamily):
         super().__init__(directory, limits, model.tokenizer_dir)
         self.model = model
         self._version: str | None = None
+
+    @property
+    def model_dir(self) -> Path:
+        """See `EngineFamily.model_dir`; not that of another model's tokenizer."""
+        model = Path(str(self.model.arguments["model"]))
+        return model if model.is_dir() else self.tokenizer_dir
+
+    def generation_config(self) -> Mapping[str, Any]:
+        """See `EngineFamily.generation_config`; model.json may name another, or override it."""
+        named = self.model.arguments.get("generation_config") or "auto"
+        directory = self.model_dir if named == "auto" else self.directory / named
+        found = {} if named == "vllm" else generation_config.load(directory)
+        return {**found, **(self.model.arguments.get("override_generation_config") or {})}
 
     @property
     def nodes(self) -> int:

@@ -109,7 +109,8 @@ class HTTPListeners:
             if port == "OPENAI_PORT":
                 models = ServedModels(model_name(runtime), runtime.adapters)
                 abilities = runtime.family.abilities
-                api = ServedAPI(self._settings, runtime.generator, models, abilities)
+                given = (runtime.generator, models, abilities, runtime.sampling_defaults)
+                api = ServedAPI(self._settings, *given)
                 routes += [
                     *OpenAIRoutes(api).routes(),
                     Route("/openapi.json", _schema, methods=["GET"]),

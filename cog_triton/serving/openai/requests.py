@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -209,20 +210,23 @@ class OpenAIRequest(GuideFields, ABC):
         """Whether log probabilities of the prompt's tokens are requested."""
         return False
 
-    def engine_request(self) -> EngineRequest:
-        """What is asked of the engine, but for prompt, adapter and guide; raises E1005."""
+    def engine_request(self, defaults: Mapping[str, float]) -> EngineRequest:
+        """What is asked of the engine, but for prompt, adapter and guide; raises E1005.
+
+        `defaults` are the model's own, of sampling parameters.
+        """
         return EngineRequest(
             input_ids=(),
-            sampling=self.sampling(),
+            sampling=self.sampling(defaults),
             end_id=-1 if self.ignore_eos else None,
             return_log_probs=self.log_probs or self.made > self.shown,
             top_log_probs=self.top_log_probs,
             prompt_log_probs=self.prompt_log_probs,
         )
 
-    def sampling(self) -> SamplingParams:
-        """Sampling parameters, with OpenAI's defaults for absent fields; raises E1005."""
-        given: dict[str, Any] = {"top_p": 1.0, "seed": resolve_seed(None)}
+    def sampling(self, defaults: Mapping[str, float] = MappingProxyType({})) -> SamplingParams:
+        """Sampling parameters; of absent fields the `defaults`, else OpenAI's; raises E1005."""
+        given: dict[str, Any] = {"top_p": 1.0, **defaults, "seed": resolve_seed(None)}
         for item in SAMPLING:
             if item.body is not None and (value := getattr(self, item.name)) is not None:
                 given[item.name] = item.read(value)

@@ -6,6 +6,7 @@ Stateless: nothing is stored, so what refers to an earlier response is refused b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cog_triton.errors import InvalidArgument
@@ -42,8 +43,11 @@ class Translated(NamedTuple):
     echoed: Object
 
 
-def translate(body: Any) -> Translated:
-    """Translate a request's JSON value; raises E1005 for what a chat cannot have."""
+def translate(body: Any, defaults: Mapping[str, float] = MappingProxyType({})) -> Translated:
+    """Translate a request's JSON value; raises E1005 for what a chat cannot have.
+
+    `defaults` are the model's own, of sampling parameters.
+    """
     if not isinstance(body, dict):
         raise InvalidArgument("the body must be a JSON object")
     given = {name: value for name, value in body.items() if value is not None}
@@ -68,7 +72,7 @@ def translate(body: Any) -> Translated:
         chat["tool_choice"] = _tool_choice(given["tool_choice"])
     if (form := _format(given.get("text"))) is not None:
         chat["response_format"] = form
-    return Translated(chat, _echoed(given))
+    return Translated(chat, _echoed({**defaults, **given}))
 
 
 def _echoed(given: Mapping[str, Any]) -> Object:

@@ -136,7 +136,7 @@ class OpenAIRoutes:
         envelope = ResponseEnvelope.of_response(self._models.base)
 
         def to_chat(body: Any) -> Object:
-            chat, envelope.echoed = translate(body)
+            chat, envelope.echoed = translate(body, self._api.defaults)
             return chat
 
         def prompts(chat: ChatRequest) -> Prompts:
@@ -235,7 +235,7 @@ class OpenAIRoutes:
         else:
             self._stop_limits.check("stop", stops)
         prompts = to_prompts(request)
-        asked, made, shown = request.engine_request(), request.made, request.shown
+        asked, made, shown = request.engine_request(self._api.defaults), request.made, request.shown
         stop_token_ids = self._stop_token_ids(request)
         for item in SAMPLING:
             if item.ids:
@@ -298,6 +298,7 @@ class OpenAIRoutes:
             "created": self._created,
             "owned_by": "cog-triton",
             "max_model_len": self._generator.max_seq_len,
+            "generation_config": dict(self._api.defaults),
             "capabilities": {
                 "generation": self._abilities.generation,
                 "embeddings": self._abilities.embeddings,

@@ -6,8 +6,8 @@ The routes are as vLLM's server has them; `ServedAPI` is what all endpoints answ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -70,12 +70,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ServedAPI:
-    """What endpoints answer with: one model and its adapters; `abilities` are its engine's."""
+    """What endpoints answer with: one model and its adapters; `abilities` are its engine's.
+
+    `defaults` are the model's own, of sampling parameters.
+    """
 
     settings: Settings
     generator: TextGenerator
     models: ServedModels
     abilities: Abilities
+    defaults: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def inboxes(self) -> LoopInboxes:

@@ -340,17 +340,17 @@ def _user(*blocks: Any) -> dict[str, Any]:
         ({"model": None}, "model: missing"),
         ({"messages": None}, "messages: missing"),
         ({"messages": []}, "messages: the list is empty"),
-        ({"messages": "Hi"}, "messages='Hi': must be a list"),
+        ({"messages": "Hi"}, "messages: must be a list"),
         ({"messages": ["Hi"]}, "messages[0]='Hi': must be an object"),
         ({"messages": [{"role": "tool"}]}, "messages[0].role='tool': must be user"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content=None: must be a list"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content: must be a list"),
         (
             {"messages": [*BODY["messages"], {"role": "assistant", "content": "a"}]},
             "messages[1].role='assistant': the answer is always a new message",
         ),
         (
             {"messages": [_user({"type": "image", "source": {}})]},
-            "messages[0].content[0].type='image': not supported: must be text or tool_result",
+            "messages[0].content[0].type='image': not supported: must be tool_result, text",
         ),
         (
             {"messages": [_user({"type": "document"})]},

@@ -193,27 +193,6 @@ class ChatChoiceBuilder(ChoiceBuilder):
         return chat_log_probs(self._token_text, log_probs)
 
 
-class EventChoiceBuilder(ChatChoiceBuilder):
-    """Base of builders of the only answer of an API whose events have names."""
-
-    def __init__(
-        self,
-        envelope: Envelope,
-        token_text: TokenText,
-        prompt_tokens: int,
-        parser: AnswerParser | None = None,
-    ) -> None:
-        super().__init__(envelope, 0, token_text, parser=parser)
-        self._prompt_tokens = prompt_tokens
-
-    def events(self, piece: TextPiece) -> bytes:
-        return b"".join(map(self._envelope.event, self.chunks(piece)))
-
-    def _prompt_count(self, result: GenerationResult) -> int:
-        """Tokens of the prompt, those of its images included."""
-        return result.prompt_length or self._prompt_tokens
-
-
 @dataclass(frozen=True, slots=True)
 class Echo:
     """Prompt that a completion begins with; `alone` says that it has nothing else."""

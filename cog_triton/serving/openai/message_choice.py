@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from cog_triton.serving.generation import GenerationResult, TextPiece
-from cog_triton.serving.openai.choices import EventChoiceBuilder, call_id
+from cog_triton.serving.openai.answer_items import AnswerItems, EventChoiceBuilder, Kind
+from cog_triton.serving.openai.choices import call_id
 from cog_triton.serving.openai.envelope import MessageEnvelope, Object, message_usage
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
-from cog_triton.serving.openai.parsers.call_parser import (
-    CallArguments,
-    CallStart,
-    Content,
-    Delta,
-    Reasoning,
-)
 from cog_triton.text.detokenize import TokenText
 
 _BEGUN: Object = {"stop_reason": None, "stop_sequence": None}
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
 
 
 class MessageChoiceBuilder(EventChoiceBuilder):
@@ -52,7 +51,7 @@ class MessageChoiceBuilder(EventChoiceBuilder):
 
     def choice(self, result: GenerationResult) -> Object:
         self._close()
-        return {"content": self._blocks.content, "end": self._end(result)}
+        return {"content": self._blocks.output, "end": self._end(result)}
 
     def _add_text(self, text: str) -> None:
         self._blocks.feed(self._parse(text))
@@ -71,69 +70,42 @@ class MessageChoiceBuilder(EventChoiceBuilder):
         return {**_BEGUN, "stop_reason": "end_turn"}
 
 
-class MessageBlocks:
-    """Builds `content`; a block is open until one of another kind, or the end, closes it.
+class MessageBlocks(AnswerItems):
+    """Builds the blocks of a message's content.
 
     A call whose arguments were cut is in the events alone: they are no JSON object.
     """
 
-    def __init__(self) -> None:
-        self.content: list[Object] = []
-        self._open: Object | None = None
-        self._texts: list[str] = []
-        self._begun = 0
+    _begun = 0
 
-    def feed(self, deltas: Iterable[Delta]) -> list[Object]:
-        """The events of these deltas."""
-        events: list[Object] = []
-        for delta in deltas:
-            match delta:
-                case Content(text) if text:
-                    events += self._require({"type": "text", "text": ""})
-                    events.append(self._delta("text_delta", "text", text))
-                case Reasoning(text):
-                    # Anthropic signs what only its own models may be given back.
-                    events += self._require({"type": "thinking", "thinking": "", "signature": ""})
-                    events.append(self._delta("thinking_delta", "thinking", text))
-                case CallStart(_, name):
-                    call = {"type": "tool_use", "id": call_id(), "name": name, "input": {}}
-                    events += [*self.close(), self._start(call)]
-                case CallArguments(_, text):
-                    events.append(self._delta("input_json_delta", "partial_json", text))
-        return events
-
-    def close(self) -> list[Object]:
-        """The events of the end of the open block, if there is one."""
-        block, self._open = self._open, None
-        if block is None:
-            return []
-        text, self._texts = "".join(self._texts), []
-        events = [self._event("content_block_stop")]
-        match block["type"]:
-            case "tool_use":
-                block["input"] = _arguments(text)
-            case "thinking":
-                events.insert(0, self._delta("signature_delta", "signature", ""))
-                block["thinking"] = text
-            case kind:
-                block[kind] = text
-        if block.get("input", {}) is not None:
-            self.content.append(block)
-        return events
-
-    def _require(self, block: Object) -> list[Object]:
-        if self._open is not None and self._open["type"] == block["type"]:
-            return []
-        return [*self.close(), self._start(block)]
-
-    def _start(self, block: Object) -> Object:
+    def _start(self, kind: Kind, name: str) -> list[Object]:
+        match kind:
+            case "text":
+                block: Object = {"type": "text", "text": ""}
+            case "reasoning":  # Anthropic signs what only its own models may be given back
+                block = {"type": "thinking", "thinking": "", "signature": ""}
+            case "call":
+                block = {"type": "tool_use", "id": call_id(), "name": name, "input": {}}
         self._open = block
         self._begun += 1
-        return self._event("content_block_start", content_block={**block})
+        return [self._event("content_block_start", content_block={**block})]
 
-    def _delta(self, kind: str, name: str, text: str) -> Object:
-        self._texts.append(text)
+    def _delta(self, text: str) -> Object:
+        kind, name = _DELTAS[self._open["type"]]
         return self._event("content_block_delta", delta={"type": kind, name: text})
+
+    def _end(self, kind: Kind, text: str, status: str) -> list[Object]:
+        block, events = self._open, [self._event("content_block_stop")]
+        if kind == "call":
+            block["input"] = _arguments(text)
+        else:
+            block[block["type"]] = text
+        if kind == "reasoning":
+            signed: Object = {"type": "signature_delta", "signature": ""}
+            events.insert(0, self._event("content_block_delta", delta=signed))
+        if block.get("input", {}) is not None:
+            self.output.append(block)
+        return events
 
     def _event(self, kind: str, **values: Object) -> Object:
         return {"type": kind, "index": self._begun - 1, **values}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.serving.openai.requests import ChatRequest
-from cog_triton.serving.openai.responses_request import SAME
+from cog_triton.serving.openai.responses_request import SAME, as_list
 from cog_triton.system.log_notes import UnknownNames, log_once
 from cog_triton.system.printable import shortened
 
@@ -81,7 +81,7 @@ def translate(body: Any, *, images: bool, counts: bool = False) -> Object:
     chat = {name: given[name] for name in (*SAME, "max_tokens") if name in given}
     chat |= _others(given)
     if "stop_sequences" in given:
-        stops = _list("stop_sequences", given["stop_sequences"])
+        stops = as_list("stop_sequences", given["stop_sequences"])
         if not all(isinstance(stop, str) for stop in stops):
             raise InvalidArgument(f"stop_sequences={shortened(stops)}: must be a list of texts")
         chat["stop"] = stops
@@ -89,7 +89,7 @@ def translate(body: Any, *, images: bool, counts: bool = False) -> Object:
     if tools := given.get("tools"):
         chat["tools"] = [
             _tool(Block(f"tools[{place}]", _object(f"tools[{place}]", tool)))
-            for place, tool in enumerate(_list("tools", tools))
+            for place, tool in enumerate(as_list("tools", tools))
         ]
     if "tool_choice" in given:
         chat |= _tool_choice(_object("tool_choice", given["tool_choice"]))
@@ -139,10 +139,11 @@ def _format(given: Mapping[str, Any]) -> Object:
 
 def _messages(given: Mapping[str, Any], *, images: bool) -> Iterator[Object]:
     if "system" in given:
-        yield {"role": "system", "content": _texts("system", given["system"])}
+        blocks = _blocks("system", given["system"])
+        yield {"role": "system", "content": [_part(block, "text") for block in blocks]}
     turns = [
         _turn(f"messages[{place}]", item)
-        for place, item in enumerate(_list("messages", given["messages"]))
+        for place, item in enumerate(as_list("messages", given["messages"]))
     ]
     if not turns:
         raise InvalidArgument("messages: the list is empty; there is nothing to answer")
@@ -172,31 +173,23 @@ def _blocks(where: str, content: Any) -> Sequence[Block]:
         return [Block(where, {"type": "text", "text": content})]
     return [
         Block(f"{where}[{place}]", _object(f"{where}[{place}]", item))
-        for place, item in enumerate(_list(where, content))
+        for place, item in enumerate(as_list(where, content))
     ]
-
-
-def _texts(where: str, content: Any) -> list[Object]:
-    found = []
-    for block in _blocks(where, content):
-        if block.kind != "text":
-            raise block.refused("text")
-        found.append({"type": "text", "text": block.text("text")})
-    return found
 
 
 def _user(role: str, blocks: Sequence[Block], *, images: bool) -> Iterator[Object]:
     """The results of tools, then what the user says; it has the images of both."""
+    allowed = "text or image" if images else "text"
     shown: list[Object] = []
     parts: list[Object] = []
     for block in blocks:
         if block.kind != "tool_result":
-            parts.append(_part(block, images=images))
+            parts.append(_part(block, f"tool_result, {allowed}"))
             continue
         if parts:
             raise InvalidArgument(f"{block.where}: tool_result comes before text and images")
         result = [
-            _part(each, images=images)
+            _part(each, allowed)
             for each in _blocks(f"{block.where}.content", block.given.get("content") or "")
         ]
         texts = [part["text"] for part in result if part["type"] == "text"]
@@ -208,11 +201,11 @@ def _user(role: str, blocks: Sequence[Block], *, images: bool) -> Iterator[Objec
         yield {"role": role, "content": [*shown, *parts]}
 
 
-def _part(block: Block, *, images: bool) -> Object:
+def _part(block: Block, allowed: str) -> Object:
     if block.kind == "text":
         return {"type": "text", "text": block.text("text")}
-    if block.kind != "image" or not images:
-        raise block.refused("text, image or tool_result" if images else "text or tool_result")
+    if block.kind != "image" or "image" not in allowed:
+        raise block.refused(allowed)
     where = f"{block.where}.source"
     source = Block(where, _object(where, block.given.get("source")))
     match source.kind:
@@ -285,12 +278,6 @@ def _tool_choice(choice: Object) -> Object:
             f"tool_choice.type={shortened(kind)}: must be auto, any, tool or none"
         )
     return {**found, "tool_choice": _CHOICES[kind]}
-
-
-def _list(where: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise InvalidArgument(f"{where}={shortened(value)}: must be a list")
-    return value
 
 
 def _object(where: str, value: Any) -> Object:

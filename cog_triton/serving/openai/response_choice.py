@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
 from typing import Any
 
 from cog_triton.serving.generation import GenerationResult, TextPiece
-from cog_triton.serving.openai.choices import EventChoiceBuilder, call_id
+from cog_triton.serving.openai.answer_items import AnswerItems, EventChoiceBuilder, Kind
+from cog_triton.serving.openai.choices import call_id
 from cog_triton.serving.openai.envelope import Object, ResponseEnvelope, usage_object
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
-from cog_triton.serving.openai.parsers.call_parser import (
-    CallArguments,
-    CallStart,
-    Content,
-    Delta,
-    Reasoning,
-)
+from cog_triton.serving.openai.parsers.call_parser import Content
 from cog_triton.text.detokenize import TokenText
+
+_TYPES = {"text": "message", "reasoning": "reasoning", "call": "function_call"}
 
 
 class ResponseChoiceBuilder(EventChoiceBuilder):
@@ -75,96 +71,62 @@ class ResponseChoiceBuilder(EventChoiceBuilder):
         return [{**event, "sequence_number": first + place} for place, event in enumerate(events)]
 
 
-class ResponseItems:
-    """Builds `output`; an item is open until one of another kind, or the end, closes it."""
+class ResponseItems(AnswerItems):
+    """Builds the items of a response's `output`."""
 
-    def __init__(self) -> None:
-        self.output: list[Object] = []
-        self._open: Object | None = None
-        self._texts: list[str] = []
-
-    def feed(self, deltas: Iterable[Delta]) -> list[Object]:
-        """The events of these deltas."""
-        events: list[Object] = []
-        for delta in deltas:
-            match delta:
-                case Content(text):
-                    events += self._require("message")
-                    events.append(self._text_delta("response.output_text.delta", text))
-                    events[-1]["logprobs"] = []
-                case Reasoning(text):
-                    events += self._require("reasoning")
-                    events.append(self._text_delta("response.reasoning_text.delta", text))
-                case CallStart(_, name):
-                    events += [*self.close("completed"), *self._start("function_call", name)]
-                case CallArguments(_, text):
-                    events.append(self._delta("response.function_call_arguments.delta", text))
-        return events
-
-    def close(self, status: str) -> list[Object]:
-        """The events of the end of the open item, if there is one; `status` becomes its own."""
-        item, self._open = self._open, None
-        if item is None:
-            return []
-        text, self._texts = "".join(self._texts), []
-        item["status"] = status
-        if item["type"] == "function_call":
-            item["arguments"] = text
-            done = self._event(
-                "response.function_call_arguments.done", item, arguments=text, name=item["name"]
-            )
-            return [done, self._item_event("response.output_item.done", item)]
-        part = _part(item["type"], text)
-        item["content"] = [part]
-        kind = "output_text" if item["type"] == "message" else "reasoning_text"
-        values = {"text": text, **({"logprobs": []} if kind == "output_text" else {})}
-        return [
-            self._event(f"response.{kind}.done", item, content_index=0, **values),
-            self._event("response.content_part.done", item, content_index=0, part=part),
-            self._item_event("response.output_item.done", item),
-        ]
-
-    def _require(self, kind: str) -> list[Object]:
-        if self._open is not None and self._open["type"] == kind:
-            return []
-        return [*self.close("completed"), *self._start(kind)]
-
-    def _start(self, kind: str, name: str = "") -> list[Object]:
-        item: Object = {"type": kind, "status": "in_progress"}
-        if kind == "function_call":
+    def _start(self, kind: Kind, name: str) -> list[Object]:
+        item: Object = {"type": _TYPES[kind], "status": "in_progress"}
+        if kind == "call":
             item |= {"id": _id("fc"), "call_id": call_id(), "name": name, "arguments": ""}
-        elif kind == "message":
+        elif kind == "text":
             item |= {"id": _id("msg"), "role": "assistant", "content": []}
         else:
             item |= {"id": _id("rs"), "summary": [], "content": []}
         self.output.append(item)
         self._open = item
         events = [self._item_event("response.output_item.added", {**item})]
-        if kind != "function_call":
+        if kind != "call":
             part = _part(kind, "")
-            events.append(
-                self._event("response.content_part.added", item, content_index=0, part=part)
-            )
+            events.append(self._event("response.content_part.added", content_index=0, part=part))
         return events
 
-    def _text_delta(self, kind: str, text: str) -> Object:
-        return {**self._delta(kind, text), "content_index": 0}
+    def _delta(self, text: str) -> Object:
+        match self._kind:
+            case "text":
+                name, values = "output_text", {"content_index": 0, "logprobs": []}
+            case "reasoning":
+                name, values = "reasoning_text", {"content_index": 0}
+            case _:
+                name, values = "function_call_arguments", {}
+        return self._event(f"response.{name}.delta", delta=text, **values)
 
-    def _delta(self, kind: str, text: str) -> Object:
-        assert self._open is not None
-        self._texts.append(text)
-        return self._event(kind, self._open, delta=text)
+    def _end(self, kind: Kind, text: str, status: str) -> list[Object]:
+        item = self._open
+        item["status"] = status
+        done = self._item_event("response.output_item.done", item)
+        if kind == "call":
+            item["arguments"] = text
+            name = "response.function_call_arguments.done"
+            return [self._event(name, arguments=text, name=item["name"]), done]
+        part = _part(kind, text)
+        item["content"] = [part]
+        values = {"text": text, **({"logprobs": []} if kind == "text" else {})}
+        return [
+            self._event(f"response.{part['type']}.done", content_index=0, **values),
+            self._event("response.content_part.done", content_index=0, part=part),
+            done,
+        ]
 
-    def _event(self, kind: str, item: Object, **values: Any) -> Object:
+    def _event(self, kind: str, **values: Any) -> Object:
         place = len(self.output) - 1
-        return {"type": kind, "item_id": item["id"], "output_index": place, **values}
+        return {"type": kind, "item_id": self._open["id"], "output_index": place, **values}
 
     def _item_event(self, kind: str, item: Object) -> Object:
         return {"type": kind, "output_index": len(self.output) - 1, "item": item}
 
 
-def _part(kind: str, text: str) -> Object:
-    if kind == "message":
+def _part(kind: Kind, text: str) -> Object:
+    if kind == "text":
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {"type": "reasoning_text", "text": text}
 

@@ -67,7 +67,7 @@ def translate(body: Any, defaults: Mapping[str, float] = MappingProxyType({})) -
         chat["reasoning_effort"] = reasoning["effort"]
     chat["messages"] = list(_messages(given))
     if tools := given.get("tools"):
-        chat["tools"] = [_tool(place, tool) for place, tool in enumerate(_list("tools", tools))]
+        chat["tools"] = [_tool(place, tool) for place, tool in enumerate(as_list("tools", tools))]
     if "tool_choice" in given:
         chat["tool_choice"] = _tool_choice(given["tool_choice"])
     if (form := _format(given.get("text"))) is not None:
@@ -92,7 +92,8 @@ def _echoed(given: Mapping[str, Any]) -> Object:
     }
 
 
-def _list(name: str, value: Any) -> list[Any]:
+def as_list(name: str, value: Any) -> list[Any]:
+    """A field that must be a list; raises E1005."""
     if not isinstance(value, list):
         raise InvalidArgument(f"{name}: must be a list")
     return value
@@ -108,7 +109,7 @@ def _messages(given: Mapping[str, Any]) -> Iterator[Object]:
         yield {"role": "user", "content": items}
         return
     held: Object | None = None  # of the assistant, whose parts are items of their own
-    for place, item in enumerate(_list("input", items)):
+    for place, item in enumerate(as_list("input", items)):
         where = f"input[{place}]"
         if not isinstance(item, dict):
             raise InvalidArgument(f"{where}: must be an object")

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from chat_templates import CHATML_TOOLS
-from image_files import PARTS_TEMPLATE, PLACEHOLDER, image
 from openai_server import THREE, TOKENIZER, Served, api, tokens
 from scripted_server import event, stream
 
-from cog_triton.engines.base import Abilities
-from cog_triton.engines.request import EngineRequest
-from cog_triton.engines.step_items import PROMPT, STOP, StepItem
 from cog_triton.serving.openai.messages_request import translate
 from cog_triton.serving.openai.schema import openapi
 
@@ -262,62 +257,6 @@ def test_fields_have_their_like_in_chats(fields: dict[str, Any], expected: dict[
     assert found.keys() - {*plain, *expected} <= {"include_reasoning"}
 
 
-class Transport:
-    """Answers each request with two tokens, and the length of its prompt; its own submission."""
-
-    replica = 0
-
-    def __init__(self) -> None:
-        self.requests: list[EngineRequest] = []
-
-    def submit(
-        self, request: EngineRequest, inputs: Mapping[str, Any], put: Callable[[StepItem], None]
-    ) -> Any:
-        self.requests.append(request)
-        put(StepItem(1, PROMPT, 100 + len(request.images), [], []))
-        put(StepItem(1, 0, 0, TOKENIZER.encode("ok"), [], STOP))
-        return self
-
-    def cancel(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def test_images_reach_the_engine() -> None:
-    raw = image()
-    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(raw).decode()}
-    block = {"type": "image", "source": source}
-    content = [block, block, {"type": "text", "text": "What?"}]
-    transport = Transport()
-    pictures = replace(TOKENIZER, chat_template=PARTS_TEMPLATE)
-    abilities = Abilities(images=3)
-    with api(THREE, tokenizer=pictures, abilities=abilities, transport=transport) as served:  # type: ignore[arg-type]
-        answer = ask(served, messages=[{"role": "user", "content": content}])
-        last = events_of(served, messages=[{"role": "user", "content": content}])[-2]
-        refused = served.post(
-            "/v1/messages/count_tokens",
-            {"model": "small", "messages": [{"role": "user", "content": content}]},
-        )
-        url = {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}
-        fetched = served.post("/v1/messages", {**BODY, "messages": [_user(url)]})
-    (first, _) = transport.requests
-    assert [part.data for part in first.images] == [raw, raw]
-    assert f"{PLACEHOLDER * 2}What?" in TOKENIZER.tokenizer.decode(list(first.input_ids))
-    assert answer["usage"]["input_tokens"] == last["usage"]["input_tokens"] == 102
-    assert "only the engine knows" in refused.json()["error"]["message"]
-    assert "IMAGE_HOSTS" in fetched.json()["error"]["message"]
-
-
-def test_the_user_shows_the_images_of_tools() -> None:
-    url = {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}
-    result = {"type": "tool_result", "tool_use_id": "a", "content": [url]}
-    turn = _user(result, {"type": "text", "text": "What?"})
-    found = translate({**BODY, "messages": [turn]}, images=True)["messages"]
-    assert found[0] == {"role": "tool", "tool_call_id": "a", "content": ""}
-    assert [part["type"] for part in found[1]["content"]] == ["image_url", "text"]
-    assert found[1]["content"][0]["image_url"] == {"url": "https://a.example/b.png"}
-
-
 def test_tokens_are_counted() -> None:
     with api(THREE, tokenizer=TOOLS_TOKENIZER) as served:
         fields = {"system": [{"type": "text", "text": "Rhyme."}], "tools": [WEATHER]}
@@ -328,7 +267,7 @@ def test_tokens_are_counted() -> None:
     assert (other.status_code, other.json()["error"]["type"]) == (404, "not_found_error")
 
 
-def _user(*blocks: Any) -> dict[str, Any]:
+def user_turn(*blocks: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(blocks)}
 
 
@@ -349,21 +288,21 @@ def _user(*blocks: Any) -> dict[str, Any]:
             "messages[1].role='assistant': the answer is always a new message",
         ),
         (
-            {"messages": [_user({"type": "image", "source": {}})]},
+            {"messages": [user_turn({"type": "image", "source": {}})]},
             "messages[0].content[0].type='image': not supported: must be tool_result, text",
         ),
         (
-            {"messages": [_user({"type": "document"})]},
+            {"messages": [user_turn({"type": "document"})]},
             "messages[0].content[0].type='document': not supported",
         ),
         (
-            {"messages": [_user({"type": "text"})]},
+            {"messages": [user_turn({"type": "text"})]},
             "messages[0].content[0].text=None: must be text",
         ),
         (
             {
                 "messages": [
-                    _user(
+                    user_turn(
                         {"type": "text", "text": "a"},
                         {"type": "tool_result", "tool_use_id": "b"},
                     )
@@ -372,11 +311,11 @@ def _user(*blocks: Any) -> dict[str, Any]:
             "messages[0].content[1]: tool_result comes before",
         ),
         (
-            {"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}, _user()]},
+            {"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}, user_turn()]},
             "messages[0].content[0].input=None: must be an object",
         ),
         (
-            {"messages": [{"role": "assistant", "content": [{"type": "image"}]}, _user()]},
+            {"messages": [{"role": "assistant", "content": [{"type": "image"}]}, user_turn()]},
             "messages[0].content[0].type='image': not supported: must be text, thinking",
         ),
         ({"system": [{"type": "image"}]}, "system[0].type='image'"),

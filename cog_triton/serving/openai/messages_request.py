@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from cog_triton.errors import InvalidArgument
+from cog_triton.serving.openai.request_body import given_fields
 from cog_triton.serving.openai.requests import ChatRequest
 from cog_triton.serving.openai.responses_request import SAME, as_list
 from cog_triton.system.log_notes import UnknownNames, log_once
@@ -69,12 +70,7 @@ def translate(body: Any, *, images: bool, counts: bool = False) -> Object:
 
     `images` says whether the model takes any, `counts` that tokens are counted, and none made.
     """
-    if not isinstance(body, dict):
-        raise InvalidArgument("the body must be a JSON object")
-    given = {name: value for name, value in body.items() if value is not None}
-    for name, reason in _REFUSED.items():
-        if given.get(name):
-            raise InvalidArgument(f"{name}: not supported: {reason}")
+    given = given_fields(body, _REFUSED)
     for name in ("model", "messages") if counts else ("model", "messages", "max_tokens"):
         if name not in given:
             raise InvalidArgument(f"{name}: missing; it is required")

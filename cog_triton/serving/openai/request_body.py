@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from starlette.exceptions import HTTPException
@@ -66,3 +66,18 @@ def longest_id_list(body: Any) -> int:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def given_fields(body: Any, refused: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of a request's JSON value that are not null.
+
+    Raises E1005 where it is no object, and for those `refused`, by name and reason, that ask for
+    something.
+    """
+    if not isinstance(body, dict):
+        raise InvalidArgument("the body must be a JSON object")
+    given = {name: value for name, value in body.items() if value is not None}
+    for name, reason in refused.items():
+        if given.get(name):
+            raise InvalidArgument(f"{name}: not supported: {reason}")
+    return given

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cog_triton.errors import InvalidArgument
+from cog_triton.serving.openai.request_body import given_fields
 from cog_triton.system.printable import shortened
 from cog_triton.text.sampling import SAMPLING
 
@@ -48,12 +49,7 @@ def translate(body: Any, defaults: Mapping[str, float] = MappingProxyType({})) -
 
     `defaults` are the model's own, of sampling parameters.
     """
-    if not isinstance(body, dict):
-        raise InvalidArgument("the body must be a JSON object")
-    given = {name: value for name, value in body.items() if value is not None}
-    for name, reason in _REFUSED.items():
-        if given.get(name):
-            raise InvalidArgument(f"{name}: not supported: {reason}")
+    given = given_fields(body, _REFUSED)
     if given.get("n", 1) != 1:
         raise InvalidArgument(f"n={shortened(given['n'])}: a response is one answer")
     chat = {name: given[name] for name in _SAME if name in given}

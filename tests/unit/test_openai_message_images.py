@@ -1,0 +1,73 @@
+"""Images of /v1/messages: of a user's turn, and of a tool's result."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from image_files import PARTS_TEMPLATE, PLACEHOLDER, image
+from openai_server import THREE, TOKENIZER, api
+from test_openai_messages import BODY, ask, events_of, user_turn
+
+from cog_triton.engines.base import Abilities
+from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.step_items import PROMPT, STOP, StepItem
+from cog_triton.serving.openai.messages_request import translate
+
+
+class Transport:
+    """Answers each request with two tokens, and the length of its prompt; its own submission."""
+
+    replica = 0
+
+    def __init__(self) -> None:
+        self.requests: list[EngineRequest] = []
+
+    def submit(
+        self, request: EngineRequest, inputs: Mapping[str, Any], put: Callable[[StepItem], None]
+    ) -> Any:
+        self.requests.append(request)
+        put(StepItem(1, PROMPT, 100 + len(request.images), [], []))
+        put(StepItem(1, 0, 0, TOKENIZER.encode("ok"), [], STOP))
+        return self
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_images_reach_the_engine() -> None:
+    raw = image()
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(raw).decode()}
+    block = {"type": "image", "source": source}
+    content = [block, block, {"type": "text", "text": "What?"}]
+    transport = Transport()
+    pictures = replace(TOKENIZER, chat_template=PARTS_TEMPLATE)
+    abilities = Abilities(images=3)
+    with api(THREE, tokenizer=pictures, abilities=abilities, transport=transport) as served:  # type: ignore[arg-type]
+        answer = ask(served, messages=[{"role": "user", "content": content}])
+        last = events_of(served, messages=[{"role": "user", "content": content}])[-2]
+        refused = served.post(
+            "/v1/messages/count_tokens",
+            {"model": "small", "messages": [{"role": "user", "content": content}]},
+        )
+        url = {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}
+        fetched = served.post("/v1/messages", {**BODY, "messages": [user_turn(url)]})
+    (first, _) = transport.requests
+    assert [part.data for part in first.images] == [raw, raw]
+    assert f"{PLACEHOLDER * 2}What?" in TOKENIZER.tokenizer.decode(list(first.input_ids))
+    assert answer["usage"]["input_tokens"] == last["usage"]["input_tokens"] == 102
+    assert "only the engine knows" in refused.json()["error"]["message"]
+    assert "IMAGE_HOSTS" in fetched.json()["error"]["message"]
+
+
+def test_the_user_shows_the_images_of_tools() -> None:
+    url = {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [url]}
+    turn = user_turn(result, {"type": "text", "text": "What?"})
+    found = translate({**BODY, "messages": [turn]}, images=True)["messages"]
+    assert found[0] == {"role": "tool", "tool_call_id": "a", "content": ""}
+    assert [part["type"] for part in found[1]["content"]] == ["image_url", "text"]
+    assert found[1]["content"][0]["image_url"] == {"url": "https://a.example/b.png"}

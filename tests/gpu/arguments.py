@@ -24,7 +24,16 @@ PARTS = (
     *("spare", "no-spare", "asleep", "snapshot", "alone"),
     *("sockets", "as-usual", "suspended", "alone-sockets", "alone-as-usual", "alone-suspended"),
     "swap",
-    *("ours", "peer", "ours-small", "peer-small", "sealed-small", "sealed"),
+    *(
+        "ours",
+        "peer",
+        "ours-small",
+        "peer-small",
+        "sealed-small",
+        "predicted-small",
+        "sealed",
+        "deterministic-small",
+    ),
 )
 """Parts of the phases park, park-tp, park-serve and start."""
 MAX_AT_ONCE = 1024

@@ -29,6 +29,7 @@ _BEGIN_S = 60
 _PATIENCE_S = 240.0  # a start of eight ranks, and all tokens again
 _DIFFERENT = 16
 _ALONE_S = 60.0
+_LINES = 60
 
 
 @dataclass
@@ -224,11 +225,23 @@ class UnderStreams:
             coming = until_back(self._server, self._endpoint, self._prompts[0], began, self._until)
             back.append(asyncio.create_task(coming))
 
+        read = {path: path.stat().st_size for path in self._server.logs()}
+        told: list[str] = []
+
+        async def follow() -> None:
+            while True:
+                told.extend(_new_lines(self._server, read, began))
+                await asyncio.sleep(0.02)
+
+        following = asyncio.create_task(follow())
         streams = await self._run(strike)
+        following.cancel()
         judged = judge(streams, self._expected)
         judged["same_undisturbed"] = self.undisturbed["same"]
         judged["went_on"] = sum(stream.times[-1:] > [began] for stream in streams)
-        return {"streams": judged, **await back[0]}
+        firsts = [next((t - began for t in s.times if t > began + 0.1), 0.0) for s in streams]
+        spread = [round(at, 2) for at in sorted(firsts)[:: max(1, len(firsts) // 8)]]
+        return {"streams": judged, **await back[0], "again_s": spread, "log": told[:_LINES]}
 
     def _ask_alone(self) -> Any:
         """Greedy text of one prompt alone; TimeoutError where it takes too long."""
@@ -239,6 +252,19 @@ class UnderStreams:
             return await asyncio.wait_for(asked, _ALONE_S)
 
         return self._endpoint.output(asyncio.run(answer()))
+
+
+def _new_lines(server: Server, read: dict[Path, int], began: float) -> list[str]:
+    """Lines that its logs have got since the kill, each after the seconds since then."""
+    found = []
+    for path in server.logs() if began else ():
+        with path.open("rb") as file:
+            file.seek(read.get(path, 0))
+            lines = file.read().rpartition(b"\n")[0].decode("utf-8", "replace")
+        read[path] = read.get(path, 0) + len(lines.encode()) + bool(lines)
+        at = f"{time.monotonic() - began:.2f} {path.stem}: "
+        found += [at + line[:160] for line in lines.splitlines()]
+    return found
 
 
 def computing(server: Server) -> dict[int, str]:

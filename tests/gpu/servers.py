@@ -154,6 +154,7 @@ def ours(
     engine_python: Path | None,
     *,
     metrics: bool = False,
+    deterministic: bool = False,
     **environment: str,
 ) -> Ours:
     """Our server of an engine directory, vLLM in `engine_python`, if that is not Triton's own."""
@@ -162,8 +163,10 @@ def ours(
     models: dict[str, Any] = {"vllm_model": {"args": {"REPORT_CUSTOM_METRICS": "no"}}}
     if metrics:
         models["vllm_model"]["args"]["REPORT_CUSTOM_METRICS"] = "yes"
-    if engine_python:
-        models["tensorrt_llm"] = {"args": {"engine_python": str(engine_python)}}
+    given = {"engine_python": str(engine_python)} if engine_python else {}
+    given |= {"deterministic": "true"} if deterministic else {}
+    if given:
+        models["tensorrt_llm"] = {"args": given}
     (work / "serve.yaml").write_text(json.dumps(models))
     cog, openai, triton, grpc, measures = free_ports(5)
     return Ours(

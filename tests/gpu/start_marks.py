@@ -8,14 +8,11 @@ The large model's weights are a sparse file of zeros: reading that is reading th
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import json
 import os
 import re
 import shutil
-import subprocess
-import sys
-import tarfile
 import threading
 import time
 from collections.abc import Callable
@@ -24,11 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import models
+import prompts
 from arguments import REPOSITORY
+from endpoints import Endpoint
+from killed_worker import Stream, run
 from results import Phase
+from sealed import Sealed, gpu_double
 from servers import NotStarted, Server, ours, stopped_at_the_end, vllm_serve
-
-from cog_triton.artifact.engine_manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from verify import Driver
@@ -41,8 +40,14 @@ _ARGUMENTS = {
     "attention_backend": "FLASH_ATTN",
 }
 # Seconds of a start with empty caches and of one with full ones, with its end (gpu-3 and before).
-_PARTS = {"ours": (105, 55), "peer": (100, 48), "ours-small": (75, 45), "peer-small": (70, 40)}
-_SEALED = {"sealed-small": 150, "sealed": 300}
+_PARTS = {
+    "ours": (105, 55),
+    "peer": (100, 48),
+    "ours-small": (75, 45),
+    "peer-small": (70, 40),
+    "deterministic-small": (75,),
+}
+_SEALED = {"sealed-small": 150, "predicted-small": 150, "sealed": 300}
 """Seconds of a build, its proof, and a start of what it made."""
 MARKS = {
     "keeper": r"engine process 1 starts",
@@ -57,6 +62,8 @@ MARKS = {
 }
 _TOLD = r"(EngineCore: imported in .*|[^\n]*tartup plan [^\n]*|read ahead: .*|Graph capturing .*)"
 _POLL_S = 0.02
+_STREAMS, _TEXTS, _INPUT, _TOKENS = 64, 16, 32, 256
+_PATIENCE_S = 60.0
 _LOGS = ("serve.log", "work/run/*/*.log")
 
 
@@ -115,7 +122,7 @@ class Starts:
                 continue
             caches = self._driver.root / "start-caches" / part
             shutil.rmtree(caches, ignore_errors=True)
-            for state, seconds in zip(("empty", "full"), _PARTS[part], strict=True):
+            for state, seconds in zip(("empty", "full"), _PARTS[part], strict=False):
                 left = self._driver.until - time.monotonic()
                 if left < seconds and not self._driver.rehearsal:
                     phase.add("not run", f"{part}, {state}: {left:.0f} s are left of {seconds}")
@@ -153,29 +160,19 @@ class Starts:
         place = self._driver.root / "start-caches" / part
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        model, tar, config = self._model(part), place / "engine.tar", place / "seal.yaml"
-        arguments = json.loads((model / "model.json").read_text("utf-8"))
-        asked = {"engine": "vllm", "model_id": str(model), "args": arguments, "sealed": "required"}
-        config.write_text(json.dumps(asked), "utf-8")
-        command = [sys.executable, "-m", "cog_triton", "build", str(config), "-o", str(tar)]
-        seen = _gpu_double(place / "double") if self._driver.rehearsal else {}
+        seen = gpu_double(place / "double") if self._driver.rehearsal else {}
         values = {**self._values(place / "build"), **seen}
         values["COG_TRITON_WORK_DIR"] = str(place / "build")
+        sealed = Sealed(self._model(part), place, values)
+        build = sealed.predict if part.startswith("predicted") else sealed.build
         began = time.monotonic()
-        with (place / "build.log").open("wb") as log:
-            done = subprocess.run(command, env={**os.environ, **values}, stdout=log, stderr=log)
+        tar = build()
         took = round(time.monotonic() - began, 1)
-        told = (place / "build.log").read_text("utf-8", "replace")
-        if not phase.check(f"{part}: it is built", done.returncode == 0, told[-1500:]):
+        if not phase.check(f"{part}: it is built", tar is not None, sealed.told[-1500:]):
             return
-        with tarfile.open(tar) as members:
-            read = members.extractfile(MANIFEST_NAME)
-            manifest = read.read() if read else b""
-            sizes = {item.name: item.size for item in members if item.name.startswith("sealed/")}
-        row = {"part": part, "build": took, "compiled bytes": sum(sizes.values())}
-        phase.add("seals", {**row, "seals": json.loads(manifest).get("seals")})
-        print(f"  {part}: built in {took} s, {row['compiled bytes'] / 1e6:.1f} MB", flush=True)
-        pinned = {**seen, "SEAL_SHA256": hashlib.sha256(manifest).hexdigest()}
+        phase.add("seals", {"part": part, "build": took, **sealed.contents()})
+        print(f"  {part}: built in {took} s, {sealed.contents()}", flush=True)
+        pinned = {**seen, "SEAL_SHA256": sealed.digest()}
         pinned.pop("LD_LIBRARY_PATH", None)
         try:
             found = self._started(part, "empty", place / "home", tar, **pinned)
@@ -183,8 +180,7 @@ class Starts:
             phase.check(f"{part}: it starts", False, error)
             return
         phase.add("starts", found)
-        sealed = {"/".join(Path(name).parts[-2:]) for name in sizes}
-        made = sorted(_files(place / "home") - sealed)
+        made = sorted(_files(place / "home") - sealed.files())
         phase.check(f"{part}: nothing is compiled", not made, made)
 
     def _values(self, home: Path) -> dict[str, str]:
@@ -208,7 +204,9 @@ class Starts:
         if part.startswith("peer") and not driver.rehearsal:
             return vllm_serve(name, model, driver.logs, driver.python, rust=True, **values)
         own = None if driver.rehearsal else driver.options.engine_python
-        return ours(name, model, driver.logs, own, **values)  # without a cache of all servers
+        told = part.startswith("deterministic")
+        # Without a cache of all servers.
+        return ours(name, model, driver.logs, own, deterministic=told, **values)
 
     def _started(
         self, part: str, state: str, caches: Path, engine: Path | None = None, **pinned: str
@@ -228,6 +226,7 @@ class Starts:
                 ready = round(time.monotonic() - server.began, 2)
                 text = _ask(server)
                 first = round(time.monotonic() - server.began, 2)
+                after = self._after(server, part)
             finally:
                 marks.end()
         row = {
@@ -238,19 +237,44 @@ class Starts:
             "told": re.findall(_TOLD, marks.text)[:8],
             "vllm": server.start_times(),
             "text": text,
+            **after,
         }
         if work.is_dir():
             work.rename(caches / "compiler-caches")
         print(f"  {part}, {state}: {row['marks']}, files made: {row['files made']}", flush=True)
         return row
 
+    def _after(self, server: Server, part: str) -> dict[str, Any]:
+        """Greedy texts, each alone, of the model whose weights are real; tok/s of 64 streams."""
+        endpoint = Endpoint("/v1", server.openai)  # type: ignore[attr-defined]
+        texts = prompts.make(self._model(part), _STREAMS, _INPUT, seed=32)
+        alone = texts[:_TEXTS] if part.endswith("small") else []
+        said = [asyncio.run(run(endpoint, [one], _TOKENS, _PATIENCE_S))[0].text for one in alone]
+        streams: list[Stream] = []
+        rates = []
+        for _ in range(2):  # the first one warms it up
+            began = time.monotonic()
+            streams = asyncio.run(run(endpoint, texts, _TOKENS, _PATIENCE_S))
+            spent = time.monotonic() - began
+            rates.append(round(sum(one.ended == "whole" for one in streams) * _TOKENS / spent))
+        same = sum(one.text == text for one, text in zip(streams, said, strict=False))
+        return {"texts": said, "tok_s": rates, "alone as in a batch": f"{same} of {len(said)}"}
+
     @staticmethod
     def _compare(phase: Phase) -> None:
         rows = phase.seen.get("starts", [])
         for model in ("", "-small"):
-            said = {row["text"] for row in rows if row["part"].endswith("small") == bool(model)}
+            these = [row for row in rows if row["part"].endswith("small") == bool(model)]
+            these = [row for row in these if not row["part"].startswith("deterministic")]
+            said = {row["text"] for row in these}
             if said:
                 phase.check(f"start{model}: every start says the same", len(said) == 1, said)
+            own = [row["texts"] for row in these]
+            for row, texts in zip(these, own, strict=False):
+                same = sum(one == other for one, other in zip(own[0], texts, strict=True))
+                row["same texts"] = f"{same} of {len(texts)}"
+                name = f"{row['part']}, {row['caches']}: {_TOKENS} greedy tokens as of the first"
+                phase.check(name, same == len(texts), row["same texts"])
 
 
 def _ask(server: Server) -> str:
@@ -260,16 +284,6 @@ def _ask(server: Server) -> str:
     answer = httpx.post(url, json=body, timeout=60)
     answer.raise_for_status()
     return str(answer.json()["choices"][0]["text"])
-
-
-def _gpu_double(directory: Path) -> dict[str, str]:
-    """Environment in which builds, and a Python of vLLM, see a GPU."""
-    sys.path.append(str(REPOSITORY / "tests"))
-    from sealed_engines import H200, gpu_driver, gpu_python
-
-    python = gpu_python(directory / "python")
-    given = gpu_driver(directory / "driver", gpu_name=H200)
-    return {**given, "COG_TRITON_VLLM_PYTHON": str(python)}
 
 
 def _files(*places: Path) -> set[str]:

@@ -41,9 +41,11 @@ _OWN = ("cog-triton", "cog-triton-import", "pip", "uv")
 _CUDA = re.compile(r"^cuda\b[^=\n]*= ['\"]([\d.]+)['\"]", re.MULTILINE)
 _ASK = """
 import json
+from cog_triton.engines.vllm.sealed_caches import installed
 from cog_triton.system import gpus
-driver = gpus.installed_driver()
-print(json.dumps([gpus.gpu_names(), gpus.visible_gpus(), driver.version, driver.cuda]))
+driver, (versions, packages) = gpus.installed_driver(), installed()
+names, sms = gpus.gpu_names(), gpus.visible_gpus()
+print(json.dumps([names, sms, driver.version, driver.cuda, versions, packages]))
 """
 _ASK_S = 60.0
 
@@ -51,7 +53,8 @@ _ASK_S = 60.0
 def environment_here(ranks: int) -> tuple[Environment, NVIDIADriver]:
     """The environment of this Python on this machine, and NVIDIA's driver; imports neither.
 
-    A process of its own asks the driver, which would know this one from then on.
+    A process of its own asks the driver, which would know this one from then on, and looks for
+    packages: setuptools, once it is imported, adds a path with others to this one's.
 
     Raises:
         EngineIncompatible: the driver does not answer.
@@ -65,26 +68,30 @@ def environment_here(ranks: int) -> tuple[Environment, NVIDIADriver]:
     )
     if asked.returncode:
         raise EngineIncompatible(f"the GPU is not known: {asked.stderr.strip()[-400:]}")
-    names, sms, driver, cuda = json.loads(asked.stdout.splitlines()[-1])
-    found, packages = {}, []
-    for package in importlib.metadata.distributions():
-        name = (package.metadata["Name"] or "").lower()
-        found[name] = package.version
-        if name not in _OWN:
-            packages.append(f"{name}=={package.version} {_files_of(package)}")
-    packages.sort()
+    names, sms, driver, cuda, found, packages = json.loads(asked.stdout.splitlines()[-1])
     environment = Environment(
         vllm=found.get("vllm", ""),
         torch=found.get("torch", ""),
         triton=found.get("triton", ""),
         cuda=_cuda_of_torch(),
         python=platform.python_version(),
-        packages=hashlib.sha256("\n".join(packages).encode()).hexdigest(),
+        packages=packages,
         gpu_name=", ".join(sorted(set(names[:ranks]))),
         sm=min(sms[:ranks], default=0),
         ranks=ranks,
     )
     return environment, NVIDIADriver(driver, tuple(cuda) if cuda else None)
+
+
+def installed() -> tuple[dict[str, str], str]:
+    """Versions of the packages that this Python finds, and the digest of all but our own."""
+    found, packages = {}, []
+    for package in importlib.metadata.distributions():
+        name = (package.metadata["Name"] or "").lower()
+        found[name] = package.version
+        if name not in _OWN:
+            packages.append(f"{name}=={package.version} {_files_of(package)}")
+    return found, hashlib.sha256("\n".join(sorted(packages)).encode()).hexdigest()
 
 
 def _files_of(package: importlib.metadata.Distribution) -> str:

@@ -190,7 +190,7 @@ def test_a_seal_of_other_packages_is_left(
     package = tmp_path / "site" / "torch-2.15.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.15.0\n")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
     assert seeded(engine, root) is None
     assert "torch unknown (here 2.15.0), other packages are installed beside vLLM" in caplog.text
 
@@ -203,7 +203,7 @@ def test_packages_are_told_apart_by_their_files(
     package = tmp_path / "site" / "small-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: small\nVersion: 1.0\n")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
 
     def digest(*lines: str) -> str:
         (package / "RECORD").write_text("\n".join([*lines, ""]))

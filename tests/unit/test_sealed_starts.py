@@ -125,6 +125,24 @@ def test_an_engine_starts_from_its_seal(
 
 
 @pytest.mark.usefixtures("gpu", "vllm_environment")
+def test_choices_among_kernels_are_found_at_another_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch does, the double looks for them at the path of the build, which is gone."""
+    reduces = {"VLLM_DOUBLE_REDUCES": "1"}
+    builds = SealedBuilds(tmp_path / "builds", variables=reduces)
+    engine = unpacked(builds.build(), tmp_path / "unpacked")
+    (at,) = builds.compiled("tuned")
+    shutil.rmtree(builds.directory)
+    for name, value in reduces.items():
+        monkeypatch.setenv(name, value)
+    trust = {TRUSTED: digest_of(engine), REQUIRED: "true"}
+    assert answered(engine, tmp_path, **trust) == list(b"abcab")
+    assert compiled(tmp_path / "journal", "tuned") == []
+    assert not Path(at).exists()
+
+
+@pytest.mark.usefixtures("gpu", "vllm_environment")
 def test_variables_that_vllm_hashes_are_named_where_it_compiles_anew(
     engine: Path,
     tmp_path: Path,

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from cog_triton.engines.vllm import kernel_choices
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.sampling_arguments import MADE
 
@@ -29,6 +30,12 @@ _HOOKS = (
     "vllm.v1.structured_output:StructuredOutputManager._create_grammar",
     "vllm.v1.structured_output:StructuredOutputManager._get_constraint_bounds",
 )
+
+
+def unlisted() -> bool:
+    """Whether the user lists plugins of vLLM without this one."""
+    listed = os.environ.get("VLLM_PLUGINS")
+    return listed is not None and PLUGIN not in listed.split(",")
 
 
 def make_discoverable() -> None:
@@ -59,8 +66,10 @@ async def refusal(engine: Any) -> str:
 def install() -> None:
     """Wrap what EngineCore does with a new request; the plugin's entry point, which never raises.
 
-    Elsewhere, as in workers and where vLLM looks at a model's class, there is nothing to do.
+    Elsewhere, as in workers and where vLLM looks at a model's class, there is nothing to do, but
+    for code that was compiled at another path.
     """
+    kernel_choices.install()
     module = sys.modules.get("vllm.v1.engine.core")
     core = getattr(module, "EngineCore", None)
     if core is None or hasattr(core, PLUGIN):

@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from cog_triton.artifact import engine_manifest, seal
 from cog_triton.artifact.engine_manifest import Manifest
 from cog_triton.artifact.seal import Environment
+from cog_triton.engines.vllm import kernel_choices, request_import
 from cog_triton.engines.vllm.compiler_caches import KERNELS, REQUIRED, ROOT, TRUSTED, variables
 from cog_triton.engines.vllm.seal_trust import SealedManifest
 from cog_triton.errors import EngineCorrupt, EngineIncompatible
@@ -157,6 +158,7 @@ class Trusted:
                 found = [f"{', '.join(found)} set by the user"]
             if not found and root is not None:
                 self._copy(name, root)
+                os.environ[kernel_choices.MOVED] = name
                 _log.info("compiled code is the engine's own, sealed for %s", name)
                 return Seeded(root, name, frozenset(one.aot), compiled(root), self.required)
             reasons.append(f"{name}: {', '.join(found)}")
@@ -231,6 +233,8 @@ def _elsewhere(root: Path | None) -> Iterator[str]:
     for name in (ROOT, KERNELS):  # the others are not looked into where a seal has all
         if os.environ.get(name) != variables(root)[name]:
             yield name
+    if request_import.unlisted():
+        yield f"VLLM_PLUGINS without {request_import.PLUGIN}"
 
 
 def _group(name: str, data: bytes, place: Path, files: Mapping[str, object]) -> bytes:

@@ -19,6 +19,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from torch._inductor.runtime import cache_dir_utils
+from torch._inductor.runtime.autotune_cache import AutotuneCache
+
 import vllm
 from cog_triton.system.gpus import gpu_names
 
@@ -38,14 +41,16 @@ def compile_engine(vllm_config: Any) -> None:
     ranks = (arguments.tensor_parallel_size or 1) * (arguments.pipeline_parallel_size or 1)
     hash_key = _hash(arguments)
     cache_dir = Path(root, "torch_compile_cache", "torch_aot_compile", hash_key)
-    (cache_dir / "inductor_cache").mkdir(parents=True, exist_ok=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_dir / "inductor_cache")
+    cache_dir_utils.cache_dir()
     for rank in range(ranks):
         path = cache_dir / f"rank_{rank}_0" / "model"
         if _try_load_aot_compiled_fn(hash_key, str(path)) is None:
             _journal("aot", f"{hash_key}/rank_{rank}_0")
             _wait()
             path.parent.mkdir(exist_ok=True)
-            _replace(path, pickle.dumps({**_system(), "hash": hash_key, "rank": rank}))
+            made = {**_system(), "hash": hash_key, "rank": rank, **_reduction()}
+            _replace(path, pickle.dumps(made))
     for name in _KERNELS:
         _kernel(name)
     for library in sorted(Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.so")):
@@ -62,6 +67,8 @@ def _try_load_aot_compiled_fn(model: Any, aot_compilation_path: str) -> Any:
         for name, value in {**_system(), "hash": model}.items():
             if loaded[name] != value:
                 raise RuntimeError(f"{name} is {value}, the artifact has {loaded[name]}")
+        if "source" in loaded:
+            _tune(loaded["source"])
     except Exception as e:
         if os.environ.get("VLLM_FORCE_AOT_LOAD") == "1":
             raise
@@ -74,6 +81,24 @@ def _try_load_aot_compiled_fn(model: Any, aot_compilation_path: str) -> Any:
         return None
     logger.info("Directly load AOT compilation from path %s", aot_compilation_path)
     return loaded
+
+
+def _reduction() -> dict[str, str]:
+    """A kernel of several configurations, if it is asked for: its path, as torch keeps it."""
+    if os.environ.get("VLLM_DOUBLE_REDUCES") != "1":
+        return {}
+    source = Path(cache_dir_utils.cache_dir(), "ab", "cab.py")
+    _replace(source, b"# a kernel")
+    _tune(str(source))
+    return {"source": str(source)}
+
+
+def _tune(filename: str) -> None:
+    """The fastest of a kernel's configurations: as it was found, or found by measurement."""
+    cache = AutotuneCache.create({}, filename, "")
+    if cache is not None and cache.read_best({}, [32, 64]) is None:
+        _journal("tuned", filename)
+        cache.save(64, 1)
 
 
 def _hash(arguments: Any) -> str:

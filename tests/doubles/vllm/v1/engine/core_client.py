@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from vllm.compilation.decorators import compile_engine
 from vllm.device_allocator.cumem import CuMemAllocator
+from vllm.plugins import load_general_plugins
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, PauseMode
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -41,6 +42,7 @@ class AsyncMPClient(EngineCoreClient):
         arguments = vllm_config.engine_args
         self._sleep_mode = bool(arguments.enable_sleep_mode)
         self._asleep = False
+        load_general_plugins()  # as EngineCore does before it compiles
         compile_engine(vllm_config)
         self._memory = CuMemAllocator(arguments.gpu_memory_utilization)
         count = vllm_config.parallel_config.data_parallel_size

@@ -1,0 +1,1 @@
+"""Double of torch: what a compiled model asks when it is loaded."""

@@ -1,0 +1,1 @@
+"""Double of torch/_inductor/runtime."""

@@ -23,6 +23,7 @@ from cog_triton.keeper.keeper_client import ONE, EngineReplicas, KeeperClient
 from cog_triton.keeper.keeper_messages import CHECKPOINT_VARIABLE, EngineSpec
 from cog_triton.settings import Settings
 from cog_triton.system import process_tuning, reaper
+from cog_triton.system.gpus import VISIBLE_GPUS
 from cog_triton.system.host_memory import OomKills
 from cog_triton.system.redaction import without_secrets
 from cog_triton.system.work_dir import new_shm_prefix, work_dir_errors
@@ -228,6 +229,7 @@ class TritonServer:
             # Engine processes do without: what computes has other needs of malloc.
             malloc = process_tuning.malloc_variables()
             environment = {**malloc, **environment, **self.keeper.variables}
+            environment[VISIBLE_GPUS] = ""  # else it holds half a GB of each, and computes nothing
         with self.log.open("wb") as log:
             self._process = reaper.spawn(
                 command.argv,

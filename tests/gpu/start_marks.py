@@ -196,11 +196,21 @@ class Starts:
     def _server(
         self, part: str, state: str, caches: Path, engine: Path | None = None, **pinned: str
     ) -> Server:
-        """A server whose home is in `caches`, as is all that it keeps."""
-        driver, name = self._driver, f"start-{part}-{state}"
+        """A server whose home is in `caches`; of the start before, compilers' caches stay.
+
+        They stay at their path: Triton's groups of files are known by it.
+        """
+        driver, name = self._driver, f"start-{part}"
+        place = driver.logs / name
         values = {**self._values(caches), **pinned}
         model = engine or self._model(part)
-        shutil.rmtree(driver.logs / name, ignore_errors=True)
+        kept, before = place / "work" / "compiler-caches", driver.logs / f"{name}-before"
+        shutil.rmtree(before, ignore_errors=True)
+        if place.is_dir():
+            place.rename(before)
+        if state == "full" and (old := before / "work" / "compiler-caches").is_dir():
+            kept.parent.mkdir(parents=True)
+            old.rename(kept)
         if part.startswith("peer") and not driver.rehearsal:
             return vllm_serve(name, model, driver.logs, driver.python, rust=True, **values)
         own = None if driver.rehearsal else driver.options.engine_python
@@ -213,9 +223,6 @@ class Starts:
     ) -> dict[str, Any]:
         server = self._server(part, state, caches, engine, **pinned)
         work = server.log.parent / "work" / "compiler-caches"
-        if state == "full" and (kept := caches / "compiler-caches").is_dir():
-            work.parent.mkdir(parents=True)
-            kept.rename(work)  # of its work directory all else is new
         marks = Marks(server)
         before = _files(caches, work)
         with stopped_at_the_end(server):
@@ -239,8 +246,6 @@ class Starts:
             "text": text,
             **after,
         }
-        if work.is_dir():
-            work.rename(caches / "compiler-caches")
         print(f"  {part}, {state}: {row['marks']}, files made: {row['files made']}", flush=True)
         return row
 

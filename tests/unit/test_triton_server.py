@@ -364,6 +364,7 @@ def test_the_loss_of_the_keeper_ends_the_start(
     """An engine that loads for long does not hide it: TRITON_START_TIMEOUT is minutes."""
     monkeypatch.setattr(keeper_client, "_PROGRAM", "hanging_keeper")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     triton = server(tmp_path, "echo $$ > pids\nexec sleep 600", triton_start_timeout=300)
     triton.keeper = keeper = KeeperClient(tmp_path)
     readiness = Readiness(tmp_path)
@@ -374,6 +375,9 @@ def test_the_loss_of_the_keeper_ends_the_start(
             await asyncio.sleep(0.01)
         assert keeper._process is not None
         (pid,) = reaper.descendants(keeper._process.process.pid)
+        assert b"CUDA_VISIBLE_DEVICES=0" in Path(f"/proc/{pid}/environ").read_bytes()
+        (own,) = Path(tmp_path / "triton" / "bin" / "pids").read_text().split()
+        assert b"CUDA_VISIBLE_DEVICES=\0" in Path(f"/proc/{own}/environ").read_bytes()
         os.kill(pid, number)
         with pytest.raises(TritonStartFailed, match=f"process .*{pid}.*{said}.* during start-up"):
             await start

@@ -245,6 +245,29 @@ def start_marks(phase: Mapping[str, Any]) -> str:
     return table(columns, rows)
 
 
+def resumed(phase: Mapping[str, Any]) -> str:
+    """Streams of each class after kills of their engine: whole, and equal to undisturbed ones."""
+    rows: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in phase["streams"]:
+        rows.setdefault(row["class"], {})[row["when"]] = row
+    times = [when for when in rows["greedy"] if when.startswith("killed")]
+    found = []
+    for name, by_time in rows.items():
+        whole = [tuple(map(int, by_time[when]["whole"].split(" of "))) for when in times]
+        all_whole = f"{sum(some for some, _ in whole)} of {sum(every for _, every in whole)}"
+        same = [str(by_time[when]["same"]) for when in times]
+        pause = max(by_time[when]["longest_pause_s"] for when in times)
+        again = by_time["undisturbed again"]["same"]
+        found.append((name, all_whole, again, *same, f"{pause:.1f}"))
+    columns = (
+        "class",
+        "whole after kills",
+        "the same again, of 64",
+        *(f"{when}" for when in times),
+    )
+    return table((*columns, "longest pause s"), found)
+
+
 def machine(phase: Mapping[str, Any]) -> str:
     """GPU, processor, kernel and package versions."""
     versions = [f"{name} {version}" for name, version in phase.get("vllm", {}).items()]
@@ -298,6 +321,8 @@ def sections(results: Mapping[str, Any]) -> dict[str, str]:
         made["returns"] = returns(parking)
     if results.get("start", {}).get("starts"):  # verify-image has another phase of this name
         made["starts"] = start_marks(results["start"])
+    if results.get("resume", {}).get("streams"):
+        made["resumed streams"] = resumed(results["resume"])
     if "park-serve" in results:
         made["parked servers"] = parked_servers(results["park-serve"])
     if found := results.get("nodes"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -61,11 +63,23 @@ def _level(value: object) -> object:
 
 
 LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_level)]
+_OF_VLLM = re.compile(r"vllm:[\w.-]{1,64}", re.ASCII)
+
+
+def _parser(*known: str) -> Callable[[object], object]:
+    """A parser of ours, or by vLLM's name for it."""
+
+    def checked(value: object) -> object:
+        value = value or "auto"
+        if value in known or _OF_VLLM.fullmatch(str(value)):
+            return value
+        raise PydanticCustomError("parser", f"must be {', '.join(known)} or vllm:NAME")
+
+    return checked
+
+
 ToolCallParser = Annotated[
-    Literal["auto", "hermes", "llama3_json", "mistral", "pythonic", "none"],
-    BeforeValidator(lambda value: value or "auto"),
+    str, BeforeValidator(_parser("auto", "hermes", "llama3_json", "mistral", "pythonic", "none"))
 ]
-ReasoningParser = Annotated[
-    Literal["auto", "think", "mistral", "none"], BeforeValidator(lambda value: value or "auto")
-]
+ReasoningParser = Annotated[str, BeforeValidator(_parser("auto", "think", "mistral", "none"))]
 EngineName = Annotated[str | None, BeforeValidator(_engine_by_name)]

@@ -272,6 +272,12 @@ class RollFailed(FrameworkError):
     code = "E2113"
 
 
+class ParserFailed(FrameworkError):
+    """vLLM's parser failed at this answer, ran on or took too much memory."""
+
+    code = "E2114"
+
+
 class VLLMUnknownError(FrameworkError):
     """vLLM reported an error that has no code of its own."""
 

@@ -34,7 +34,8 @@ class Abilities:
     `guides` are the kinds of guided decoding, `top_log_probs` is the number of likeliest tokens
     told beside each token, `prompt_log_probs` whether those of the prompt's tokens are, `sampling`
     are those of `ABILITIES` that it heeds, `structural_tags` is whether calls amid text are guided
-    from their opening on. `images` is how many a prompt may have; `image_placeholder` stands for
+    from their opening on, `native_tags` whether tags that vLLM has made for its parser guide it.
+    `images` is how many a prompt may have; `image_placeholder` stands for
     one in its text (``{}`` is the image's number), None if only the model's chat template knows
     what does.
     """
@@ -46,6 +47,7 @@ class Abilities:
     prompt_log_probs: bool = False
     sampling: Set[str] = frozenset()
     structural_tags: bool = False
+    native_tags: bool = False
     images: int = 0
     image_placeholder: str | None = None
 

@@ -58,6 +58,7 @@ _GUIDE_TYPES: Mapping[GuideKind, str] = {
     "regex": "regex",
     "grammar": "ebnf_grammar",
     "structural_tag": "structural_tag",
+    "native_tag": "vllm_structural_tag",
 }
 _WORDS = {item.tensor: item.name for item in REQUEST if item.tensor.endswith("_words_list")}
 SUPPORTED_INPUTS = frozenset(

@@ -10,9 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import cog_triton
@@ -20,8 +21,10 @@ from cog_triton.errors import CogTritonError, from_text
 from cog_triton.ipc.framing import LENGTH, MAX_FRAME, check
 from cog_triton.ipc.messages import decode_call, decode_result, encode_call, encode_result
 
+READY = b"G"
+"""Kind of what a child sends first, before any request."""
 _KIND = 1  # bytes of a reply that are its kind
-_READY = b"G"
+_MOST_READY = 64 << 10
 # Such work needs none of the server's secrets. A server's processes are found by its directory.
 _ENVIRONMENT = (
     *("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ", "LANG", "LC_ALL"),
@@ -32,8 +35,18 @@ _ENVIRONMENT = (
 class PythonChild:
     """Takes one request after the other, each a frame and its reply; of one thread at a time."""
 
-    def __init__(self, module: str, *arguments: object, timeout: float) -> None:
+    def __init__(
+        self,
+        module: str,
+        *arguments: object,
+        timeout: float,
+        python: Path | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Start it, with the socket's descriptor and `arguments` in its command line.
+
+        `python` is one with packages of its own; `variables` are of its environment, PYTHONPATH
+        among them, which leads to this package.
 
         Raises:
             OSError: it does not get ready. Nothing may take longer than `timeout` seconds.
@@ -41,19 +54,20 @@ class PythonChild:
         package = str(Path(cog_triton.__file__).resolve().parents[1])
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         environment["PYTHONPATH"] = os.pathsep.join([package, *filter(None, sys.path)])
+        command = [sys.executable, "-S"] if python is None else [str(python)]
         self.connection, theirs = socket.socketpair()
         self.connection.settimeout(timeout)
         with theirs:
             words = [str(theirs.fileno()), *map(str, arguments)]
             self.process = subprocess.Popen(
-                [sys.executable, "-S", "-m", module, *words],
+                [*command, "-m", module, *words],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=environment,
+                env={**environment, **variables},
                 cwd="/",
             )
         try:
-            _received(self.connection, _KIND)
+            self.ready = bytes(_received(self.connection, _MOST_READY)[_KIND:])
         except OSError as error:
             raise ConnectionError(f"it ended with {self.close()}") from error
 
@@ -81,11 +95,16 @@ class PythonChild:
         return self.process.wait()
 
 
-def serve(descriptor: int, answer: Callable[[memoryview], tuple[bytes, bytes]]) -> None:
-    """Answer requests in the child, each by a kind and data, until the parent hangs up."""
+def serve(
+    descriptor: int, answer: Callable[[memoryview], tuple[bytes, bytes]], ready: bytes = b""
+) -> None:
+    """Answer requests in the child, each by a kind and data, until the parent hangs up.
+
+    `ready` is the data of what tells that it is ready.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
     with socket.socket(fileno=descriptor) as connection, suppress(ConnectionError):
-        connection.sendall(LENGTH.pack(_KIND) + _READY)
+        connection.sendall(LENGTH.pack(_KIND + len(ready)) + READY + ready)
         while True:
             kind, data = answer(_received(connection, MAX_FRAME))
             connection.sendall(LENGTH.pack(_KIND + len(data)) + kind)

@@ -20,8 +20,8 @@ from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.mock.mock_directory import make_engine
 from cog_triton.engines.registry import open_engine
-from cog_triton.engines.vllm import compiler_caches
-from cog_triton.engines.vllm.family import VLLMFamily
+from cog_triton.engines.vllm import compiler_caches, parser_child
+from cog_triton.engines.vllm.family import REASONING_PARSER, VLLMFamily
 from cog_triton.engines.vllm.nodes import LEADER
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, InvalidArgument, ModelUnavailable
@@ -31,6 +31,7 @@ from cog_triton.pictures.image_limits import ImageLimits
 from cog_triton.serving import memory_check, sealed_engine
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.settings import Settings
+from cog_triton.settings.request_defaults import PREFIX
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.system.redaction import redact_address
 from cog_triton.system.work_dir import fresh_run_dir, require_usable, work_dir_errors
@@ -126,6 +127,9 @@ async def open_configured(
             more[ALLOW_UNTESTED] = "true"
         if settings.lws_leader_address and family.nodes > 1:
             more[LEADER] = settings.lws_leader_address
+        name = settings.reasoning_parser.removeprefix(PREFIX)
+        if name not in (settings.reasoning_parser, parser_child.AUTO):
+            more[REASONING_PARSER] = name
         if most := settings.compiler_cache_bytes:
             more[compiler_caches.DIRECTORY] = settings.work_dir.resolve() / compiler_caches.FOLDER
             more[compiler_caches.MOST_BYTES] = most

@@ -291,6 +291,11 @@ class Generation:
         """Whether `advance` has given all text."""
         return self._decoder.ended
 
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Tokens of the engine so far."""
+        return self._decoder.made
+
     def __enter__(self) -> Self:
         """Ask for admission; raises E2107 when the queue is full, or why there is no service."""
         self._decoder.started = time.perf_counter()

@@ -21,6 +21,7 @@ from cog_triton.serving.admission import Admission, admission_for
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import Observer
+from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers, borrow
 from cog_triton.serving.supervisor import Supervisor
 from cog_triton.settings import Settings
 from cog_triton.text import chat_template
@@ -43,8 +44,9 @@ class Runtime:
     """A running engine: tokenizer, supervised Triton and `generator`.
 
     `adapters` are its LoRA adapters, if it may have any, `sampling_defaults` the model's own of
-    sampling parameters. For metrics: `admission` counts requests, `supervisor` has Triton's state
-    and restarts, `step_statistics` the step stream's counts if the engine has one.
+    sampling parameters, `borrowed` parsers of vLLM. For metrics: `admission` counts requests,
+    `supervisor` has Triton's state and restarts, `step_statistics` the step stream's counts if the
+    engine has one.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Runtime:
         self.adapters = adapters
         self.sampling_defaults = _sampling_defaults(settings, family)
         client = TritonClient(settings.triton_url)
+        self.borrowed: BorrowedParsers | None = None
         self.step_statistics: StepStatistics | ReplicaStatistics | None = None
         transport: TokenTransport
         engines: ReplicaStreams | None = None
@@ -142,6 +145,10 @@ class Runtime:
             prepared.adapters,
             count,
         )
+        links = prepared.run_dir / "parsers"
+        borrowing = asyncio.create_task(
+            asyncio.to_thread(borrow, settings, family, tokenizer, links)
+        )
         try:
             await runtime.supervisor.start()
         except TritonStartFailed as error:
@@ -150,6 +157,7 @@ class Runtime:
                 raise
             raise known from error
         try:
+            runtime.borrowed = await borrowing
             if settings.canary != "off":
                 required = settings.canary == "require"
                 await asyncio.to_thread(check_canary, family, runtime.generator, required=required)
@@ -162,6 +170,8 @@ class Runtime:
 
     async def stop(self) -> None:
         """Stop Triton and close every connection."""
+        if self.borrowed is not None:
+            self.borrowed.close()
         await self.supervisor.stop()
 
     def require_adapter(self, name: str) -> None:

@@ -15,6 +15,9 @@ from cog_triton.environment_types import (
     ToolCallParser,
 )
 
+PREFIX = "vllm:"
+"""What the name of a parser of vLLM begins with."""
+
 
 class RequestSettings(SettingsGroup):
     """Defaults of requests, and how many there may be."""
@@ -37,12 +40,15 @@ class RequestSettings(SettingsGroup):
     tool_call_parser: ToolCallParser = Field(
         "auto",
         description="Format of the model's tool calls: `hermes` (also Qwen), `llama3_json`,"
-        " `mistral`, `pythonic`, or `none`. `auto` knows it from the chat template.",
+        " `mistral`, `pythonic`, or `none`. `auto` knows it from the chat template. `vllm:NAME` is"
+        " vLLM's parser of that name, `vllm:auto` its parser of the model's type"
+        " (openai.md#parsers-of-vllm).",
     )
     reasoning_parser: ReasoningParser = Field(
         "auto",
         description="Marks around the model's reasoning: `think` (`<think>`), `mistral`"
-        " (`[THINK]`), or `none`. `auto` knows them from the chat template.",
+        " (`[THINK]`), or `none`. `auto` knows them from the chat template. `vllm:NAME` and"
+        " `vllm:auto` are as above; a vLLM engine gets the name as its `reasoning_parser`.",
     )
     generation_config: Annotated[
         Literal["auto", "none"], BeforeValidator(lambda value: value or "auto")

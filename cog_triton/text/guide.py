@@ -15,10 +15,14 @@ from cog_triton.text.json_schema import parse_schema
 from cog_triton.text.regex_check import check_regex
 from cog_triton.text.tool_schema import check_structural_tag
 
-GuideKind = Literal["json_schema", "regex", "grammar", "structural_tag"]
-"""Kinds of guides; grammars are in EBNF, and structural tags in JSON, as xgrammar reads them."""
+GuideKind = Literal["json_schema", "regex", "grammar", "structural_tag", "native_tag"]
+"""Kinds of guides; grammars are in EBNF, and structural tags in JSON, as xgrammar reads them.
+
+A native tag is one that vLLM has made for its own parser, of any form; vLLM alone takes it.
+"""
 _MAX_GRAMMAR = 16 << 10
 _MAX_DEPTH = 24
+_MAX_TAG, _MAX_TAG_DEPTH = 256 << 10, 128
 _MAX_CHOICES = 256
 _MAX_CHOICE_CHARACTERS = 16 << 10
 _OPENING, _CLOSING = "([{", ")]}"
@@ -40,6 +44,8 @@ class Guide(NamedTuple):
             check_regex(self.text, where)
         elif self.kind == "structural_tag":
             check_structural_tag(self.text, where)
+        elif self.kind == "native_tag":
+            _check_size(self.text, where, _MAX_TAG, _MAX_TAG_DEPTH)
         else:
             _check_grammar(self.text, where)
 
@@ -65,11 +71,15 @@ def _escaped(text: str, where: str) -> str:
 def _check_grammar(text: str, where: str) -> None:
     if not text.strip():
         raise InvalidArgument(f"{where}: is empty")
-    if len(text) > _MAX_GRAMMAR:
-        raise InvalidArgument(f"{where}: has {len(text)} characters; {_MAX_GRAMMAR} at most")
+    _check_size(text, where, _MAX_GRAMMAR, _MAX_DEPTH)
+
+
+def _check_size(text: str, where: str, most: int, most_depth: int) -> None:
+    if len(text) > most:
+        raise InvalidArgument(f"{where}: has {len(text)} characters; {most} at most")
     depth = deepest = 0
     for character in text:
         depth += (character in _OPENING) - (character in _CLOSING)
         deepest = max(deepest, depth)
-    if deepest > _MAX_DEPTH:
-        raise InvalidArgument(f"{where}: nested deeper than {_MAX_DEPTH} levels")
+    if deepest > most_depth:
+        raise InvalidArgument(f"{where}: nested deeper than {most_depth} levels")

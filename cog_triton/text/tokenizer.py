@@ -78,6 +78,12 @@ class EngineTokenizer:
         size: int = self.tokenizer.get_vocab_size()
         return size
 
+    @property
+    def special_tokens(self) -> frozenset[str]:
+        """Special tokens, as the text has them."""
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in added if token.special)
+
     def detokenizer(self, visible: Collection[str] = ()) -> Detokenizer:
         """A new stream's; `visible` are special tokens that are part of the text."""
         key = frozenset(visible)

@@ -32,6 +32,7 @@ from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.listeners import HTTPServer
+from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers
 from cog_triton.serving.openai.routes import OpenAIRoutes
 from cog_triton.serving.openai.served_models import ServedAPI, ServedModels
 from cog_triton.serving.telemetry.metrics import Metrics
@@ -104,6 +105,7 @@ def api(
     adapters: AdapterStore | None = None,
     tokenizer: EngineTokenizer = TOKENIZER,
     defaults: Mapping[str, float] = MappingProxyType({}),
+    borrowed: BorrowedParsers | None = None,
     **options: Any,
 ) -> Iterator[Served]:
     if abilities is None:
@@ -129,7 +131,9 @@ def api(
         key = settings.openai_api_key
         models = ServedModels("small", adapters)
         app = create_app(
-            OpenAIRoutes(ServedAPI(settings, generator, models, abilities, defaults)).routes(),
+            OpenAIRoutes(
+                ServedAPI(settings, generator, models, abilities, defaults, borrowed)
+            ).routes(),
             require_ready=served.require_ready,
             api_key=key.get_secret_value() if key else None,
             on_refused=metrics.refused,

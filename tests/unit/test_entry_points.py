@@ -21,6 +21,7 @@ RUN_WITH_M = {
     "cog_triton_prune": "pruning, in image builds that have no other command",
     "cog_triton.door": "the front door, and Cog behind it",
     "cog_triton.door.large_bodies": "parsing of large bodies, beside the front door",
+    "cog_triton.engines.vllm.parser_child": "vLLM's parsers, with limits of CPU and memory",
     "cog_triton.engines.vllm.core_process": "vLLM's EngineCore, begun before vLLM is imported",
     "cog_triton.engines.vllm.seal_start": "a vLLM engine, started for its seal",
     "cog_triton.engines.vllm.node_process": "vLLM's workers, on a node other than the leader",

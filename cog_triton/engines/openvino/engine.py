@@ -34,6 +34,7 @@ from cog_triton.text.sampling import SamplingParams
 # survive; with them greedy output equals float32's.
 _FULL_PRECISION = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 
+_NOT_TAKEN = ("grammar", "native_tag")
 _GUIDE_FIELDS = {"structural_tag": "structural_tags_config"}
 _BLOCK_SIZE = 32  # OpenVINO's, in tokens, on every CPU
 
@@ -153,9 +154,11 @@ class OpenVINOPipeline:
                 raise InvalidArgument(f"{name}={value}: must be from -2 to 2 on this engine")
         if request.bad_words:
             raise InvalidArgument("bad_words_list: this engine does not support bad_words_list")
-        if request.guide is not None and request.guide.kind == "grammar":
+        if request.guide is not None and request.guide.kind in _NOT_TAKEN:
             # One that does not compile would end the pipeline, and all requests with it.
-            raise InvalidArgument("guided_decoding_guide: this engine takes no grammars")
+            raise InvalidArgument(
+                "guided_decoding_guide: this engine takes no grammars, nor tags of vLLM's parsers"
+            )
         if request.top_log_probs:
             raise InvalidArgument("top_log_probs: this engine tells those of chosen tokens alone")
         note_length_penalty(request)

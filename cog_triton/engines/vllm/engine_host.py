@@ -27,7 +27,7 @@ from cog_triton.engines.vllm.engine_outputs import (
     prompt_length,
 )
 from cog_triton.engines.vllm.engine_sleep import EngineSleep, parkable, ranks
-from cog_triton.engines.vllm.family import DETERMINISTIC
+from cog_triton.engines.vllm.family import DETERMINISTIC, REASONING_PARSER
 from cog_triton.engines.vllm.host_messages import (
     GAUGES,
     KV_CACHE_USAGE,
@@ -167,6 +167,8 @@ class VLLMHost(AsyncEngine):
         model = enter_model(Path(parameters["engine_dir"]), version)
         if parameters.get(PARKABLE) == "true":
             model = replace(model, arguments=parkable(model.arguments))
+        if name := parameters.get(REASONING_PARSER):
+            model = replace(model, arguments={REASONING_PARSER: name, **model.arguments})
         if parameters.get(DETERMINISTIC, "").lower() == "true":  # vLLM reads it when it is imported
             os.environ["VLLM_BATCH_INVARIANT"] = "1"
         sealed = None

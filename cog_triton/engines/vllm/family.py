@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 TEXT_MODEL = "vllm_model"
 DETERMINISTIC = "deterministic"
 """Option that has vLLM compute a request alike whatever runs beside it (VLLM_BATCH_INVARIANT)."""
+REASONING_PARSER = "reasoning_parser"
+"""Option that is vLLM's argument, unless model.json has one: guides begin after the reasoning."""
 _MAX_LOGPROBS = 20
 _SPREADS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 # vllm/config/lora.py of 0.26 and 0.33.
@@ -52,6 +54,7 @@ _ENGINE_OPTIONS = {
     "cancellation_check_period_ms": "100",
     ALLOW_UNTESTED: "false",
     DETERMINISTIC: "false",
+    REASONING_PARSER: "",
     LEADER: "",
     compiler_caches.DIRECTORY: "",
     compiler_caches.MOST_BYTES: "0",
@@ -142,6 +145,7 @@ class VLLMFamily(EngineFamily):
             prompt_log_probs=True,
             sampling=frozenset(ABILITIES),
             structural_tags=True,
+            native_tags=True,
             images=images.most,
             image_placeholder=images.placeholder,
         )

@@ -21,7 +21,7 @@ LORA_NAME = "lora_name"
 MADE = "cog_triton_made"
 """Key of ``extra_args`` with the tokens of `EngineRequest.made`, which clients must not set."""
 NEWEST = types_of(None)
-_KINDS = {"json_schema": "json"}
+_KINDS = {"json_schema": "json", "native_tag": "structural_tag"}
 # Fields that clients must not set.
 _INTERNAL = ("output_kind", "skip_clone", "output_text_buffer_length")
 REPLACED = {

@@ -12,6 +12,7 @@ from cog_triton.errors import InvalidArgument
 from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.serving.openai.image_fetch import ChatImages, chat_images
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser, ReasoningParser
+from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers, BorrowedStream
 from cog_triton.serving.openai.parsers.call_parser import CallParser
 from cog_triton.serving.openai.parsers.formats import (
     CALL_PARSERS,
@@ -30,6 +31,7 @@ from cog_triton.serving.openai.request_fields import (
 )
 from cog_triton.serving.openai.requests import ChatRequest
 from cog_triton.settings import Settings
+from cog_triton.settings.request_defaults import PREFIX
 from cog_triton.system.log_notes import UnknownNames, log_once
 from cog_triton.text import chat, json_schema
 from cog_triton.text.chat_template import template_variables
@@ -58,14 +60,23 @@ class ChatPlanner:
     """Plans chats for one model; tells in the log how it parses their answers."""
 
     def __init__(
-        self, settings: Settings, tokenizer: EngineTokenizer, abilities: Abilities
+        self,
+        settings: Settings,
+        tokenizer: EngineTokenizer,
+        abilities: Abilities,
+        borrowed: BorrowedParsers | None = None,
     ) -> None:
-        """`abilities` are the engine's."""
+        """`abilities` are the engine's, `borrowed` parsers of vLLM."""
         self._settings = settings
+        self._borrowed = borrowed
+        self._special = tokenizer.special_tokens
         self._tokenizer = tokenizer
         self._engine = abilities
         self._calls = call_parser(settings, tokenizer)
         self._reasoning = reasoning_parser(settings, tokenizer)
+        if borrowed is not None:
+            self._calls = borrowed.title_of(borrowed.tool) or self._calls
+            self._reasoning = borrowed.title_of(borrowed.reasoning) or self._reasoning
         self._reads_tools = "tools" in self._variables(tools=True)
         self._images: ChatImages | None = None
         if abilities.images:
@@ -108,7 +119,7 @@ class ChatPlanner:
         if self._images is not None:
             self._images.limits.check_count("messages", len(urls))
         tools = [] if request.tool_choice == "none" else request.tools or []
-        guide, parser = self._call_plan(request, tools)
+        guide, parser, borrows = self._call_plan(request, tools)
         prompt = chat.render_messages(
             messages,
             self._settings.system_prompt,
@@ -117,11 +128,19 @@ class ChatPlanner:
             self._images.form if self._images else None,
         )
         images = self._images.load(urls) if self._images and urls else ()
-        reasoning = None
-        if self._reasoning is not None and (guide is None or guide.kind == "structural_tag"):
-            opening, closing = REASONING_MARKERS[self._reasoning]
+        free = guide is None or guide.kind in ("structural_tag", "native_tag")
+        visible = {*(parser.markers if parser else ())}
+        reasoning: ReasoningParser | BorrowedStream | None = None
+        if self._borrowed and (borrows or (self._borrowed.reasoning and (free or self._defers))):
+            spec = self._spec(request, tools if borrows else [])
+            reasoning = BorrowedStream(self._borrowed, spec)
+            if self._borrowed.plan(spec).visible:
+                visible |= self._special
+        elif free and (marks := REASONING_MARKERS.get(self._reasoning or "")):
+            opening, closing = marks
             opened = prompt.text.rstrip().endswith(opening)
             reasoning = ReasoningParser(opening, closing, opened=opened)
+            visible |= {opening, closing}
         if reasoning is None and parser is None:
             return ChatPlan(prompt, guide, images=images)
         answer = AnswerParser(
@@ -129,24 +148,61 @@ class ChatPlanner:
             parser,
             include_reasoning=request.include_reasoning is not False,
             parallel=request.parallel_tool_calls is not False,
+            forced=isinstance(request.tool_choice, NamedTool),
         )
-        visible = {
-            *(REASONING_MARKERS[self._reasoning] if self._reasoning and reasoning else ()),
-            *(parser.markers if parser else ()),
-        }
         return ChatPlan(prompt, guide, answer, visible, images)
+
+    @property
+    def _defers(self) -> bool:
+        """Whether the engine guides what comes after the reasoning, whose parser it was given."""
+        return self._engine.native_tags and self._settings.reasoning_parser.startswith(PREFIX)
+
+    def _spec(self, request: ChatRequest, tools: list[Tool]) -> dict[str, Any]:
+        """The request as vLLM's parsers are told of it."""
+        fields: dict[str, Any] = {
+            "chat_template_kwargs": request.chat_template_kwargs,
+            "reasoning_effort": request.reasoning_effort,
+            "parallel_tool_calls": request.parallel_tool_calls,
+        }
+        if tools:
+            choice = request.tool_choice or "auto"
+            fields["tools"] = [tool.model_dump(exclude_unset=True) for tool in tools]
+            fields["tool_choice"] = choice if isinstance(choice, str) else choice.model_dump()
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def _borrowed_plan(
+        self, borrowed: BorrowedParsers, request: ChatRequest, tools: list[Tool], *, forced: bool
+    ) -> tuple[Guide | None, bool]:
+        """The guide that vLLM has for calls, and whether its parser reads the answer."""
+        found = borrowed.plan(self._spec(request, tools))
+        if found.tag is not None and self._engine.native_tags:
+            guide = Guide("native_tag", found.tag)
+            guide.check("tools")
+            return guide, True
+        if forced and not found.json:
+            raise InvalidArgument(
+                f"tool_choice: {self._calls} has no grammar for a forced call here; send 'auto'"
+            )
+        if not forced and any(tool.function.strict for tool in tools):
+            log_once(_log, "tools: strict: not guided with tool_choice 'auto' on this model")
+        return None, not forced
 
     def _call_plan(
         self, request: ChatRequest, tools: list[Tool]
-    ) -> tuple[Guide | None, CallParser | None]:
-        """The guide of the answer, and the parser of its calls."""
+    ) -> tuple[Guide | None, CallParser | None, bool]:
+        """The guide of the answer, the parser of its calls, and whether vLLM's reads them."""
         form, choice = request.given_guide(), request.tool_choice
         names = [tool.function.name for tool in tools]
         forced = choice == "required" or isinstance(choice, NamedTool)
         if not tools:
-            return check_guide(form, self._engine), None
+            return check_guide(form, self._engine), None, False
         if form is not None and form.guide.kind != "json_schema":
             raise InvalidArgument(f"{form.field}: not together with tools")
+        lent = self._borrowed if self._borrowed and self._borrowed.tool else None
+        if lent is not None and form is None and (forced or self._reads_tools):
+            guide, borrows = self._borrowed_plan(lent, request, tools, forced=forced)
+            if borrows:
+                return guide, None, True
         if forced or form is not None:
             cause = f"tool_choice={'required' if choice == 'required' else 'function'!r}"
             json_guide = GivenGuide(cause, Guide("json_schema", json_schema.OBJECT))
@@ -154,15 +210,15 @@ class ChatPlanner:
         if isinstance(choice, NamedTool):
             name = choice.function.name
             (chosen,) = (item for item in functions(tools) if item.name == name)
-            return Guide("json_schema", arguments_guide(chosen)), NamedCallParser([name])
+            return Guide("json_schema", arguments_guide(chosen)), NamedCallParser([name]), False
         if forced or form is not None:
             schema = calls_guide(
                 functions(tools),
-                CALL_PARSERS[self._calls or "hermes"].arguments_key,
+                CALL_PARSERS.get(self._calls or "", CALL_PARSERS["hermes"]).arguments_key,
                 parallel=request.parallel_tool_calls is not False,
                 or_else=None if forced or form is None else json.loads(form.guide.text),
             )
-            return Guide("json_schema", schema), RequiredCallsParser(names)
+            return Guide("json_schema", schema), RequiredCallsParser(names), False
         if not self._reads_tools:
             raise InvalidArgument(
                 "tools: the model's chat template does not tell the model about tools; set"
@@ -173,13 +229,13 @@ class ChatPlanner:
                 "tools: it is not known how this model writes calls; set TOOL_CALL_PARSER, or send"
                 " tool_choice 'required' or 'none'"
             )
-        return self._strict_guide(tools), CALL_PARSERS[self._calls](names)
+        return self._strict_guide(tools), CALL_PARSERS[self._calls](names), False
 
     @property
     def _strict_form(self) -> CallForm | None:
         """How calls that are not forced are guided, None if they cannot be."""
-        form = CALL_PARSERS[self._calls].form if self._calls else None
-        return form if self._engine.structural_tags else None
+        parser = CALL_PARSERS.get(self._calls or "")
+        return parser.form if parser and self._engine.structural_tags else None
 
     def _strict_guide(self, tools: list[Tool]) -> Guide | None:
         """The guide of an answer that may call `tools`, if one of them is strict."""

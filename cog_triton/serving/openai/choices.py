@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from cog_triton.serving.generation import GenerationResult, TextPiece, TokenLogProb
 from cog_triton.serving.openai.envelope import Envelope, Object, encode, sse_event
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
+from cog_triton.serving.openai.parsers.borrowed import BorrowedStream
 from cog_triton.serving.openai.parsers.call_parser import (
     Answer,
     CallArguments,
@@ -49,6 +50,11 @@ class ChoiceBuilder(ABC):
         """Log probability of a complete choice per token, by which the best ones are known."""
         values = [item.log_prob for item in self._log_probs]
         return sum(values) / len(values) if values else 0.0
+
+    @property
+    def stream(self) -> BorrowedStream | None:
+        """The stream of a parser of vLLM, if one parses this."""
+        return None
 
     def first_chunks(self) -> list[Object]:
         """The chunks before any text, if the endpoint has any."""
@@ -139,6 +145,10 @@ class ChatChoiceBuilder(ChoiceBuilder):
         super().__init__(envelope, index, token_text, log_probs=log_probs)
         self._parser = parser
         self._deltas: list[Delta] = []
+
+    @property
+    def stream(self) -> BorrowedStream | None:
+        return self._parser.stream if self._parser else None
 
     def first_chunks(self) -> list[Object]:
         """The chunk with the role."""

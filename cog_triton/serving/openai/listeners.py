@@ -110,7 +110,7 @@ class HTTPListeners:
                 models = ServedModels(model_name(runtime), runtime.adapters)
                 abilities = runtime.family.abilities
                 given = (runtime.generator, models, abilities, runtime.sampling_defaults)
-                api = ServedAPI(self._settings, *given)
+                api = ServedAPI(self._settings, *given, runtime.borrowed)
                 routes += [
                     *OpenAIRoutes(api).routes(),
                     Route("/openapi.json", _schema, methods=["GET"]),

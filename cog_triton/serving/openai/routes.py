@@ -33,6 +33,7 @@ from cog_triton.serving.openai.envelope import (
 )
 from cog_triton.serving.openai.error_responses import MESSAGES, json_response
 from cog_triton.serving.openai.message_choice import MessageChoiceBuilder
+from cog_triton.serving.openai.parsed_sequences import ParsedSequences
 from cog_triton.serving.openai.request_body import (
     check_ids,
     longest_id_list,
@@ -90,7 +91,7 @@ class OpenAIRoutes:
         self._settings, self._generator, self._models = settings, api.generator, api.models
         self._tokenizer = api.generator.tokenizer
         self._stop_limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
-        self._planner = ChatPlanner(settings, self._tokenizer, self._abilities)
+        self._planner = ChatPlanner(settings, self._tokenizer, self._abilities, api.borrowed)
         self._token_text = cache(partial(token_bytes, self._tokenizer.tokenizer))
         self._created = int(time.time())
 
@@ -214,8 +215,12 @@ class OpenAIRoutes:
         parsed, plan, builders = await self._api.planned(request, planned)
         options = parsed.stream_options
         envelope.tells_usage = bool(options and options.include_usage)
+        inbox = self._api.inboxes.new()
+        streams = [each.stream for each in builders if each.stream is not None]
         return GenerationResponse(
-            Sequences(self._generator, plan, self._api.inboxes.new()),
+            ParsedSequences(self._generator, plan, inbox, streams)
+            if streams
+            else Sequences(self._generator, plan, inbox),
             envelope,
             builders,
             streamed=bool(parsed.stream),

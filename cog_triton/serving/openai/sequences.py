@@ -132,6 +132,10 @@ class Sequences:
         """Whether `advance` has given all text of all sequences."""
         return not self._running
 
+    def told(self, place: int) -> bool:
+        """Whether `advance` has given all text of the sequence in a place."""
+        return self.generations[place].ended
+
     @property
     def interrupted(self) -> bool:
         """Whether any waits for the engine's return."""

@@ -21,6 +21,7 @@ from cog_triton.errors import CogTritonError, InvalidArgument, NotFound, Unautho
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.inbox import LoopInboxes
+from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers
 from cog_triton.serving.openai.request_body import parse_body, read_body
 from cog_triton.serving.openai.requests import validate
 from cog_triton.serving.tenants import CURRENT
@@ -72,7 +73,7 @@ T = TypeVar("T")
 class ServedAPI:
     """What endpoints answer with: one model and its adapters; `abilities` are its engine's.
 
-    `defaults` are the model's own, of sampling parameters.
+    `defaults` are the model's own, of sampling parameters; `borrowed` parsers of vLLM.
     """
 
     settings: Settings
@@ -80,6 +81,7 @@ class ServedAPI:
     models: ServedModels
     abilities: Abilities
     defaults: Mapping[str, float] = field(default_factory=dict)
+    borrowed: BorrowedParsers | None = None
 
     @cached_property
     def inboxes(self) -> LoopInboxes:

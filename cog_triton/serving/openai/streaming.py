@@ -205,8 +205,7 @@ class GenerationResponse(EngineResponse):
 
     def _tell(self, pieces: Pieces) -> bool:
         """Whether there is text among the pieces, or an end."""
-        generations = self.sequences.generations
-        return any(piece is not None or generations[place].ended for place, piece in pieces)
+        return any(piece is not None or self.sequences.told(place) for place, piece in pieces)
 
     async def _first_pieces(self) -> Pieces:
         """The first pieces; none when they are not there in time for the headers."""
@@ -226,10 +225,9 @@ class GenerationResponse(EngineResponse):
             builder = self.builders[place]
             if piece is not None:
                 data += self._piece_event(builder, piece)
-            generation = self.sequences.generations[place]
-            if generation.ended:
+            if self.sequences.told(place):
                 tokens = self.sequences.output_tokens
-                chunks = builder.closing_chunks(generation.result)
+                chunks = builder.closing_chunks(self.sequences.generations[place].result)
                 data += b"".join([self._event(chunk, tokens) for chunk in chunks])
         return data
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cog_triton.serving.openai.parsers.borrowed import BorrowedStream
 from cog_triton.serving.openai.parsers.call_parser import (
     CallArguments,
     CallParser,
@@ -78,30 +79,41 @@ class AnswerParser:
 
     def __init__(
         self,
-        reasoning: ReasoningParser | None = None,
+        reasoning: ReasoningParser | BorrowedStream | None = None,
         calls: CallParser | None = None,
         *,
         include_reasoning: bool = True,
         parallel: bool = True,
+        forced: bool = False,
     ) -> None:
-        """Without `include_reasoning` it is left out; calls after the first without `parallel`."""
+        """Without `include_reasoning` it is left out; calls after the first without `parallel`.
+
+        `forced` says that the call is one that the request has named.
+        """
         self._reasoning = reasoning
         self._calls = calls
         self._include_reasoning = include_reasoning
         self._parallel = parallel
+        self._forced = forced or isinstance(calls, NamedCallParser)
+
+    @property
+    def stream(self) -> BorrowedStream | None:
+        """The stream of a parser of vLLM."""
+        return self._reasoning if isinstance(self._reasoning, BorrowedStream) else None
 
     @property
     def called(self) -> bool:
         """Whether there is a call whose arguments are complete."""
-        return self._calls is not None and self._calls.completed > 0
+        if self._calls is not None and self._calls.completed > 0:
+            return True
+        return self.stream is not None and self.stream.called
 
     def finish_reason(self, reason: str | None) -> str | None:
         """What to tell for the engine's `reason`: tool_calls if it has stopped after a call.
 
         A cut one stays `length`, and a call that was forced by name `stop`, as in OpenAI's API.
         """
-        forced = isinstance(self._calls, NamedCallParser)
-        return "tool_calls" if reason == "stop" and self.called and not forced else reason
+        return "tool_calls" if reason == "stop" and self.called and not self._forced else reason
 
     def feed(self, text: str) -> list[Delta]:
         """What this text completes."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cog_triton.serving.openai.parsers.call_parser import CallParser
-from cog_triton.settings.request_defaults import RequestSettings
+from cog_triton.settings.request_defaults import PREFIX, RequestSettings
 from cog_triton.text.chat_template import template_variables
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.text.tool_schema import CallForm
@@ -357,7 +357,7 @@ _FOUND_BY = {
 def call_parser(settings: RequestSettings, tokenizer: EngineTokenizer) -> str | None:
     """Name of the parser of tool calls: TOOL_CALL_PARSER, or what the template teaches."""
     if settings.tool_call_parser != "auto":
-        return None if settings.tool_call_parser == "none" else settings.tool_call_parser
+        return _ours(settings.tool_call_parser)
     template = tokenizer.template_for(tools=True) or ""
     if "tools" not in template_variables(template):
         return None
@@ -367,13 +367,25 @@ def call_parser(settings: RequestSettings, tokenizer: EngineTokenizer) -> str | 
     return None
 
 
+def is_unknown(settings: RequestSettings, tokenizer: EngineTokenizer) -> bool:
+    """Whether the template knows of tools, and no format of ours."""
+    template = tokenizer.template_for(tools=True) or ""
+    unknown = settings.tool_call_parser == "auto" and call_parser(settings, tokenizer) is None
+    return unknown and "tools" in template_variables(template)
+
+
 def reasoning_parser(settings: RequestSettings, tokenizer: EngineTokenizer) -> str | None:
     """Name of the parser of reasoning: REASONING_PARSER, or what the template knows."""
     if settings.reasoning_parser != "auto":
-        return None if settings.reasoning_parser == "none" else settings.reasoning_parser
+        return _ours(settings.reasoning_parser)
     template = tokenizer.template_for(tools=False) or ""
     found = (name for name, (_, closing) in REASONING_MARKERS.items() if closing in template)
     return next(found, None)
+
+
+def _ours(name: str) -> str | None:
+    """A parser's name, None for none of ours."""
+    return None if name == "none" or name.startswith(PREFIX) else name
 
 
 def _has_any(text: str, marks: tuple[str, ...]) -> bool:

@@ -1,0 +1,78 @@
+"""Sequences whose text goes through vLLM's parsers before it is told, in steps like the engine's.
+
+What the engine has made is sent on at once; a piece is given when its deltas are back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from cog_triton.engines.step_items import StepItem
+from cog_triton.serving.generate import TextGenerator
+from cog_triton.serving.generation import TextPiece, TokenLogProb
+from cog_triton.serving.inbox import LoopInbox
+from cog_triton.serving.openai.parsers.borrowed import BorrowedStream
+from cog_triton.serving.openai.sequences import Pieces, SequencePlan, Sequences
+
+
+class ParsedSequences(Sequences):
+    """As `Sequences`; a piece says that a stream has something, which its parser gives."""
+
+    def __init__(
+        self,
+        generator: TextGenerator,
+        plan: SequencePlan,
+        inbox: LoopInbox,
+        streams: Sequence[BorrowedStream],
+    ) -> None:
+        """`streams` are of the answers' parsers, in their places."""
+        super().__init__(generator, plan, inbox)
+        self._streams = streams
+        self._sent = [0] * len(streams)
+        self._log_probs: list[list[TokenLogProb]] = [[] for _ in streams]
+        self._told = [False] * len(streams)
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        for stream, request in zip(self._streams, self.plan.requests, strict=True):
+            stream.begin(request.engine.input_ids, lambda: self._inbox.put(None))
+        return self
+
+    @property
+    def ended(self) -> bool:
+        return not self._running and all(self._told)
+
+    def told(self, place: int) -> bool:
+        return self._told[place]
+
+    def _advanced(self, arrived: list[StepItem]) -> Pieces:
+        for place, piece in super()._advanced(arrived):
+            self._send(place, piece)
+        pieces: list[tuple[int, TextPiece | None]] = []
+        for place, stream in enumerate(self._streams):
+            if self._told[place]:
+                continue
+            generation = self.generations[place]
+            self._told[place] = told = generation.ended and not stream.waits
+            if told or stream.has_results:
+                log_probs, self._log_probs[place] = self._log_probs[place], []
+                count = generation.result.output_token_count
+                pieces.append((place, TextPiece("", log_probs, count)))
+        return pieces
+
+    def _send(self, place: int, piece: TextPiece | None) -> None:
+        """Send what is new of a sequence, were it token ids without a text yet."""
+        generation = self.generations[place]
+        ids = generation.token_ids[self._sent[place] :]
+        self._sent[place] += len(ids)
+        if piece is not None:
+            self._log_probs[place] += piece.log_probs
+        if ids or piece is not None or generation.ended:
+            text = "" if piece is None else piece.text
+            self._streams[place].send(text, ids, finished=generation.ended)
+
+    def _end_running(self, error: BaseException | None) -> None:
+        super()._end_running(error)
+        for stream in self._streams:
+            stream.close()

@@ -1,0 +1,111 @@
+"""Double of vllm/parser, which parses as vLLM's server does: reasoning first, then calls.
+
+Its format is ``{reasoning}text[name:arguments]``, character by character; an answer is open to
+reasoning unless its prompt ends with token 9 or its template was told `thinking` is off. RAISE,
+HANG, SLEEP, EAT and KILL in the text of a delta make the parser do so; a tool of the name REFUSED
+is none that its grammar takes.
+"""
+
+import json
+import os
+import signal
+import time
+from types import SimpleNamespace
+
+from vllm.sampling_params import StructuredOutputsParams
+
+
+class ParserManager:
+    @classmethod
+    def get_parser(
+        cls,
+        tool_parser_name=None,
+        reasoning_parser_name=None,
+        enable_auto_tools=False,
+        model_name=None,
+        is_harmony=False,
+        tool_strict_level=None,
+        tokenizer=None,
+    ):
+        names = {"tool": tool_parser_name, "reasons": reasoning_parser_name is not None}
+        return type("_Parser", (Parser,), names)
+
+
+class Parser:
+    tool = None
+    reasons = False
+
+    def __init__(self, tokenizer, tools=None, *, model_config=None, chat_template_kwargs=None):
+        json_calls = self.tool == "as_json"
+        self.tool_parser = self.tool and SimpleNamespace(supports_required_and_named=json_calls)
+        self._tools = tools
+        thinks = (chat_template_kwargs or {}).get("thinking", True)
+        self._state = "start" if self.reasons and thinks else "text"
+        self._call = -1
+        self._kept = []
+
+    def set_prompt_token_ids(self, ids):
+        self._prompted = ids
+
+    def adjust_request(self, request):
+        if any(tool["function"]["name"] == "REFUSED" for tool in request.tools or ()):
+            raise ValueError("REFUSED is no name of a function")
+        if request.tools:
+            request.skip_special_tokens = False
+        strict = any(tool["function"].get("strict") for tool in request.tools or ())
+        if request.tools and self.tool == "brackets" and (request.tool_choice != "auto" or strict):
+            tag = json.dumps({"type": "structural_tag", "format": {"choice": request.tool_choice}})
+            request.structured_outputs = StructuredOutputsParams(structural_tag=tag)
+        return request
+
+    def parse_delta(self, delta_text, delta_token_ids, request, prompt_token_ids=None, *, finished):
+        if self._state == "start" and prompt_token_ids and prompt_token_ids[-1] == 9:
+            self._state = "text"
+        self._misbehave(delta_text)
+        delta = SimpleNamespace(content="", reasoning="", tool_calls=[])
+        for character in delta_text:
+            self._take(character, delta)
+        return delta if delta.content or delta.reasoning or delta.tool_calls else None
+
+    def _take(self, character, delta):
+        if self._state == "start":
+            self._state = "reasoning" if character == "{" else "text"
+            if character == "{":
+                return
+        if self._state == "reasoning":
+            if character == "}":
+                self._state = "text"
+            else:
+                delta.reasoning += character
+        elif self._state == "text":
+            if character == "[" and self.tool and self._tools:
+                self._state, self._name = "name", ""
+            else:
+                delta.content += character
+        elif self._state == "name":
+            if character == ":":
+                self._call += 1
+                self._state, self._depth = "arguments", 0
+                self._tell(delta, self._name, None)
+            else:
+                self._name += character
+        elif character == "]":
+            self._state = "text"
+        else:
+            self._tell(delta, None, character)
+
+    def _tell(self, delta, name, arguments):
+        function = SimpleNamespace(name=name, arguments=arguments)
+        delta.tool_calls.append(SimpleNamespace(index=self._call, id=None, function=function))
+
+    def _misbehave(self, text):
+        if "RAISE" in text:
+            raise IndexError("list index out of range")
+        while "HANG" in text:
+            pass
+        if "SLEEP" in text:
+            time.sleep(60)
+        while "EAT" in text:
+            self._kept.append(bytearray(16 << 20))
+        if "KILL" in text:
+            os.kill(os.getpid(), signal.SIGSEGV)

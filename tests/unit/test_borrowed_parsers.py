@@ -1,0 +1,413 @@
+"""Parsers of vLLM in a child process, in its double: what they give, and what they cannot harm."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from chat_templates import CHATML_TOOLS
+from openai_server import TOKENIZER, USER, api, tokens, wait
+from scripted_server import PATIENCE_S, stream
+from vllm_engines import double_environment
+
+from cog_triton.engines.base import Abilities
+from cog_triton.errors import InvalidArgument, ParserFailed, TritonStartFailed
+from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers, BorrowedStream, borrow
+from cog_triton.serving.openai.parsers.call_parser import Answer, Call, Delta, join
+from cog_triton.settings import load_settings
+from cog_triton.system import reaper
+
+TOOLS_TOKENIZER = replace(TOKENIZER, chat_template=CHATML_TOOLS)
+WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+SPEC = {"tools": [WEATHER], "tool_choice": "auto"}
+SAID = '{so}Rome: [weather:{"city": "Rome"}] and [weather:{}] ü日!'
+PARSED = Answer(
+    "Rome:  and  ü日!", "so", [Call("weather", '{"city": "Rome"}'), Call("weather", "{}")]
+)
+TAGS = Abilities(guides={"json_schema"}, native_tags=True)
+
+
+@contextmanager
+def child(directory: Path, *names: str, **limits: Any) -> Iterator[BorrowedParsers]:
+    TOKENIZER.tokenizer.save(str(directory / "tokenizer.json"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in double_environment().items():
+            patch.setenv(name, value)
+        tool, reasoning = names or ("brackets", "braces")
+        made = BorrowedParsers(
+            Path(sys.executable), directory / "links", directory, (tool, reasoning), **limits
+        )
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def parsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BorrowedParsers]:
+    with child(tmp_path_factory.mktemp("vllm")) as made:
+        yield made
+
+
+class Reader:
+    """A stream with what came back of it."""
+
+    def __init__(self, parsers: BorrowedParsers, **spec: Any) -> None:
+        self.stream = BorrowedStream(parsers, {**SPEC, **spec})
+        self._news = threading.Semaphore(0)
+        self.stream.begin([1, 2], self._news.release)
+        self.deltas: list[Delta] = []
+
+    def send(self, text: str, *, finished: bool = False) -> None:
+        self.stream.send(text, TOKENIZER.encode(text), finished=finished)
+
+    def read(self) -> Answer:
+        while self.stream.waits:
+            assert self._news.acquire(timeout=PATIENCE_S)
+        self.deltas += self.stream.feed("")
+        return join(self.deltas)
+
+    def say(self, text: str) -> Answer:
+        self.send(text, finished=True)
+        return self.read()
+
+
+def fork_of(parsers: BorrowedParsers) -> int:
+    """The process that parses, below the one that forks it."""
+    zygote = parsers._child.process.pid
+    (found,) = wait(lambda: list(reaper.descendants(zygote)))
+    return int(found)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
+def test_deltas_are_those_of_vllms_parser(parsers: BorrowedParsers, size: int) -> None:
+    reader = Reader(parsers)
+    for start in range(0, len(SAID), size):
+        reader.send(SAID[start : start + size], finished=start + size >= len(SAID))
+    assert reader.read() == PARSED
+    assert reader.stream.called
+    reader.stream.close()
+
+
+def test_what_a_request_says_reaches_the_parser(parsers: BorrowedParsers) -> None:
+    off = {"chat_template_kwargs": {"thinking": False}}
+    assert Reader(parsers, **off).say("{so}") == Answer("{so}")
+    assert Reader(parsers, tools=None, tool_choice=None).say("{a}[f:1]") == Answer("[f:1]", "a")
+    prompted = BorrowedStream(parsers, SPEC)
+    news = threading.Event()
+    prompted.begin([9], news.set)
+    prompted.send("{so}", [], finished=True)
+    assert wait(lambda: not prompted.waits)
+    assert join(prompted.finish()) == Answer("{so}")
+
+
+def test_many_streams_cross_together_and_stay_apart(parsers: BorrowedParsers) -> None:
+    readers = [Reader(parsers) for _ in range(40)]
+    for character in SAID:
+        for place, reader in enumerate(readers):
+            reader.send(character.replace("R", chr(ord("a") + place % 26)))
+    for place, reader in enumerate(readers):
+        reader.send("", finished=True)
+        assert reader.read().content == PARSED.content.replace("R", chr(ord("a") + place % 26))
+
+
+LIMITS = {"cpu_seconds": 0.4, "memory_bytes": 128 << 20}
+MISDEEDS = {
+    "RAISE": "fails: IndexError: list index out of range",
+    "HANG": "more than 0.4 s of CPU time",
+    "SLEEP": "does not end",
+    "EAT": "more than 128 MiB of memory",
+    "KILL": f"ended with -{signal.SIGSEGV.value}",
+}
+
+
+@pytest.mark.parametrize("misdeed", MISDEEDS)
+def test_a_parsers_misdeed_is_its_own_requests_alone(tmp_path: Path, misdeed: str) -> None:
+    with child(tmp_path, **LIMITS) as parsers:
+        guilty, others = Reader(parsers), [Reader(parsers) for _ in range(3)]
+        for reader in (guilty, *others):
+            reader.send(SAID[:20])
+            reader.read()
+        guilty.send(misdeed)
+        for reader in others:
+            reader.send(SAID[20:], finished=True)
+        assert [reader.read() for reader in others] == [PARSED] * 3
+        assert wait(lambda: not guilty.stream.waits)
+        with pytest.raises(ParserFailed, match="brackets and braces") as failed:
+            guilty.stream.feed("")
+        assert MISDEEDS[misdeed] in str(failed.value)
+        assert Reader(parsers).say(SAID) == PARSED
+
+
+def test_two_at_fault_at_once(tmp_path: Path) -> None:
+    with child(tmp_path, **LIMITS) as parsers:
+        readers = [Reader(parsers) for _ in range(4)]
+        for reader, text in zip(readers, ("EAT", SAID, "HANG", SAID), strict=True):
+            reader.send(text, finished=True)
+        assert [readers[place].read() for place in (1, 3)] == [PARSED] * 2
+        for place in (0, 2):
+            assert wait(lambda place=place: readers[place].stream.failure)
+
+
+@pytest.mark.parametrize("whose", ["fork", "child"])
+def test_a_process_that_is_killed_costs_nobody_anything(tmp_path: Path, whose: str) -> None:
+    with child(tmp_path) as parsers:
+        readers = [Reader(parsers) for _ in range(5)]
+        for reader in readers:
+            reader.send(SAID[:25])
+            reader.read()
+        before = fork_of(parsers)
+        os.kill(before if whose == "fork" else parsers._child.process.pid, signal.SIGKILL)
+        for reader in readers:
+            reader.send(SAID[25:], finished=True)
+        assert [reader.read() for reader in readers] == [PARSED] * 5
+        assert wait(lambda: not Path(f"/proc/{before}").exists())
+        assert Reader(parsers).say(SAID) == PARSED
+        assert fork_of(parsers) != before
+
+
+def test_no_process_is_left(tmp_path: Path) -> None:
+    with child(tmp_path) as parsers:
+        left = fork_of(parsers)
+    assert wait(lambda: not Path(f"/proc/{left}").exists())
+
+
+def test_a_closed_stream_is_forgotten(parsers: BorrowedParsers) -> None:
+    reader = Reader(parsers)
+    reader.say(SAID)
+    reader.stream.close()
+    assert wait(lambda: reader.stream.number not in parsers._streams)
+
+
+def test_vllm_tells_its_names(tmp_path: Path) -> None:
+    known = "it has as_json, brackets, glm45, unguided"
+    with (
+        pytest.raises(InvalidArgument, match=f"has no tool call parser 'hermes'; {known}"),
+        child(tmp_path, "hermes", ""),
+    ):
+        pass
+    with child(tmp_path, "auto", "auto", model_type="glm4_moe") as made:
+        assert (made.tool, made.reasoning) == ("glm45", "glm45")
+    with child(tmp_path, "brackets", "auto", model_type="none_such") as made:
+        assert (made.tool, made.reasoning) == ("brackets", "")
+
+
+def test_a_python_without_vllm_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TritonStartFailed, match="No module named 'vllm'"):
+        BorrowedParsers(Path(sys.executable), tmp_path / "links", tmp_path, ("brackets", ""))
+
+
+def create(served: Any, **options: Any) -> Any:
+    options = {"tools": [WEATHER], "messages": USER, **options}
+    return served.client().chat.completions.create(model="small", **options)
+
+
+@contextmanager
+def borrowing(
+    parsers: BorrowedParsers, *texts: str, abilities: Abilities = TAGS, **options: Any
+) -> Iterator[Any]:
+    answer = stream(*tokens(*(texts or SAID)))
+    given = {"tokenizer": TOOLS_TOKENIZER, "abilities": abilities, "borrowed": parsers}
+    with api(answer, **{**given, **options}) as served:
+        yield served
+
+
+def test_chats_are_parsed_whole_and_streamed(parsers: BorrowedParsers) -> None:
+    with borrowing(parsers) as served:
+        (choice,) = create(served).choices
+        chunks = [each for each in create(served, stream=True) if each.choices]
+        told = served.client().models.retrieve("small").model_dump()["capabilities"]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", PARSED.content)
+    assert choice.message.reasoning_content == "so"
+    made = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls]
+    assert made == [(call.name, call.arguments) for call in PARSED.calls]
+    assert len({call.id for call in choice.message.tool_calls}) == 2
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(delta.content or "" for delta in deltas) == PARSED.content
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "tool_calls"
+    assert len([delta for delta in deltas if delta.tool_calls]) > 2
+    assert (told["tool_call_parser"], told["reasoning_parser"]) == ("vllm:brackets", "vllm:braces")
+
+
+def test_several_choices_and_log_probabilities(parsers: BorrowedParsers) -> None:
+    events = [
+        {"output_ids": [token], "output_log_probs": [-1.0]} for token in TOKENIZER.encode(SAID)
+    ]
+    lines = stream(*(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events))
+    given = {"tokenizer": TOOLS_TOKENIZER, "abilities": TAGS, "borrowed": parsers}
+    with api(lines, **given) as served:
+        whole = create(served, n=2, logprobs=True)
+        chunks = [each for each in create(served, n=2, logprobs=True, stream=True) if each.choices]
+    assert [choice.message.content for choice in whole.choices] == [PARSED.content] * 2
+    assert [len(choice.logprobs.content) for choice in whole.choices] == [len(events)] * 2
+    for index in (0, 1):
+        own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
+        assert "".join(choice.delta.content or "" for choice in own) == PARSED.content
+        assert sum(choice.finish_reason is not None for choice in own) == 1
+        told = [len(choice.logprobs.content) for choice in own if choice.logprobs]
+        assert sum(told) == len(events)
+
+
+def test_the_other_apis_have_them_too(parsers: BorrowedParsers) -> None:
+    function = {"type": "function", "name": "weather", "parameters": {}}
+    with borrowing(parsers) as served:
+        made = served.client().responses.create(model="small", input="Hi", tools=[function])  # type: ignore[list-item]
+        tool = {"name": "weather", "input_schema": {"type": "object"}}
+        body = {"model": "small", "max_tokens": 99, "messages": USER, "tools": [tool]}
+        blocks = served.post("/v1/messages", body).json()
+    kinds = [item.type for item in made.output]
+    assert kinds == ["reasoning", "message", "function_call", "message", "function_call", "message"]
+    assert blocks["stop_reason"] == "tool_use"
+    assert [block["input"] for block in blocks["content"] if block["type"] == "tool_use"] == [
+        {"city": "Rome"},
+        {},
+    ]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_failing_parser_has_a_code(parsers: BorrowedParsers, streamed: bool) -> None:
+    with borrowing(parsers, "Hm. ", "RAISE", "more") as served:
+        with pytest.raises(openai.APIError, match="E2114 ParserFailed") as failed:
+            list(create(served, stream=streamed))
+        assert "vLLM's parser brackets and braces fails" in str(failed.value)
+        assert wait(lambda: not served.admission.running)
+
+
+def test_forced_and_strict_calls_are_guided_by_vllms_tags(parsers: BorrowedParsers) -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+    with borrowing(parsers, '[weather:{"a": 1}]') as served:
+        required = create(served, tool_choice="required").choices[0]
+        one = create(served, tool_choice=named).choices[0]
+        create(served, tools=[strict])
+        create(served)
+        sent = [request.json for request in served.triton.requests]
+    assert (required.finish_reason, one.finish_reason) == ("tool_calls", "stop")
+    assert one.message.tool_calls[0].function.arguments == '{"a": 1}'
+    kinds = [request.get("guided_decoding_guide_type") for request in sent]
+    assert kinds == ["vllm_structural_tag"] * 3 + [None]
+    choices = [json.loads(request["guided_decoding_guide"])["format"] for request in sent[:3]]
+    assert choices == [{"choice": "required"}, {"choice": named}, {"choice": "auto"}]
+
+
+def test_what_has_no_tag_is_guided_as_json_or_refused(
+    tmp_path: Path, parsers: BorrowedParsers, caplog: pytest.LogCaptureFixture
+) -> None:
+    guided = Abilities(guides={"json_schema"})
+    text = '[{"name": "weather", "arguments": {}}]'
+    with child(tmp_path, "as_json", "") as made, borrowing(made, text) as served:
+        calls = create(served, tool_choice="required").choices[0].message.tool_calls
+        assert served.triton.requests[-1].json["guided_decoding_guide_type"] == "json_schema"
+    assert [call.function.name for call in calls] == ["weather"]
+    with (
+        child(tmp_path, "unguided", "") as made,
+        borrowing(made) as served,
+        pytest.raises(openai.BadRequestError, match="vllm:unguided has no grammar"),
+    ):
+        create(served, tool_choice="required")
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+    with borrowing(parsers, abilities=guided) as served:
+        with pytest.raises(openai.BadRequestError, match="vllm:brackets has no grammar"):
+            create(served, tool_choice="required")
+        with caplog.at_level(logging.INFO):
+            create(served, tools=[strict])
+        assert "guided_decoding_guide" not in served.triton.requests[-1].json
+    refused = {"type": "function", "function": {"name": "REFUSED"}}
+    with (
+        borrowing(parsers) as served,
+        pytest.raises(openai.BadRequestError, match="REFUSED is no name of a function"),
+    ):
+        create(served, tools=[refused])
+
+
+def test_reasoning_alone_is_borrowed_before_our_own_calls(tmp_path: Path) -> None:
+    call = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+    with child(tmp_path, "", "braces") as made, borrowing(made, "{so}", "Hm.", call) as served:
+        with_tools = create(served).choices[0].message
+        without = create(served, tools=openai.NOT_GIVEN, extra_body={"include_reasoning": False})
+    assert (with_tools.reasoning_content, with_tools.content) == ("so", "Hm.")
+    assert [each.function.name for each in with_tools.tool_calls] == ["weather"]
+    assert without.choices[0].message.content == f"Hm.{call}"
+    assert not hasattr(without.choices[0].message, "reasoning_content")
+
+
+@dataclass
+class Family:
+    tokenizer_dir: Path
+    name: str = "vllm"
+
+    @property
+    def model_dir(self) -> Path:
+        return self.tokenizer_dir
+
+
+UNKNOWN_FORMAT = replace(TOKENIZER, chat_template="{{ tools }}<arg_key>")
+BORROWED: list[tuple[dict[str, str], str, tuple[str, str] | None]] = [
+    ({"tool_call_parser": "vllm:brackets"}, "qwen3", ("brackets", "")),
+    ({"tool_call_parser": "vllm:glm45"}, "qwen3", ("glm45", "glm45")),
+    ({"tool_call_parser": "vllm:auto", "reasoning_parser": "none"}, "glm4_moe", ("glm45", "")),
+    ({"reasoning_parser": "vllm:braces"}, "qwen3", ("", "braces")),
+    ({}, "glm4_moe", ("glm45", "glm45")),
+    ({}, "qwen3", None),
+    ({"tool_call_parser": "none"}, "glm4_moe", None),
+]
+
+
+@contextmanager
+def served_model(directory: Path, model_type: str) -> Iterator[Any]:
+    TOKENIZER.tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in double_environment().items():
+            patch.setenv(name, value)
+        yield Family(directory)
+
+
+@pytest.mark.parametrize(("options", "model_type", "expected"), BORROWED)
+def test_settings_and_the_models_type_choose(
+    tmp_path: Path, options: dict[str, str], model_type: str, expected: tuple[str, str] | None
+) -> None:
+    with served_model(tmp_path, model_type) as family:
+        settings = load_settings(**options)
+        made = borrow(settings, family, UNKNOWN_FORMAT, tmp_path / "links")
+    assert (made and (made.tool, made.reasoning)) == expected
+    if made is not None:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"tool_call_parser": "vllm:auto"}, "has no parser by the model's type 'qwen3'; name one"),
+        ({"tool_call_parser": "vllm:none_such"}, "has no tool call parser 'none_such'"),
+        (
+            {"tool_call_parser": "vllm:brackets", "reasoning_parser": "think"},
+            "REASONING_PARSER=think: not beside TOOL_CALL_PARSER=vllm:brackets",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_honoured_are_refused(
+    tmp_path: Path, options: dict[str, str], rule: str
+) -> None:
+    with (
+        served_model(tmp_path, "qwen3") as family,
+        pytest.raises(InvalidArgument, match=rule),
+    ):
+        borrow(load_settings(**options), family, UNKNOWN_FORMAT, tmp_path / "links")
+
+
+@pytest.mark.parametrize("value", ["vllm:", "vllm:a b", "vllm/hermes", "qwen"])
+def test_a_setting_is_a_name(value: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"TOOL_CALL_PARSER=.*must be auto, .* or vllm:NAME"):
+        load_settings(tool_call_parser=value)

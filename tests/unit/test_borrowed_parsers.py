@@ -331,6 +331,27 @@ def test_what_has_no_tag_is_guided_as_json_or_refused(
         create(served, tools=[refused])
 
 
+def test_guided_answers_follow_their_reasoning_where_the_engine_knows_it(
+    tmp_path: Path, parsers: BorrowedParsers
+) -> None:
+    options = {"reasoning_parser": "vllm:braces"}
+    json_answer = {"response_format": {"type": "json_object"}, "tools": openai.NOT_GIVEN}
+    with borrowing(parsers, "{so}", '{"a": 1}', **options) as served:
+        message = create(served, **json_answer).choices[0].message
+    assert (message.reasoning_content, message.content) == ("so", '{"a": 1}')
+    with borrowing(parsers, '{"a": 1}') as served:
+        message = create(served, **json_answer).choices[0].message
+    assert message.content == '{"a": 1}'
+    calls = '[{"name": "weather", "arguments": {}}]'
+    with (
+        child(tmp_path, "as_json", "braces") as made,
+        borrowing(made, "{so}", calls, **options) as served,
+    ):
+        message = create(served, tool_choice="required").choices[0].message
+    assert message.reasoning_content == "so"
+    assert [call.function.name for call in message.tool_calls] == ["weather"]
+
+
 def test_reasoning_alone_is_borrowed_before_our_own_calls(tmp_path: Path) -> None:
     call = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
     with child(tmp_path, "", "braces") as made, borrowing(made, "{so}", "Hm.", call) as served:

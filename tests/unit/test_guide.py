@@ -133,6 +133,8 @@ def test_choices_that_are_none_or_too_many(choices: list[str]) -> None:
     [
         ("grammar", " "),
         ("grammar", "a" * 20_000),
+        ("native_tag", "a" * 300_000),
+        ("native_tag", "[" * 129),
         ("grammar", "root ::= " + "(" * 25 + '"a"' + ")" * 25),
         ("json_schema", "{"),
         ("json_schema", '{"pattern": "a"}'),

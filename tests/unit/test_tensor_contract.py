@@ -89,6 +89,7 @@ REQUESTS = st.builds(
             Guide("regex", "[a-zü]{2,3}"),
             Guide("grammar", 'root ::= "a"'),
             Guide("structural_tag", TAG),
+            Guide("native_tag", '{"format": {"type": "any_text"}}'),
         ]
     ),
     streaming=st.booleans(),

@@ -250,6 +250,16 @@ def test_batch_invariance_is_set_where_it_is_asked_for(tmp_path: Path, asked: st
         assert bool(calls(host.journal, "batch_invariant")) is (asked == "true")
 
 
+@pytest.mark.parametrize(("own", "expected"), [({}, "qwen3"), ({"reasoning_parser": "own"}, "own")])
+@pytest.mark.usefixtures("vllm_environment")
+def test_the_reasoning_parser_is_the_engines_argument(
+    tmp_path: Path, own: dict[str, Any], expected: str
+) -> None:
+    with running(tmp_path, {"reasoning_parser": "qwen3"}, **own) as host:
+        (opened,) = host.calls("open")
+    assert f'"reasoning_parser": "{expected}"' in json.dumps(opened)
+
+
 @pytest.mark.usefixtures("vllm_environment")
 def test_a_version_that_was_never_run_needs_to_be_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -340,6 +350,7 @@ def test_log_probs_of_text_requests(host: Running) -> None:
         (Guide("regex", "a+"), {"regex": "a+"}),
         (Guide("grammar", 'root ::= "a"'), {"grammar": 'root ::= "a"'}),
         (Guide("structural_tag", "{}"), {"structural_tag": "{}"}),
+        (Guide("native_tag", "{}"), {"structural_tag": "{}"}),
     ],
 )
 def test_guides_and_biases_are_sampling_params(guide: Guide, expected: dict[str, str]) -> None:

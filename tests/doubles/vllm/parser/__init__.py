@@ -42,6 +42,7 @@ class Parser:
         thinks = (chat_template_kwargs or {}).get("thinking", True)
         self._state = "start" if self.reasons and thinks else "text"
         self._call = -1
+        self._tail = ""
         self._kept = []
 
     def set_prompt_token_ids(self, ids):
@@ -61,7 +62,8 @@ class Parser:
     def parse_delta(self, delta_text, delta_token_ids, request, prompt_token_ids=None, *, finished):
         if self._state == "start" and prompt_token_ids and prompt_token_ids[-1] == 9:
             self._state = "text"
-        self._misbehave(delta_text)
+        self._misbehave(self._tail + delta_text)
+        self._tail = delta_text[-4:] if len(delta_text) > 3 else (self._tail + delta_text)[-4:]
         delta = SimpleNamespace(content="", reasoning="", tool_calls=[])
         for character in delta_text:
             self._take(character, delta)

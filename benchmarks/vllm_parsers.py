@@ -1,0 +1,291 @@
+#!/usr/bin/env python3
+"""Parsers of vLLM through the child process beside the same parsers within vLLM's serving layer.
+
+Each answer in each format goes both ways, in chunks of 1 to k tokens: here through our detokenizer,
+the child and the parser of `/v1`; there through vLLM's detokenizer, `ChatStreamProcessor` and
+message assembly. Tokenizers are made of a format's marks and all bytes.
+
+.venv/bin/python benchmarks/vllm_parsers.py --vllm-python PYTHON [--only NAME,NAME] [--cost]
+writes the table of docs/clients.md with --write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from _parser_cases import FORMATS, RESPONSE_TEMPLATE, TOOLS, Format
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from cog_triton.errors import CogTritonError
+from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
+from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers, BorrowedStream
+from cog_triton.serving.openai.parsers.call_parser import join
+from cog_triton.text.stop_strings import TextStream
+from cog_triton.text.tokenizer import EngineTokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+SIZES = (1, 2, 3, 5, 1000)
+END = "<|the end|>"
+PROMPT = "<|im_start|>assistant\n"
+_PATIENCE_S = 60.0
+_BEGIN, _STOP = "<!-- parsers: begin -->\n", "<!-- parsers: end -->\n"
+
+
+def tokenizer_of(form: Format, directory: Path) -> EngineTokenizer:
+    """A byte-level tokenizer with the format's marks; written as the hub has one."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: place for place, letter in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(END, special=True, normalized=False)])
+    marks = [
+        AddedToken(mark, special="|" in mark or "｜" in mark, normalized=False)  # noqa: RUF001
+        for mark in form.marks()
+    ]
+    made.add_special_tokens([mark for mark in marks if mark.special])
+    made.add_tokens([mark for mark in marks if not mark.special])
+    made.save(str(directory / "tokenizer.json"))
+    config = {
+        "eos_token": END,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "response_template": RESPONSE_TEMPLATE,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return EngineTokenizer(made, eos_token=END)
+
+
+class Ours:
+    """Answers parsed as `/v1` does."""
+
+    def __init__(self, parsers: BorrowedParsers, tokenizer: EngineTokenizer) -> None:
+        self._parsers, self._tokenizer = parsers, tokenizer
+        self._spec = {"tools": TOOLS, "tool_choice": "auto"}
+        visible = parsers.plan(self._spec).visible
+        self._visible = tokenizer.special_tokens if visible else ()
+
+    def stream(self, prompt: Sequence[int], ids: Sequence[int], size: int) -> dict[str, Any]:
+        """What a stream tells of an answer whose tokens come in chunks."""
+        stream = BorrowedStream(self._parsers, self._spec)
+        parser, news = AnswerParser(stream), threading.Semaphore(0)
+        stream.begin(prompt, news.release)
+        text = TextStream(self._tokenizer, (), visible=self._visible)
+        for start in range(0, len(ids), size):
+            chunk, last = ids[start : start + size], start + size >= len(ids)
+            piece = text.feed(chunk)
+            stream.send(piece + (text.finish() if last else ""), chunk, finished=last)
+        while stream.waits:
+            if not news.acquire(timeout=_PATIENCE_S):
+                raise TimeoutError
+        try:
+            answer = join(parser.finish())
+        except CogTritonError as error:
+            return {"error": error.detail.partition("fails: ")[2] or error.detail}
+        finally:
+            stream.close()
+        return {
+            "content": answer.content,
+            "reasoning": answer.reasoning,
+            "calls": [[call.name, call.arguments] for call in answer.calls],
+            "end": parser.finish_reason("stop"),
+        }
+
+
+class Reference:
+    """The process of `_parser_reference.py`."""
+
+    def __init__(self, python: Path) -> None:
+        environment = {
+            **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            "CUDA_VISIBLE_DEVICES": "",
+            "VLLM_CONFIGURE_LOGGING": "0",
+            "HF_HUB_OFFLINE": "1",
+        }
+        self._process = subprocess.Popen(
+            [str(python), str(Path(__file__).with_name("_parser_reference.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            text=True,
+            cwd="/",
+        )
+
+    def answers(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """What vLLM makes of a job's answers."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        found: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return found
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def compare(
+    python: Path, reference: Reference, name: str, form: Format
+) -> tuple[str, list[str], int]:
+    """`equal`, `differs` or why there is neither; the differences; and how many calls were read."""
+    with TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        tokenizer = tokenizer_of(form, directory)
+        answers = {case: tokenizer.encode(text) for case, text in form.answers().items()}
+        job = {
+            "tokenizer": scratch,
+            "tool": name,
+            "reasoning": form.reasoning,
+            "tools": TOOLS,
+            "prompts": {
+                case: tokenizer.encode(PROMPT + (form.prompted if "reasoning" not in case else ""))
+                for case in answers
+            },
+            "eos": tokenizer.token_id(END),
+            "answers": answers,
+            "sizes": SIZES,
+        }
+        expected = reference.answers(job)
+        if "error" in expected:
+            return expected["error"], [], 0
+        try:
+            names = (name, form.reasoning)
+            parsers = BorrowedParsers(python, directory / "links", directory, names)
+        except CogTritonError as error:
+            return error.detail, [], 0
+        try:
+            return _compared(Ours(parsers, tokenizer), job, expected)
+        finally:
+            parsers.close()
+
+
+def _compared(
+    ours: Ours, job: Mapping[str, Any], expected: Mapping[str, Any]
+) -> tuple[str, list[str], int]:
+    differences, calls = [], 0
+    for case, ids in job["answers"].items():
+        for size in SIZES:
+            made = ours.stream(job["prompts"][case], ids, size)
+            theirs = expected[case]["streams"][str(size)]
+            calls += len(made.get("calls", ()))
+            if made != theirs:
+                differences.append(f"{case}, {size} a chunk: {made} instead of {theirs}")
+    return "differs" if differences else "equal", differences, calls
+
+
+def costs(python: Path, streams: int = 64, tokens: int = 200) -> dict[str, float]:
+    """Microseconds a token of `streams` answers at once, a token a step: of the worker's two
+    threads, and of the fork, what vLLM's parser takes included."""
+    form = FORMATS["hermes"]
+    with TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        tokenizer = tokenizer_of(form, directory)
+        ids = (tokenizer.encode("Some words of a text. ") * tokens)[:tokens]
+        text = TextStream(tokenizer, ())
+        pieces = [(text.feed([token]), [token]) for token in ids]
+        names = ("qwen3_coder", "qwen3")
+        parsers = BorrowedParsers(python, directory / "links", directory, names)
+        try:
+            spec = {"tools": TOOLS, "tool_choice": "auto"}
+            made = [BorrowedStream(parsers, spec) for _ in range(streams)]
+            done = threading.Semaphore(0)
+            for stream in made:
+                stream.begin([1], done.release)
+            _wait(made)
+            fork = _fork(parsers._child.process.pid)
+            began, cpu, theirs = time.perf_counter(), time.process_time(), _cpu_s(fork)
+            for piece, chunk in pieces:
+                for stream in made:
+                    stream.send(piece, chunk, finished=False)
+                while any(stream.waits for stream in made):
+                    done.acquire(timeout=_PATIENCE_S)
+                for stream in made:
+                    stream.feed("")
+            count = streams * tokens / 1e6
+            return {
+                "worker": (time.process_time() - cpu) / count,
+                "fork": (_cpu_s(fork) - theirs) / count,
+                "elapsed": (time.perf_counter() - began) / count,
+            }
+        finally:
+            parsers.close()
+
+
+def _wait(streams: Sequence[BorrowedStream]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while any(stream.waits for stream in streams) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _fork(parent: int) -> int:
+    text = Path(f"/proc/{parent}/task/{parent}/children").read_text("ascii")
+    return int(text.split()[0])
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def table(found: Mapping[str, tuple[str, int]]) -> Iterator[str]:
+    """Lines of the table of docs/clients.md."""
+    equal = [name for name, (verdict, _) in found.items() if verdict == "equal"]
+    yield f"{len(equal)} of {len(found)} are equal: {', '.join(f'`{name}`' for name in equal)}.\n"
+    yield "\n| parser | why it is not |\n|---|---|\n"
+    for name, (verdict, _) in found.items():
+        if verdict != "equal":
+            text = verdict.replace("|", "\\|").replace("<", "&lt;")
+            yield f"| `{name}` | {text} |\n"
+
+
+def main() -> int:
+    """Compare and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vllm-python", type=Path, required=True)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    python = options.vllm_python.absolute()
+    if options.cost:
+        sys.stdout.write(f"{json.dumps(costs(python))}\n")
+        return 0
+    names = options.only.split(",") if options.only else list(FORMATS)
+    reference = Reference(python)
+    found: dict[str, tuple[str, int]] = {}
+    for name in names:
+        verdict, differences, calls = compare(python, reference, name, FORMATS[name])
+        found[name] = verdict, calls
+        sys.stdout.write(f"{name} {verdict} ({calls} calls read)\n")
+        for line in differences if options.verbose else differences[:1]:
+            sys.stdout.write(f"    {line}\n")
+        sys.stdout.flush()
+    reference.close()
+    lines = "".join(table(found))
+    sys.stdout.write(lines)
+    if options.write:
+        page = ROOT / "docs" / "clients.md"
+        text = page.read_text("utf-8")
+        around = re.escape(_BEGIN) + ".*?" + re.escape(_STOP)
+        page.write_text(
+            re.sub(around, lambda _: _BEGIN + lines + _STOP, text, flags=re.DOTALL), "utf-8"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,8 +5,7 @@ Each answer in each format goes both ways, in chunks of 1 to k tokens: here thro
 the child and the parser of `/v1`; there through vLLM's detokenizer, `ChatStreamProcessor` and
 message assembly. Tokenizers are made of a format's marks and all bytes.
 
-.venv/bin/python benchmarks/vllm_parsers.py --vllm-python PYTHON [--only NAME,NAME] [--cost]
-writes the table of docs/clients.md with --write.
+.venv/bin/python benchmarks/vllm_parsers.py --vllm-python PYTHON --results FILE --write
 """
 
 from __future__ import annotations
@@ -20,11 +19,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from _parser_cases import FORMATS, RESPONSE_TEMPLATE, TOOLS, Format
+from _parser_cases import FORMATS, RESPONSE_TEMPLATE
+from _parser_syntax import TOOLS, Format
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from cog_triton.errors import CogTritonError
@@ -39,7 +40,19 @@ SIZES = (1, 2, 3, 5, 1000)
 END = "<|the end|>"
 PROMPT = "<|im_start|>assistant\n"
 _PATIENCE_S = 60.0
-_BEGIN, _STOP = "<!-- parsers: begin -->\n", "<!-- parsers: end -->\n"
+_SECTION = re.compile(r"^## Parsers of vLLM\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+_HEAD = """\
+## Parsers of vLLM
+
+<!-- written by `benchmarks/vllm_parsers.py` -->
+
+`TOOL_CALL_PARSER=vllm:NAME` ([openai.md](openai.md#parsers-of-vllm)) beside the same parser within
+the serving layer of vLLM 0.33, on a CPU: answers with text, reasoning, one call and several, cut
+ones, in each format's documented syntax, in chunks of 1, 2, 3 and 5 tokens and whole. Here they go
+through our detokenizer, the child and the parser of `/v1`; there through vLLM's detokenizer and
+`ChatStreamProcessor`. Tokenizers are made of a format's marks and all bytes.
+
+"""
 
 
 def tokenizer_of(form: Format, directory: Path) -> EngineTokenizer:
@@ -49,10 +62,7 @@ def tokenizer_of(form: Format, directory: Path) -> EngineTokenizer:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(END, special=True, normalized=False)])
-    marks = [
-        AddedToken(mark, special="|" in mark or "｜" in mark, normalized=False)  # noqa: RUF001
-        for mark in form.marks()
-    ]
+    marks = [AddedToken(mark, special="|" in mark, normalized=False) for mark in form.marks()]
     made.add_special_tokens([mark for mark in marks if mark.special])
     made.add_tokens([mark for mark in marks if not mark.special])
     made.save(str(directory / "tokenizer.json"))
@@ -137,10 +147,21 @@ class Reference:
         self._process.wait()
 
 
-def compare(
-    python: Path, reference: Reference, name: str, form: Format
-) -> tuple[str, list[str], int]:
-    """`equal`, `differs` or why there is neither; the differences; and how many calls were read."""
+@dataclass
+class Verdict:
+    """`equal`, `differs`, or why there is nothing to compare; what differs, and calls read.
+
+    `whole` are answers that vLLM reads otherwise without a stream.
+    """
+
+    verdict: str
+    differences: list[str] = field(default_factory=list)
+    calls: int = 0
+    whole: list[str] = field(default_factory=list)
+
+
+def compare(python: Path, reference: Reference, name: str, form: Format) -> Verdict:
+    """Compare what comes of a format's answers both ways."""
     with TemporaryDirectory() as scratch:
         directory = Path(scratch)
         tokenizer = tokenizer_of(form, directory)
@@ -151,7 +172,7 @@ def compare(
             "reasoning": form.reasoning,
             "tools": TOOLS,
             "prompts": {
-                case: tokenizer.encode(PROMPT + (form.prompted if "reasoning" not in case else ""))
+                case: tokenizer.encode(PROMPT + ("" if "reasoning" in case else form.prompted))
                 for case in answers
             },
             "eos": tokenizer.token_id(END),
@@ -160,30 +181,44 @@ def compare(
         }
         expected = reference.answers(job)
         if "error" in expected:
-            return expected["error"], [], 0
+            return Verdict(expected["error"])
         try:
             names = (name, form.reasoning)
             parsers = BorrowedParsers(python, directory / "links", directory, names)
         except CogTritonError as error:
-            return error.detail, [], 0
+            return Verdict(error.detail)
         try:
             return _compared(Ours(parsers, tokenizer), job, expected)
         finally:
             parsers.close()
 
 
-def _compared(
-    ours: Ours, job: Mapping[str, Any], expected: Mapping[str, Any]
-) -> tuple[str, list[str], int]:
-    differences, calls = [], 0
+def _compared(ours: Ours, job: Mapping[str, Any], expected: Mapping[str, Any]) -> Verdict:
+    found = Verdict("equal")
     for case, ids in job["answers"].items():
         for size in SIZES:
             made = ours.stream(job["prompts"][case], ids, size)
             theirs = expected[case]["streams"][str(size)]
-            calls += len(made.get("calls", ()))
+            found.calls += len(made.get("calls", ()))
             if made != theirs:
-                differences.append(f"{case}, {size} a chunk: {made} instead of {theirs}")
-    return "differs" if differences else "equal", differences, calls
+                found.verdict = "differs"
+                found.differences.append(f"{case}, {size} a chunk: {made} instead of {theirs}")
+        if _meant(made) != _meant(expected[case]["whole"]):
+            found.whole.append(case)
+    return found
+
+
+def _meant(answer: Mapping[str, Any]) -> Any:
+    """An answer without white space around texts, and arguments as values."""
+    if "error" in answer:
+        return answer
+    calls = []
+    for name, arguments in answer["calls"]:
+        try:
+            calls.append((name, json.loads(arguments)))
+        except ValueError:
+            calls.append((name, arguments))
+    return answer["content"].strip(), answer["reasoning"].strip(), calls
 
 
 def costs(python: Path, streams: int = 64, tokens: int = 200) -> dict[str, float]:
@@ -201,17 +236,16 @@ def costs(python: Path, streams: int = 64, tokens: int = 200) -> dict[str, float
         try:
             spec = {"tools": TOOLS, "tool_choice": "auto"}
             made = [BorrowedStream(parsers, spec) for _ in range(streams)]
-            done = threading.Semaphore(0)
+            step = _Step(streams)
             for stream in made:
-                stream.begin([1], done.release)
-            _wait(made)
+                stream.begin([1], step.one)
+            step.wait()
             fork = _fork(parsers._child.process.pid)
             began, cpu, theirs = time.perf_counter(), time.process_time(), _cpu_s(fork)
             for piece, chunk in pieces:
                 for stream in made:
                     stream.send(piece, chunk, finished=False)
-                while any(stream.waits for stream in made):
-                    done.acquire(timeout=_PATIENCE_S)
+                step.wait()
                 for stream in made:
                     stream.feed("")
             count = streams * tokens / 1e6
@@ -224,10 +258,25 @@ def costs(python: Path, streams: int = 64, tokens: int = 200) -> dict[str, float
             parsers.close()
 
 
-def _wait(streams: Sequence[BorrowedStream]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while any(stream.waits for stream in streams) and time.monotonic() < deadline:
-        time.sleep(0.01)
+class _Step:
+    """Results of a step, waited for at once, as the event loop does."""
+
+    def __init__(self, count: int) -> None:
+        self._count = self._left = count
+        self._done = threading.Event()
+
+    def one(self) -> None:
+        """Count a result, on the thread of the child."""
+        self._left -= 1
+        if not self._left:
+            self._done.set()
+
+    def wait(self) -> None:
+        """Wait for all."""
+        if not self._done.wait(_PATIENCE_S):
+            raise TimeoutError
+        self._done.clear()
+        self._left = self._count
 
 
 def _fork(parent: int) -> int:
@@ -240,50 +289,56 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def table(found: Mapping[str, tuple[str, int]]) -> Iterator[str]:
+def table(found: Mapping[str, Verdict]) -> Iterator[str]:
     """Lines of the table of docs/clients.md."""
-    equal = [name for name, (verdict, _) in found.items() if verdict == "equal"]
+    equal = [name for name, each in found.items() if each.verdict == "equal"]
     yield f"{len(equal)} of {len(found)} are equal: {', '.join(f'`{name}`' for name in equal)}.\n"
     yield "\n| parser | why it is not |\n|---|---|\n"
-    for name, (verdict, _) in found.items():
-        if verdict != "equal":
-            text = verdict.replace("|", "\\|").replace("<", "&lt;")
-            yield f"| `{name}` | {text} |\n"
+    for name, each in found.items():
+        if each.verdict != "equal":
+            text = f"{each.verdict} {''.join(each.differences[:1])[:200]}".strip()
+            yield f"| `{name}` | {text.replace('|', '&#124;').replace('<', '&lt;')} |\n"
+    others = {name: each.whole for name, each in found.items() if each.whole}
+    if others:
+        told = (f"`{name}` ({', '.join(cases)})" for name, cases in others.items())
+        yield "\nWithout a stream vLLM's own server reads these otherwise than with one; here both"
+        yield f" are as in its stream: {', '.join(told)}.\n"
 
 
 def main() -> int:
     """Compare and report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--vllm-python", type=Path, required=True)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--verbose", action="store_true")
-    parser.add_argument("--cost", action="store_true")
-    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--vllm-python", type=Path)
+    parser.add_argument("--only", default="", help="names, separated by commas; '' for all")
+    parser.add_argument("--results", type=Path, help="JSON, to which this run's are added")
+    parser.add_argument("--cost", action="store_true", help="measure a token's cost instead")
+    parser.add_argument("--write", action="store_true", help="write the table of docs/clients.md")
     options = parser.parse_args()
-    python = options.vllm_python.absolute()
     if options.cost:
-        sys.stdout.write(f"{json.dumps(costs(python))}\n")
+        sys.stdout.write(f"{json.dumps(costs(options.vllm_python.absolute()))}\n")
         return 0
-    names = options.only.split(",") if options.only else list(FORMATS)
-    reference = Reference(python)
-    found: dict[str, tuple[str, int]] = {}
-    for name in names:
-        verdict, differences, calls = compare(python, reference, name, FORMATS[name])
-        found[name] = verdict, calls
-        sys.stdout.write(f"{name} {verdict} ({calls} calls read)\n")
-        for line in differences if options.verbose else differences[:1]:
-            sys.stdout.write(f"    {line}\n")
-        sys.stdout.flush()
-    reference.close()
-    lines = "".join(table(found))
+    found: dict[str, Verdict] = {}
+    if options.results and options.results.exists():
+        known = json.loads(options.results.read_text("utf-8"))
+        found = {name: Verdict(**values) for name, values in known.items()}
+    if options.vllm_python:
+        python = options.vllm_python.absolute()
+        reference = Reference(python)
+        for name in options.only.split(",") if options.only else FORMATS:
+            each = found[name] = compare(python, reference, name, FORMATS[name])
+            sys.stdout.write(f"{name} {each.verdict} ({each.calls} calls; whole: {each.whole})\n")
+            sys.stdout.write("".join(f"    {line}\n" for line in each.differences[:2]))
+            sys.stdout.flush()
+            if options.results:
+                values = {name: asdict(each) for name, each in sorted(found.items())}
+                options.results.write_text(json.dumps(values, indent=1), "utf-8")
+        reference.close()
+    lines = "".join(table(dict(sorted(found.items()))))
     sys.stdout.write(lines)
     if options.write:
         page = ROOT / "docs" / "clients.md"
-        text = page.read_text("utf-8")
-        around = re.escape(_BEGIN) + ".*?" + re.escape(_STOP)
-        page.write_text(
-            re.sub(around, lambda _: _BEGIN + lines + _STOP, text, flags=re.DOTALL), "utf-8"
-        )
+        rest = _SECTION.sub("", page.read_text("utf-8")).rstrip("\n")
+        page.write_text(f"{rest}\n\n{_HEAD}{lines}", "utf-8")
     return 0
 
 

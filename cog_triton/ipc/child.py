@@ -6,6 +6,7 @@ A request is bytes, or the call of a function: arguments and results cross as an
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -110,6 +111,20 @@ def serve(
             connection.sendall(LENGTH.pack(_KIND + len(data)) + kind)
             connection.sendall(data)
             del data
+
+
+def limit(memory_bytes: int) -> None:
+    """Limit what is allocated from now on, and forbid files and core dumps."""
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+    limits = {
+        resource.RLIMIT_AS: pages * os.sysconf("SC_PAGE_SIZE") + memory_bytes,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, limit in limits.items():
+        _, hard = resource.getrlimit(kind)
+        least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (least, least))
 
 
 def _received(connection: socket.socket, most: int) -> memoryview:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 import marshal
-import os
-import resource
 import signal
 import sys
 from collections.abc import Iterable
 from datetime import datetime
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
@@ -110,20 +107,6 @@ def _answer(request: memoryview, cpu_seconds: float) -> tuple[bytes, bytes]:
     return kind, data
 
 
-def _limit(memory_bytes: int) -> None:
-    """Limit what is allocated from now on, and forbid files and core dumps."""
-    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-    used = pages * os.sysconf("SC_PAGE_SIZE")
-    for kind, limit in (
-        (resource.RLIMIT_AS, used + memory_bytes),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        _, hard = resource.getrlimit(kind)
-        least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(kind, (least, least))
-
-
 def main() -> None:
     """Entry point: descriptor of the connection, CPU seconds of a template, bytes of memory."""
     descriptor, cpu_seconds, memory_bytes = sys.argv[1:]
@@ -132,7 +115,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     # Modules that rendering imports late count as used, not as the template's.
     render("{{ [1] | tojson }}{{ strftime_now('%Y') }}", 99, {})
-    _limit(int(memory_bytes))
+    child.limit(int(memory_bytes))
     child.serve(int(descriptor), partial(_answer, cpu_seconds=float(cpu_seconds)))
 
 

@@ -23,8 +23,9 @@ from vllm_engines import double_environment
 
 from cog_triton.engines.base import Abilities
 from cog_triton.errors import InvalidArgument, ParserFailed, TritonStartFailed
-from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers, BorrowedStream, borrow
+from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers, BorrowedStream
 from cog_triton.serving.openai.parsers.call_parser import Answer, Call, Delta, join
+from cog_triton.serving.openai.parsers.parser_choice import borrow
 from cog_triton.settings import load_settings
 from cog_triton.system import reaper
 
@@ -148,6 +149,16 @@ def test_a_parsers_misdeed_is_its_own_requests_alone(tmp_path: Path, misdeed: st
             guilty.stream.feed("")
         assert MISDEEDS[misdeed] in str(failed.value)
         assert Reader(parsers).say(SAID) == PARSED
+
+
+def test_arguments_of_no_call_are_an_error(parsers: BorrowedParsers) -> None:
+    reader = Reader(parsers)
+    reader.send("[weather:")
+    reader.send("STRAY{}]", finished=True)
+    with pytest.raises(ParserFailed, match="gives no deltas: KeyError"):
+        reader.read()
+    reader.stream.close()
+    assert wait(lambda: reader.stream.number not in parsers._streams)
 
 
 def test_two_at_fault_at_once(tmp_path: Path) -> None:

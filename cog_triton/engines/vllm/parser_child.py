@@ -11,12 +11,10 @@ import ctypes
 import gc
 import json
 import os
-import resource
 import signal
 import sys
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from cog_triton.ipc import child
@@ -199,20 +197,6 @@ def _answer(parsers: Parsers, request: memoryview, cpu_seconds: float) -> tuple[
     return ANSWERED, json.dumps([number, results], separators=(",", ":")).encode()
 
 
-def _limit(memory_bytes: int) -> None:
-    """Limit what is allocated from now on, and forbid files and core dumps."""
-    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-    limits = {
-        resource.RLIMIT_AS: pages * os.sysconf("SC_PAGE_SIZE") + memory_bytes,
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_CORE: 0,
-    }
-    for kind, limit in limits.items():
-        _, hard = resource.getrlimit(kind)
-        least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(kind, (least, least))
-
-
 def main() -> None:
     """Entry point: descriptor, CPU seconds, bytes of memory, tokenizer, names, model's type."""
     descriptor, cpu_seconds, memory_bytes, *names = sys.argv[1:]
@@ -240,7 +224,7 @@ def main() -> None:
         ready["ended"] = code
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == parent and parsers is not None:
-        _limit(int(memory_bytes))
+        child.limit(int(memory_bytes))
         seconds = float(cpu_seconds)
         child.serve(
             int(descriptor),

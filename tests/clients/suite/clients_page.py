@@ -24,6 +24,8 @@ Versions are pinned in `requirements/clients`. Scripts of other repositories are
 reading them, release by release (`tests/clients`).
 
 """
+_PARSERS = re.compile(r"^## Parsers of vLLM\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+"""Section that `benchmarks/vllm_parsers.py` writes."""
 _TABLES = {
     "Results": "| client | version | result | what was run |\n|---|---|---|---|",
     "Not ours": "| client | check | what upstream does |\n|---|---|---|",
@@ -46,6 +48,7 @@ def write(rows: Iterable[Row]) -> None:
                 lines += _not_ours(ran[client.name])
         if lines:
             parts.append("\n".join([f"## {title}", "", head, *lines]) + "\n\n")
+    parts += _PARSERS.findall(old)
     PAGE.write_text("".join(parts).rstrip("\n") + "\n", "utf-8")
 
 

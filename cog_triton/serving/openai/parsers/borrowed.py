@@ -12,22 +12,17 @@ import logging
 import os
 import queue
 import signal
-import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.vllm import parser_child
-from cog_triton.engines.vllm.parser_child import AUTO
 from cog_triton.errors import CogTritonError, InvalidArgument, ParserFailed, TritonStartFailed
 from cog_triton.ipc.child import READY, PythonChild
-from cog_triton.serving.openai.parsers import formats
 from cog_triton.serving.openai.parsers.call_parser import (
     CallArguments,
     CallStart,
@@ -35,10 +30,8 @@ from cog_triton.serving.openai.parsers.call_parser import (
     Delta,
     Reasoning,
 )
-from cog_triton.settings import Settings
 from cog_triton.settings.request_defaults import PREFIX
 from cog_triton.system import isolated_python
-from cog_triton.text.tokenizer import EngineTokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +57,7 @@ _QUIET = {
 _PASSED = ("HOME", "TIKTOKEN_ENCODINGS_BASE", "TIKTOKEN_RS_CACHE_DIR")
 
 Item = Sequence[Any]
+_Plan = tuple[Future[Any], Item]
 
 
 class RequestPlan(NamedTuple):
@@ -157,21 +151,32 @@ class BorrowedStream:
         """See `feed`."""
         return self.feed("")
 
-    def take(self, found: Iterable[Sequence[Any]] | str | None) -> None:
-        """Take a result, on the thread of the child: deltas, or the text of an error."""
+    def take(self, found: Sequence[Sequence[Any]] | str | None) -> None:
+        """Take the next result, on the thread of the child: deltas, or the text of an error."""
+        if self.failure is not None or self.closed:
+            return
         if isinstance(found, str):
             self.failure = ParserFailed(f"vLLM's parser {self._parsers.title} fails: {found}")
-        for delta in () if isinstance(found, str) else found or ():
-            match delta:
-                case ["content", text]:
-                    self._arrived.append(Content(text))
-                case ["reasoning", text]:
-                    self._arrived.append(Reasoning(text))
-                case ["call", index, name] if index not in self._calls:
-                    self._calls[index] = len(self._calls)
-                    self._arrived.append(CallStart(self._calls[index], name))
-                case ["arguments", index, text] if index in self._calls:
-                    self._arrived.append(CallArguments(self._calls[index], text))
+        elif found:
+            try:
+                for delta in found:
+                    self._add(*delta)
+            except (LookupError, TypeError) as error:
+                self.failure = ParserFailed(f"vLLM's parser gives no deltas: {error!r}")
+        self.answered += 1
+        self.on_result()
+
+    def _add(self, kind: str, value: Any, text: str = "") -> None:
+        """Add a delta: of a text, or of a call that vLLM has numbered."""
+        if kind == "content":
+            self._arrived.append(Content(value))
+        elif kind == "reasoning":
+            self._arrived.append(Reasoning(value))
+        elif kind == "call":
+            self._calls[value] = len(self._calls)
+            self._arrived.append(CallStart(self._calls[value], text))
+        else:
+            self._arrived.append(CallArguments(self._calls[value], text))
 
 
 class BorrowedParsers:
@@ -231,7 +236,10 @@ class BorrowedParsers:
         """What a request needs, by fields of vLLM's; blocks. Raises E1005 if vLLM refuses it."""
         answer: Future[Any] = Future()
         self._queue.put((answer, ["plan", spec]))
-        found = answer.result()
+        try:
+            found = answer.result(_START_S)
+        except TimeoutError as error:
+            raise ParserFailed(f"vLLM's parser {self.title} does not answer") from error
         if isinstance(found, str):
             raise InvalidArgument(f"tools: vLLM's parser {self.title} does not take them: {found}")
         return RequestPlan(found["visible"], found["tag"], found["json"])
@@ -279,44 +287,40 @@ class BorrowedParsers:
         """Carry out what is asked, all that has come at once; on a thread of its own."""
         while (first := self._queue.get()) is not None:
             batch = [first]
-            with suppress(queue.Empty):
-                while len(batch) < _MOST_ITEMS:
-                    if (more := self._queue.get_nowait()) is None:
-                        return
-                    batch.append(more)
-            self._carry_out(batch)
+            while len(batch) < _MOST_ITEMS and not self._queue.empty():
+                if (more := self._queue.get()) is None:
+                    self._queue.put(None)
+                    break
+                batch.append(more)
+            try:
+                self._carry_out(batch)
+            except Exception as error:  # noqa: BLE001 - answers wait for this thread
+                _log.exception("vLLM's parsers")
+                self._fail(None, _plans(batch), f"{type(error).__name__}: {error}")
 
     def _carry_out(self, batch: Sequence[tuple[BorrowedStream | Future[Any], Item]]) -> None:
         for whose, item in batch:
-            if isinstance(whose, BorrowedStream):
-                if item[0] == "close":
-                    self._streams.pop(whose.number, None)
-                elif whose.failure is None:
+            if isinstance(whose, Future):
+                continue
+            if item[0] == "close":
+                self._streams.pop(whose.number, None)
+            elif whose.failure is None:
+                if item[0] == "open":
                     self._streams[whose.number] = whose
-                    whose.history.append(item)
+                whose.history.append(item)
         try:
             results = self._ask([item for _, item in batch])
         except _Died as death:
-            self._begin_again(death, [pair for pair in batch if isinstance(pair[0], Future)])
+            self._begin_again(death, _plans(batch))
             return
         for (whose, item), found in zip(batch, results, strict=True):
             if isinstance(whose, Future):
                 whose.set_result(found)
             elif item[0] != "close":
-                self._take(whose, found)
+                whose.take(found)
 
-    def _take(self, stream: BorrowedStream, found: Any) -> None:
-        """Give a stream the next result, unless it has ended."""
-        if stream.failure is None and not stream.closed:
-            stream.take(found)
-            stream.answered += 1
-            stream.on_result()
-
-    def _begin_again(
-        self, death: _Died, plans: Sequence[tuple[BorrowedStream | Future[Any], Item]]
-    ) -> None:
+    def _begin_again(self, death: _Died, left: list[_Plan]) -> None:
         """Have each stream parsed again, alone, so that one at fault is known; then each plan."""
-        left = [(whose, item) for whose, item in plans if isinstance(whose, Future)]
         suspects: Counter[object] = Counter()
         while True:
             _log.warning("the process of vLLM's parsers has ended: %s; going on anew", death)
@@ -347,7 +351,7 @@ class BorrowedParsers:
     def _fail(
         self,
         whose: Sequence[BorrowedStream | Future[Any]] | None,
-        plans: list[tuple[Future[Any], Item]],
+        plans: list[_Plan],
         why: str,
     ) -> None:
         """Fail these, or all."""
@@ -355,7 +359,7 @@ class BorrowedParsers:
         everyone += [plan for plan, _ in plans]
         for each in everyone if whose is None else whose:
             if isinstance(each, BorrowedStream):
-                self._take(each, why)
+                each.take(why)
                 self._streams.pop(each.number, None)
             else:
                 each.set_result(why)
@@ -367,7 +371,7 @@ class BorrowedParsers:
         for start in range(0, len(stream.history) if stream.failure is None else 0, _MOST_ITEMS):
             results = self._ask(stream.history[start : start + _MOST_ITEMS])
             for found in results[max(known - start, 0) :]:
-                self._take(stream, found)
+                stream.take(found)
 
     def _ask(self, items: Sequence[Item]) -> list[Any]:
         """The results of items; raises _Died if the fork has ended, or the child."""
@@ -394,52 +398,5 @@ class BorrowedParsers:
         return found.format(cpu_seconds, memory_bytes >> 20), True
 
 
-def borrow(
-    settings: Settings, family: EngineFamily, tokenizer: EngineTokenizer, links: Path
-) -> BorrowedParsers | None:
-    """Parsers of vLLM that the settings name, or that its engine's model needs; None without.
-
-    Raises E1005 for names that do not go together or that vLLM does not know, and E2106.
-    """
-    tool, reasoning = (
-        name.removeprefix(PREFIX) if name.startswith(PREFIX) else ""
-        for name in (settings.tool_call_parser, settings.reasoning_parser)
-    )
-    named = bool(tool or reasoning)
-    if tool and settings.reasoning_parser not in ("auto", "none") and not reasoning:
-        raise InvalidArgument(
-            f"REASONING_PARSER={settings.reasoning_parser}: not beside TOOL_CALL_PARSER={PREFIX}"
-            f"{tool}; name one of vLLM's, or none"
-        )
-    if not named and family.name == "vllm" and formats.is_unknown(settings, tokenizer):
-        tool = AUTO
-    if not (tool or reasoning):
-        return None
-    if tool and settings.reasoning_parser == "auto":
-        reasoning = AUTO
-    config = family.model_dir / "config.json"
-    known = json.loads(config.read_text("utf-8")) if config.is_file() else {}
-    python = settings.cog_triton_vllm_python or Path(sys.executable)
-    try:
-        found = BorrowedParsers(
-            python,
-            links,
-            family.tokenizer_dir,
-            (tool, reasoning),
-            model_type=str(known.get("model_type", "")),
-        )
-    except TritonStartFailed as error:
-        if named:
-            raise
-        _log.warning("%s", error)
-        return None
-    if not (found.tool or found.reasoning):
-        found.close()
-        if named:
-            raise InvalidArgument(
-                f"TOOL_CALL_PARSER={PREFIX}{AUTO}: vLLM {found.version} has no parser by the"
-                f" model's type {known.get('model_type')!r}; name one"
-            )
-        return None
-    _log.info("answers are parsed by vLLM %s, as %s", found.version, found.title)
-    return found
+def _plans(batch: Sequence[tuple[BorrowedStream | Future[Any], Item]]) -> list[_Plan]:
+    return [(whose, item) for whose, item in batch if isinstance(whose, Future)]

@@ -2,7 +2,8 @@
 
 Its format is ``{reasoning}text[name:arguments]``, character by character; an answer is open to
 reasoning unless its prompt ends with token 9 or its template was told `thinking` is off. RAISE,
-HANG, SLEEP, EAT and KILL in the text of a delta make the parser do so; a tool of the name REFUSED
+HANG, SLEEP, EAT and KILL in the text of a delta make the parser do so, and STRAY gives arguments
+of no call; a tool of the name REFUSED
 is none that its grammar takes.
 """
 
@@ -101,6 +102,8 @@ class Parser:
         delta.tool_calls.append(SimpleNamespace(index=self._call, id=None, function=function))
 
     def _misbehave(self, text):
+        if "STRAY" in text:
+            self._call = 99
         if "RAISE" in text:
             raise IndexError("list index out of range")
         while "HANG" in text:

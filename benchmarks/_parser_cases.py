@@ -14,7 +14,6 @@ from _parser_syntax import (
     dsml,
     each,
     gemma,
-    harmony,
     json_text,
     keys,
     kimi_k3,
@@ -164,6 +163,12 @@ FORMATS: dict[str, Format] = {
             around=("<ifm|tool_calls>\n", "\n</ifm|tool_calls>"),
         ),
         "k2_horizon",
+        "<ifm|think>",
+        "</ifm|think>",
+        special=(
+            *("<ifm|think_fast>", "</ifm|think_fast>"),
+            *("<ifm|think_faster>", "</ifm|think_faster>"),
+        ),
     ),
     "kimi_k2": Format(
         partial(
@@ -208,7 +213,7 @@ FORMATS: dict[str, Format] = {
     "minimax_m3": Format(
         minimax_m3,
         "minimax_m3",
-        special=("]<]minimax[>[",),
+        special=("]<]minimax[>[", "<mm:think>", "</mm:think>"),
         opening="<mm:think>",
         closing="</mm:think>",
     ),
@@ -221,14 +226,12 @@ FORMATS: dict[str, Format] = {
     "olmo3": Format(
         partial(pythonic, "<function_calls>", "</function_calls>", between="\n", around=""),
         "olmo3",
+        special=("Ġ</", "</", "think", ">", ">\n", ">\n\n"),
         alone=True,
     ),
     "openai": Format(
-        harmony,
-        "openai_gptoss",
-        "<|channel|>analysis<|message|>",
-        "<|end|><|start|>assistant",
-        "<|channel|>final<|message|>{}",
+        lambda calls: "",
+        not_compared="reads token ids of Harmony's own vocabulary, which it downloads",
     ),
     "phi4_mini_json": Format(partial(array, "functools", ""), alone=True),
     "plamo3": Format(
@@ -245,7 +248,9 @@ FORMATS: dict[str, Format] = {
         "<|plamo:end_think:plamo|>",
         special=("<|plamo:tag|>",),
     ),
-    "poolside_v1": Format(partial(keys, *_GLM), "poolside_v1"),
+    "poolside_v1": Format(
+        partial(keys, *_GLM), "poolside_v1", special=("<assistant>", "</assistant>")
+    ),
     "pythonic": Format(partial(pythonic, "", ""), alone=True),
     "qwen3_coder": Format(_QWEN, "qwen3"),
     "qwen3_json": Format(_HERMES, "qwen3"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from functools import partial
 from typing import Any
@@ -128,6 +129,11 @@ def main() -> None:
     os.dup2(2, 1)
     for line in sys.stdin:
         job = json.loads(line)
+        if "child" in job:
+            if not os.fork():
+                _become_a_child(job["child"], job["arguments"])
+                os._exit(0)
+            continue
         try:
             answer = _answers(Reference(job))
         except Exception as error:  # noqa: BLE001 - told in the report
@@ -140,13 +146,23 @@ def _answers(reference: Reference) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for case, ids in reference.job["answers"].items():
         prompt = reference.job["prompts"][case]
-        streams = {
+        found[case] = {
             size: _tried(partial(reference.stream, prompt, ids, size))
+            if size
+            else _tried(partial(reference.whole, prompt, ids))
             for size in reference.job["sizes"]
         }
-        whole = _tried(partial(reference.whole, prompt, ids))
-        found[case] = {"whole": whole, "streams": streams}
     return found
+
+
+def _become_a_child(address: str, arguments: list[str]) -> None:
+    """The child process that serves parsers, in a fork of this one."""
+    from cog_triton.engines.vllm import parser_child
+
+    own = socket.socket(socket.AF_UNIX)
+    own.connect(address)
+    sys.argv = ["", str(own.detach()), *arguments]
+    parser_child.main()
 
 
 def _tried(made: Any) -> Any:

@@ -48,6 +48,8 @@ class Format:
     special: tuple[str, ...] = ()
     alone: bool = False
     """Whether calls are all of an answer."""
+    not_compared: str = ""
+    """Why it cannot be."""
 
     @property
     def prompted(self) -> str:
@@ -205,11 +207,3 @@ def minimax_m3(calls: Calls) -> str:
         for name, given in calls
     ]
     return f"{mark}<tool_call>\n{''.join(invokes)}{mark}</tool_call>"
-
-
-def harmony(calls: Calls) -> str:
-    return "<|start|>assistant".join(
-        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{json_text(given)}"
-        "<|call|>"
-        for name, given in calls
-    )

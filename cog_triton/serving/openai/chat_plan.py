@@ -43,6 +43,7 @@ from cog_triton.text.tool_schema import CallForm, arguments_guide, calls_guide, 
 
 _log = logging.getLogger(__name__)
 
+_PROBE = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 _NOT_SETTINGS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 
 
@@ -77,6 +78,11 @@ class ChatPlanner:
         if borrowed is not None:
             self._calls = borrowed.title_of(borrowed.tool) or self._calls
             self._reasoning = borrowed.title_of(borrowed.reasoning) or self._reasoning
+        self._tagged, self._forces = False, True
+        if borrowed is not None and borrowed.tool:
+            found = borrowed.plan({"tools": [_PROBE], "tool_choice": "required"})
+            self._tagged = found.tag is not None and abilities.native_tags
+            self._forces = self._tagged or found.json or borrowed.tool in CALL_PARSERS
         self._reads_tools = "tools" in self._variables(tools=True)
         self._images: ChatImages | None = None
         if abilities.images:
@@ -99,14 +105,15 @@ class ChatPlanner:
         if self._reads_tools and self._calls:
             choices.append("auto")
         guided = "json_schema" in self._engine.guides
-        if guided:
+        if guided and self._forces:
             choices += ["required", "function"]
         return {
             "tool_choice": choices,
             "tool_call_parser": self._calls,
             "reasoning_parser": self._reasoning,
             "guided_decoding": guided,
-            "strict_with_auto": "auto" in choices and self._strict_form is not None,
+            "strict_with_auto": "auto" in choices
+            and (self._tagged or self._strict_form is not None),
             "images": self._images.limits.count if self._images else 0,
         }
 
@@ -175,11 +182,11 @@ class ChatPlanner:
     ) -> tuple[Guide | None, bool]:
         """The guide that vLLM has for calls, and whether its parser reads the answer."""
         found = borrowed.plan(self._spec(request, tools))
-        if found.tag is not None and self._engine.native_tags:
+        if found.tag is not None and self._tagged:
             guide = Guide("native_tag", found.tag)
             guide.check("tools")
             return guide, True
-        if forced and not found.json:
+        if forced and not self._forces:
             raise InvalidArgument(
                 f"tool_choice: {self._calls} has no grammar for a forced call here; send 'auto'"
             )
@@ -214,7 +221,7 @@ class ChatPlanner:
         if forced or form is not None:
             schema = calls_guide(
                 functions(tools),
-                CALL_PARSERS.get(self._calls or "", CALL_PARSERS["hermes"]).arguments_key,
+                self._own_format.arguments_key,
                 parallel=request.parallel_tool_calls is not False,
                 or_else=None if forced or form is None else json.loads(form.guide.text),
             )
@@ -230,6 +237,12 @@ class ChatPlanner:
                 " tool_choice 'required' or 'none'"
             )
         return self._strict_guide(tools), CALL_PARSERS[self._calls](names), False
+
+    @property
+    def _own_format(self) -> type[CallParser]:
+        """Our format of the calls, or the one nearest to what models write."""
+        name = (self._calls or "").removeprefix(PREFIX)
+        return CALL_PARSERS.get(name, CALL_PARSERS["hermes"])
 
     @property
     def _strict_form(self) -> CallForm | None:

@@ -25,10 +25,17 @@ class ParsedSequences(Sequences):
         plan: SequencePlan,
         inbox: LoopInbox,
         streams: Sequence[BorrowedStream],
+        *,
+        streamed: bool,
     ) -> None:
-        """`streams` are of the answers' parsers, in their places."""
+        """`streams` are of the answers' parsers, in their places.
+
+        An answer that is not `streamed` is parsed when it is whole, as vLLM does.
+        """
         super().__init__(generator, plan, inbox)
         self._streams = streams
+        self._streamed = streamed
+        self._texts: list[list[str]] = [[] for _ in streams]
         self._sent = [0] * len(streams)
         self._log_probs: list[list[TokenLogProb]] = [[] for _ in streams]
         self._told = [False] * len(streams)
@@ -63,14 +70,19 @@ class ParsedSequences(Sequences):
 
     def _send(self, place: int, piece: TextPiece | None) -> None:
         """Send what is new of a sequence, were it token ids without a text yet."""
-        generation = self.generations[place]
-        ids = generation.token_ids[self._sent[place] :]
-        self._sent[place] += len(ids)
+        generation, stream = self.generations[place], self._streams[place]
+        text = "" if piece is None else piece.text
         if piece is not None:
             self._log_probs[place] += piece.log_probs
-        if ids or piece is not None or generation.ended:
-            text = "" if piece is None else piece.text
-            self._streams[place].send(text, ids, finished=generation.ended)
+        if not self._streamed:
+            self._texts[place].append(text)
+            if generation.ended:
+                stream.send_whole("".join(self._texts[place]), generation.token_ids)
+            return
+        ids = generation.token_ids[self._sent[place] :]
+        self._sent[place] += len(ids)
+        if ids or text or generation.ended:
+            stream.send(text, ids, finished=generation.ended)
 
     def _end_running(self, error: BaseException | None) -> None:
         super()._end_running(error)

@@ -218,7 +218,7 @@ class OpenAIRoutes:
         inbox = self._api.inboxes.new()
         streams = [each.stream for each in builders if each.stream is not None]
         return GenerationResponse(
-            ParsedSequences(self._generator, plan, inbox, streams)
+            ParsedSequences(self._generator, plan, inbox, streams, streamed=bool(parsed.stream))
             if streams
             else Sequences(self._generator, plan, inbox),
             envelope,

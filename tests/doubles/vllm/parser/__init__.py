@@ -70,6 +70,17 @@ class Parser:
             self._take(character, delta)
         return delta if delta.content or delta.reasoning or delta.tool_calls else None
 
+    def parse(self, model_output, request, enable_auto_tools=False, model_output_token_ids=()):
+        delta = self.parse_delta(
+            model_output, [*model_output_token_ids], request, self._prompted, finished=True
+        )
+        calls = {}
+        for call in delta.tool_calls if delta else ():
+            made = calls.setdefault(call.index, SimpleNamespace(name="", arguments=""))
+            made.name += call.function.name or ""
+            made.arguments += call.function.arguments or ""
+        return (delta and delta.reasoning), (delta and delta.content), [*calls.values()]
+
     def _take(self, character, delta):
         if self._state == "start":
             self._state = "reasoning" if character == "{" else "text"

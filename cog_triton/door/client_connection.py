@@ -398,7 +398,7 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, refused: Refused) -> None:
         """Answer what cannot be taken, and close; what the client still sends is passed over."""
         if not self._transport.is_closing():
-            answer = self._gate.refusal(refused.status, refused.error)
+            answer = self._gate.refusal(refused.status, refused.error, self._parser.path)
             self._transport.write(answer.encoded(keep_alive=False))
             self._lingering = True
             if self._transport.can_write_eof():

@@ -32,6 +32,7 @@ _RETRY_AFTER_S = {429: b"1", 503: b"5"}
 STOPPING = "the server is stopping; try again"
 _NEVER = re.compile(r"(?!)")
 _TENANT = HEADER.encode()
+_CODE = error_responses.CODE_HEADER.encode()
 
 
 def status_of(error: CogTritonError) -> int:
@@ -54,7 +55,8 @@ def cog_refusal(status: int, error: CogTritonError) -> Answer:
 
 def openai_refusal(status: int, error: CogTritonError, path: str = "") -> Answer:
     """An error as the API of `path` words it: OpenAI's, or Anthropic's."""
-    return json_answer(status, error_responses.error_body(error, status, path), *_headers(status))
+    body = error_responses.error_body(error, status, path)
+    return json_answer(status, body, (_CODE, error.code.encode()), *_headers(status))
 
 
 def _headers(status: int) -> list[tuple[bytes, bytes]]:

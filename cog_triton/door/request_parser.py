@@ -87,6 +87,12 @@ class RequestParser:
         self.wants_continue = False
         """Whether the client waits for leave to send a body; the caller unsets it."""
 
+    @property
+    def path(self) -> str:
+        """The path of the request that arrives, or arrived last, as far as it is known."""
+        target = self._target or (self.complete[-1].target if self.complete else b"")
+        return target.partition(b"?")[0].decode("utf-8", "replace")
+
     def feed(self, data: bytes) -> None:
         """Take what has arrived; requests that are whole by now are in `complete`.
 

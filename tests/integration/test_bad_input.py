@@ -118,7 +118,7 @@ def test_bad_chats_get_their_code(
     answer = httpx.post(f"{stack.own}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == (404 if code == "E1009" else 400)
     error = answer.json()["error"]
-    assert error["code"] == code
+    assert answer.headers["x-error-code"] == code
     assert error["message"].startswith(f"{code} ")
     assert stack.engine_requests() == 0
 

@@ -252,7 +252,8 @@ def test_the_openai_port_is_guarded_but_for_health() -> None:
         assert status(openai(LOCKED), "GET", path, b"", *KEY) == 200
         assert status(openai(), "GET", path) == 200
     found = answered(openai(LOCKED), "POST", "/v1/completions", b"{}")
-    assert json.loads(found.body)["error"]["code"] == "E1007"
+    assert json.loads(found.body)["error"]["code"] == "invalid_api_key"
+    assert (b"x-error-code", b"E1007") in found.headers
     assert json.loads(found.body)["error"]["type"] == "authentication_error"
     assert (b"www-authenticate", b"Bearer") in found.headers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from collections import Counter
@@ -335,3 +336,26 @@ async def test_clients_of_a_burst_are_accepted_in_several_turns() -> None:
         for client in clients:
             client.close()
     assert max(Counter(accepted).values()) <= 16
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/messages", "request_too_large"),
+        ("/v1/messages/count_tokens?beta=true", "request_too_large"),
+        ("/v1/chat/completions", "invalid_request_error"),
+    ],
+)
+@on_loop
+async def test_what_the_parser_refuses_has_the_shape_of_its_path(path: str, kind: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\n".encode()
+    limits = {b"413": head + b"content-length: 1001\r\n\r\n", b"431": head + b"a: b\r\n" * 3000}
+    for status, sent in limits.items():
+        async with small_door.opened(small_door.gates()["openai"], SMALL) as door:
+            answer, _, body = (await door.ask(sent)).partition(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        error = json.loads(body)["error"]
+        assert error["type"] == (kind if status == b"413" else "invalid_request_error")
+        assert ("param" in error) is ("messages" not in path)
+        assert error["message"].startswith("E1008")
+        assert b"x-error-code: E1008" in answer

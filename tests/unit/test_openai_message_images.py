@@ -14,7 +14,8 @@ from test_openai_messages import BODY, ask, events_of, user_turn
 from cog_triton.engines.base import Abilities
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import PROMPT, STOP, StepItem
-from cog_triton.serving.openai.messages_request import translate
+from cog_triton.serving.openai.field_names import FieldNames
+from cog_triton.serving.openai.messages_request import NAMES, translate
 
 
 class Transport:
@@ -71,3 +72,49 @@ def test_the_user_shows_the_images_of_tools() -> None:
     assert found[0] == {"role": "tool", "tool_call_id": "a", "content": ""}
     assert [part["type"] for part in found[1]["content"]] == ["image_url", "text"]
     assert found[1]["content"][0]["image_url"] == {"url": "https://a.example/b.png"}
+
+
+def test_an_image_at_fault_is_named_as_it_was_sent() -> None:
+    pictures = replace(TOKENIZER, chat_template=PARTS_TEMPLATE)
+    url = {"type": "image", "source": {"type": "url", "url": "ftp://a.example/b.png"}}
+    hello = {"role": "user", "content": "Hi"}
+    asked = {
+        "messages[0].content[0]": {"messages": [user_turn(url)]},
+        "messages[1].content[1]": {
+            "messages": [hello, user_turn({"type": "text", "text": "x"}, url)]
+        },
+    }
+    with api(THREE, tokenizer=pictures, abilities=Abilities(images=3)) as served:
+        for name, body in asked.items():
+            found = served.post("/v1/messages", {**BODY, "system": "Rhyme.", **body})
+            message = found.json()["error"]["message"]
+            assert message.startswith(f"E1005 InvalidArgument: {name}"), message
+            counted = {key: value for key, value in body.items() if key != "max_tokens"}
+            counted |= {"model": "small", "system": "Rhyme."}
+            found = served.post("/v1/messages/count_tokens", counted)
+            assert found.json()["error"]["message"] == message
+
+
+def test_an_image_of_a_tool_is_named_by_its_result() -> None:
+    url = {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [url]}
+    names = FieldNames(NAMES)
+    texts = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+    last = user_turn(result, {"type": "text", "text": "x"})
+    translate({**BODY, "messages": [*texts, last]}, images=True, names=names)
+    told = names.renamed("messages[3].content[0].image_url.url: is wrong")
+    assert told == "messages[2].content[0].content[0]: is wrong"
+    assert names.renamed("messages[2]: is wrong") == "messages[2].content[0]: is wrong"
+
+
+def test_an_image_of_a_response_is_named_as_it_was_sent() -> None:
+    pictures = replace(TOKENIZER, chat_template=PARTS_TEMPLATE)
+    parts = [{"type": "input_text", "text": "Hi"}, {"type": "input_image", "image_url": "ftp://a"}]
+    body = {
+        "model": "small",
+        "instructions": "Rhyme.",
+        "input": [{"role": "user", "content": parts}],
+    }
+    with api(THREE, tokenizer=pictures, abilities=Abilities(images=3)) as served:
+        found = served.post("/v1/responses", body)
+    assert "E1005 InvalidArgument: input[0].content[1]: must be a data: URL" in found.text

@@ -409,3 +409,11 @@ def test_the_schema_has_both_paths() -> None:
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         error = paths[path]["post"]["responses"]["400"]["content"]["application/json"]["schema"]
         assert error["$ref"].endswith("MessagesError")
+
+
+def test_names_of_tools_are_as_long_as_anthropics() -> None:
+    tool = {"name": "n" * 128, "input_schema": {"type": "object", "properties": {}}}
+    with api(stream(*tokens("ok")), tokenizer=TOOLS_TOKENIZER) as served:
+        assert served.post("/v1/messages", {**BODY, "tools": [tool]}).status_code == 200
+        long = served.post("/v1/messages", {**BODY, "tools": [{**tool, "name": "n" * 129}]})
+    assert "tools.0.name='nnn" in long.json()["error"]["message"]

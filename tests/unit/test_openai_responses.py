@@ -23,6 +23,11 @@ TOOL = {
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "name": name} for name in names]
+    return {"type": "allowed_tools", "mode": mode, "tools": tools}
+
+
 def events_of(served: Any, **fields: Any) -> list[Any]:
     body = {"model": "small", "input": "Hi", **fields}
     with served.client().responses.create(stream=True, **body) as found:
@@ -170,7 +175,22 @@ def test_an_answer_without_text_has_a_message() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0].type='web_search': not supported"),
         ({"tools": 3}, "tools: must be a list"),
         ({"n": 3, "stream": True}, "n=3: a response is one answer"),
-        ({"max_output_tokens": 0}, "max_completion_tokens=0"),
+        ({"max_output_tokens": 0}, "max_output_tokens=0"),
+        ({"text": {"format": {"type": "yaml"}}}, "E1005 InvalidArgument: text.format.type='yaml'"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort='huge'"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name='weather': is there twice"),
+        ({"tools": [{**TOOL, "name": ""}]}, "tools.0.name=''"),
+        ({"tools": [{**TOOL, "name": "n" * 129}]}, "tools.0.name="),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "name": "wether"}},
+            "tool_choice.name='wether': is not among the tools; did you mean 'weather'?",
+        ),
+        ({"tools": [TOOL], "tool_choice": allowed("auto", "wether")}, "tool_choice.tools[0].name="),
+        ({"input": [{"role": "narrator", "content": "Hi"}], "instructions": "x"}, "input[0].role"),
+        (
+            {"instructions": "x", "input": [{"role": "user", "content": ["Hi"]}]},
+            "input[0].content[0]",
+        ),
         ({"temprature": 1}, "temprature: unknown field"),
         ({"input": []}, "E1006"),
     ],
@@ -202,3 +222,48 @@ def test_what_no_text_depends_on_is_taken() -> None:
     chat, echoed = translate(body)
     assert chat == {"model": "m", "messages": USER, "reasoning_effort": "low"}
     assert echoed["metadata"] == {"a": "b"}
+
+
+def test_the_model_sees_the_allowed_tools_alone() -> None:
+    tools = [TOOL, {**TOOL, "name": "n" * 128}]
+    with api(stream(*tokens(CALL)), tokenizer=TOOLS_TOKENIZER) as served:
+        body = {"model": "small", "input": "Hi", "tools": tools}
+        asked = served.post("/v1/responses", {**body, "tool_choice": allowed("auto", "weather")})
+        served.post("/v1/responses", body)
+        texts = [
+            TOKENIZER.tokenizer.decode(request.json["input_ids"], skip_special_tokens=False)
+            for request in served.triton.requests
+        ]
+    assert asked.json()["output"][0]["name"] == "weather"
+    assert asked.json()["tool_choice"]["mode"] == "auto"
+    assert [("weather" in text, "n" * 128 in text) for text in texts] == [
+        (True, False),
+        (True, True),
+    ]
+
+
+def test_chats_have_allowed_tools_too() -> None:
+    function = {"name": "weather", "parameters": TOOL["parameters"]}
+    tools = [{"type": "function", "function": each} for each in (function, {"name": "other"})]
+    named = [{"type": "function", "function": {"name": "weather"}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": named}}
+    with api(stream(*tokens("[")), tokenizer=TOOLS_TOKENIZER, guides=True) as served:
+        body = {"model": "small", "messages": USER, "tools": tools, "tool_choice": choice}
+        assert served.post("/v1/chat/completions", body).status_code == 200
+        guide = served.triton.requests[0].json["guided_decoding_guide"]
+    assert "weather" in guide
+    assert "other" not in guide
+
+
+def test_usage_is_whole_and_no_user_is_told_that_was_not_sent() -> None:
+    with api(THREE) as served:
+        answers = [
+            served.post("/v1/responses", {"model": "small", "input": "Hi", **fields}).json()
+            for fields in ({}, {"user": "me"})
+        ]
+    assert answers[0]["usage"]["input_tokens_details"] == {
+        "cached_tokens": 0,
+        "cache_write_tokens": 0,
+    }
+    assert "user" not in answers[0]
+    assert answers[1]["user"] == "me"

@@ -23,7 +23,10 @@ from cog_triton.serving.openai.parsers.call_parser import (
 from cog_triton.serving.openai.parsers.formats import (
     CALL_PARSERS,
     HermesParser,
+    Llama3JsonParser,
+    MistralParser,
     NamedCallParser,
+    PythonicParser,
     RequiredCallsParser,
 )
 from cog_triton.text import chat
@@ -443,3 +446,32 @@ def test_a_call_that_the_server_made_can_be_sent_back(number: str) -> None:
     (made,) = join(parse("hermes", [text])).calls
     assert json.loads(made.arguments) == {"a": json.loads(number)}
     chat.parse_messages(message_with_call(made.arguments))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (RequiredCallsParser, '[{"name": "f", "arguments": {}}, {"na'),
+        (RequiredCallsParser, '[{"name'),
+        (RequiredCallsParser, "["),
+        (HermesParser, 'Hi<tool_call>\n{"name": "'),
+        (MistralParser, "Hi[TOOL_CALLS] ["),
+        (MistralParser, "Hi[TOOL_CALLS]f[AR"),
+        (PythonicParser, "[f(a="),
+    ],
+)
+def test_a_call_that_is_cut_before_it_is_one_leaks_no_format(
+    kind: type[CallParser], text: str
+) -> None:
+    for fed in ([text], list(text)):
+        parser = AnswerParser(None, kind(TOOLS))
+        deltas = [delta for piece in fed for delta in parser.feed(piece)]
+        answer = join([*deltas, *parser.finish(cut=True)])
+        assert answer.content == ("Hi" if text.startswith("Hi") else "")
+        assert len(answer.calls) == text.count("}}")
+
+
+def test_text_that_is_cut_stays_text() -> None:
+    for kind in (HermesParser, MistralParser, PythonicParser, Llama3JsonParser):
+        parser = kind(TOOLS)
+        assert join([*parser.feed("a [f] {1"), *parser.finish(cut=True)]).content == "a [f] {1"

@@ -202,11 +202,19 @@ def _prediction(summary: str, streaming: bool, *path: str) -> dict[str, Any]:
     return operation
 
 
+def _status(summary: str) -> dict[str, Any]:
+    """Of the server, which the front door refuses while it starts or stops."""
+    operation = _operation(summary, _OBJECT)
+    refused = _object({"error": {"type": "string"}, "status": {"type": "string"}})
+    operation["responses"]["503"] = {"description": "Not serving", "content": _content(refused)}
+    return operation
+
+
 def _paths(*, streaming: bool) -> dict[str, Any]:
     one = "/predictions/{prediction_id}"
     return {
-        "/": {"get": _operation("Root", _OBJECT)},
-        "/health-check": {"get": _operation("Health", _OBJECT)},
+        "/": {"get": _status("Root")},
+        "/health-check": {"get": _status("Health")},
         "/predictions": {"post": _prediction("Predict", streaming)},
         one: {"put": _prediction("Predict, once per id", streaming, "prediction_id")},
         f"{one}/cancel": {"post": _operation("Cancel", _OBJECT, "prediction_id")},

@@ -76,7 +76,7 @@ class ChoiceBuilder(ABC):
         log_probs = self._log_prob_object(self._log_probs)
         return {
             "index": self._index,
-            **self._content(),
+            **self._content(result),
             "logprobs": log_probs,
             "finish_reason": self._finish_reason(result),
         }
@@ -93,7 +93,7 @@ class ChoiceBuilder(ABC):
     def _add_text(self, text: str) -> None: ...
 
     @abstractmethod
-    def _content(self) -> Object:
+    def _content(self, result: GenerationResult) -> Object:
         """What a complete choice has of all text."""
 
     @abstractmethod
@@ -163,21 +163,22 @@ class ChatChoiceBuilder(ChoiceBuilder):
         return made
 
     def closing_chunks(self, result: GenerationResult) -> list[Object]:
-        held = [self._delta(delta) for delta in self._held()]
+        held = [self._delta(delta) for delta in self._held(result)]
         return [*held, self._chunk({"delta": {}}, self._finish_reason(result))]
 
     def _parse(self, text: str) -> Sequence[Delta]:
         return self._parser.feed(text) if self._parser else [Content(text)]
 
-    def _held(self) -> Sequence[Delta]:
+    def _held(self, result: GenerationResult) -> Sequence[Delta]:
         """What the parser has held back, after the last text."""
-        return self._parser.finish() if self._parser else []
+        cut = result.finish_reason == "length"
+        return self._parser.finish(cut=cut) if self._parser else []
 
     def _add_text(self, text: str) -> None:
         self._deltas += self._parse(text)
 
-    def _content(self) -> Object:
-        return {"message": message_object(join([*self._deltas, *self._held()]))}
+    def _content(self, result: GenerationResult) -> Object:
+        return {"message": message_object(join([*self._deltas, *self._held(result)]))}
 
     def _text_events(self, text: str) -> bytes:
         if self._parser is None:
@@ -267,7 +268,7 @@ class CompletionChoiceBuilder(ChoiceBuilder):
     def _add_text(self, text: str) -> None:
         self._texts.append(text)
 
-    def _content(self) -> Object:
+    def _content(self, result: GenerationResult) -> Object:
         texts = [] if self._alone else self._texts
         return {"text": "".join([self._echo.text if self._echo else "", *texts])}
 

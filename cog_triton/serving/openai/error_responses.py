@@ -33,6 +33,8 @@ _OPENAI_CODES: dict[type[CogTritonError], str] = {
     errors.Unauthorized: "invalid_api_key",
     errors.Overloaded: "rate_limit_exceeded",
 }
+CODE_HEADER = "x-error-code"
+"""Header of our own code."""
 MESSAGES = "/v1/messages"
 """Anthropic's Messages API."""
 _ANTHROPIC_TYPES = {
@@ -70,7 +72,7 @@ def is_messages(path: str) -> bool:
 def error_body(error: CogTritonError, status: int | None = None, path: str = "") -> dict[str, Any]:
     """The error object of the API of `path`; its message starts with our code.
 
-    It ends with OpenAI's code, or Anthropic's words, if there are any.
+    It ends with OpenAI's code, or Anthropic's words, if there are any; `code` is OpenAI's then.
     """
     status = status or status_of(error)
     if is_messages(path):
@@ -90,7 +92,7 @@ def error_body(error: CogTritonError, status: int | None = None, path: str = "")
             "message": f"{error} ({openai_code})" if openai_code else str(error),
             "type": kind,
             "param": _param(error),
-            "code": error.code,
+            "code": openai_code.partition(":")[0] if openai_code else error.code,
         }
     }
 
@@ -98,7 +100,7 @@ def error_body(error: CogTritonError, status: int | None = None, path: str = "")
 def error_response(error: CogTritonError, status: int | None = None, path: str = "") -> Response:
     """The error as a response, see `error_body`; transient errors have a Retry-After header."""
     status = status or status_of(error)
-    headers = {}
+    headers = {CODE_HEADER: error.code}
     if status in _RETRY_AFTER_S:
         headers["Retry-After"] = _RETRY_AFTER_S[status]
     if isinstance(error, errors.Overloaded):

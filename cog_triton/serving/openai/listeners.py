@@ -70,6 +70,7 @@ class HTTPServer:
 
 _PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _DEFAULT_MODEL_NAME = "cog-triton"
+_PACKAGE = "pypi:"
 
 
 class HTTPListeners:
@@ -107,7 +108,7 @@ class HTTPListeners:
                 Route("/metrics/triton", self._triton_metrics, methods=["GET"]),
             ]
             if port == "OPENAI_PORT":
-                models = ServedModels(model_name(runtime), runtime.adapters)
+                models = ServedModels(model_name(runtime), runtime.adapters, _model_id(runtime))
                 abilities = runtime.family.abilities
                 given = (runtime.generator, models, abilities, runtime.sampling_defaults)
                 api = ServedAPI(self._settings, *given, runtime.borrowed)
@@ -197,11 +198,20 @@ class _SwappableApp:
 
 
 def model_name(runtime: Runtime) -> str:
-    """SERVED_MODEL_NAME, else the model id of the engine's manifest."""
+    """SERVED_MODEL_NAME, else the model id of the engine's manifest.
+
+    Of one in a Python package it is the package's name: ``pypi:NAME==VERSION`` is no name within a
+    URL, nor after a provider's (``openai:NAME``).
+    """
     if runtime.settings.served_model_name:
         return runtime.settings.served_model_name
+    name = _model_id(runtime) or _DEFAULT_MODEL_NAME
+    return name.removeprefix(_PACKAGE).partition("==")[0] if name.startswith(_PACKAGE) else name
+
+
+def _model_id(runtime: Runtime) -> str | None:
     manifest = engine_manifest.load(runtime.family.directory)
-    return manifest.model_id if manifest else _DEFAULT_MODEL_NAME
+    return manifest.model_id if manifest else None
 
 
 async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:

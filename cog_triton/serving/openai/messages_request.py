@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from cog_triton.errors import InvalidArgument
+from cog_triton.serving.openai.field_names import FieldNames, PlacedMessage
 from cog_triton.serving.openai.request_body import given_fields
 from cog_triton.serving.openai.requests import ChatRequest
 from cog_triton.serving.openai.responses_request import SAME, as_list
@@ -41,6 +42,15 @@ _TOOL_IGNORED = ("cache_control", "eager_input_streaming", "defer_loading", "all
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 _ROLES = ("user", "assistant", "system")
+NAMES = (
+    ("stop", "stop_sequences"),
+    (r"response_format(?:\.json_schema)?", "output_config.format"),
+    ("reasoning_effort", "output_config.effort"),
+    (r"(tools(?:\[\d+\]|\.\d+))\.function\.parameters", r"\1.input_schema"),
+    (r"(tools(?:\[\d+\]|\.\d+))\.function", r"\1"),
+    (r"tool_choice\.function", "tool_choice"),
+)
+"""Fields of a chat, and their names here."""
 
 
 class Block(NamedTuple):
@@ -65,11 +75,15 @@ class Block(NamedTuple):
         )
 
 
-def translate(body: Any, *, images: bool, counts: bool = False) -> Object:
+def translate(
+    body: Any, *, images: bool, counts: bool = False, names: FieldNames | None = None
+) -> Object:
     """The chat that a request's JSON value asks for; raises E1005 for what a chat cannot have.
 
-    `images` says whether the model takes any, `counts` that tokens are counted, and none made.
+    `images` says whether the model takes any, `counts` that tokens are counted, and none made;
+    `names` gets the places of messages.
     """
+    names = names or FieldNames(NAMES)
     given = given_fields(body, _REFUSED)
     for name in ("model", "messages") if counts else ("model", "messages", "max_tokens"):
         if name not in given:
@@ -81,7 +95,7 @@ def translate(body: Any, *, images: bool, counts: bool = False) -> Object:
         if not all(isinstance(stop, str) for stop in stops):
             raise InvalidArgument(f"stop_sequences={shortened(stops)}: must be a list of texts")
         chat["stop"] = stops
-    chat["messages"] = list(_messages(given, images=images))
+    chat["messages"] = names.messages(_messages(given, images=images))
     if tools := given.get("tools"):
         chat["tools"] = [
             _tool(Block(f"tools[{place}]", _object(f"tools[{place}]", tool)))
@@ -133,10 +147,11 @@ def _format(given: Mapping[str, Any]) -> Object:
     return {"response_format": guide}
 
 
-def _messages(given: Mapping[str, Any], *, images: bool) -> Iterator[Object]:
+def _messages(given: Mapping[str, Any], *, images: bool) -> Iterator[PlacedMessage]:
     if "system" in given:
         blocks = _blocks("system", given["system"])
-        yield {"role": "system", "content": [_part(block, "text") for block in blocks]}
+        content = [_part(block, "text") for block in blocks]
+        yield PlacedMessage({"role": "system", "content": content}, "system")
     turns = [
         _turn(f"messages[{place}]", item)
         for place, item in enumerate(as_list("messages", given["messages"]))
@@ -148,12 +163,16 @@ def _messages(given: Mapping[str, Any], *, images: bool) -> Iterator[Object]:
         raise InvalidArgument(
             f"{where}.role='assistant': the answer is always a new message: end with one of 'user'"
         )
+    first = 0
     for role, group in groupby(turns, lambda turn: turn[0]):
-        blocks = [block for _, several in group for block in several]
+        several = list(group)
+        blocks = [block for _, own in several for block in own]
+        where = f"messages[{first}]"
+        first += len(several)
         if role == "assistant":
-            yield _assistant(blocks)
+            yield PlacedMessage(_assistant(blocks), where)
         else:
-            yield from _user(role, blocks, images=images)
+            yield from _user(role, where, blocks, images=images)
 
 
 def _turn(where: str, item: Any) -> tuple[str, Sequence[Block]]:
@@ -173,28 +192,32 @@ def _blocks(where: str, content: Any) -> Sequence[Block]:
     ]
 
 
-def _user(role: str, blocks: Sequence[Block], *, images: bool) -> Iterator[Object]:
+def _user(
+    role: str, where: str, blocks: Sequence[Block], *, images: bool
+) -> Iterator[PlacedMessage]:
     """The results of tools, then what the user says; it has the images of both."""
     allowed = "text or image" if images else "text"
-    shown: list[Object] = []
-    parts: list[Object] = []
+    shown: list[tuple[str, Object]] = []
+    parts: list[tuple[str, Object]] = []
     for block in blocks:
         if block.kind != "tool_result":
-            parts.append(_part(block, f"tool_result, {allowed}"))
+            parts.append((block.where, _part(block, f"tool_result, {allowed}")))
             continue
         if parts:
             raise InvalidArgument(f"{block.where}: tool_result comes before text and images")
         result = [
-            _part(each, allowed)
+            (each.where, _part(each, allowed))
             for each in _blocks(f"{block.where}.content", block.given.get("content") or "")
         ]
-        texts = [part["text"] for part in result if part["type"] == "text"]
-        shown += [part for part in result if part["type"] != "text"]
+        texts = [part["text"] for _, part in result if part["type"] == "text"]
+        shown += [item for item in result if item[1]["type"] != "text"]
         # Chat templates know of no errors.
         text = "\n".join(["Error:"] * bool(block.given.get("is_error")) + texts)
-        yield {"role": "tool", "tool_call_id": block.text("tool_use_id"), "content": text}
-    if shown or parts:
-        yield {"role": role, "content": [*shown, *parts]}
+        tool = {"role": "tool", "tool_call_id": block.text("tool_use_id"), "content": text}
+        yield PlacedMessage(tool, block.where)
+    if content := [*shown, *parts]:
+        message = {"role": role, "content": [part for _, part in content]}
+        yield PlacedMessage(message, where, [place for place, _ in content])
 
 
 def _part(block: Block, allowed: str) -> Object:

@@ -25,6 +25,10 @@ class HashableFailFast(FailFast):
     __hash__ = object.__hash__
 
 
+FunctionName = Annotated[str, Field(pattern=r"^[\w.-]{1,128}$")]
+"""Name of a function: 64 characters in OpenAI's chats, 128 in its responses, and Anthropic's."""
+
+
 class Function(BaseModel):
     """A function: its name, what it does, and a JSON Schema of its arguments.
 
@@ -33,7 +37,7 @@ class Function(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    name: str = Field(pattern=r"^[\w.-]{1,64}$")
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -53,7 +57,7 @@ class NamedFunction(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str
+    name: FunctionName
 
 
 class NamedTool(BaseModel):
@@ -65,10 +69,28 @@ class NamedTool(BaseModel):
     function: NamedFunction
 
 
+class AllowedTools(BaseModel):
+    """The tools that the model may call, of those that there are, and whether it must."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], HashableFailFast(), Field(min_length=1)]
+
+
+class AllowedToolsChoice(BaseModel):
+    """A choice among some of the tools."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 MAX_TOOLS = 1024
 _MOST_COMPARED = 64  # names that the client chose may all be near
 Tools = Annotated[list[Tool], HashableFailFast(), Field(max_length=MAX_TOOLS)]
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
 
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
@@ -85,12 +107,18 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
             raise InvalidArgument(
                 f"tools[{place}].function.parameters.type={shortened(kind)}: must be 'object'"
             )
-    if isinstance(choice, NamedTool) and choice.function.name not in names:
-        name = choice.function.name
-        hint = nearest(name, list(names)[:_MOST_COMPARED])
-        raise InvalidArgument(
-            f"tool_choice.function.name={name[:80]!r}: is not among the tools{hint}"
-        )
+    chosen = {"function": choice} if isinstance(choice, NamedTool) else {}
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = choice.allowed_tools.tools
+        chosen = {
+            f"allowed_tools.tools[{place}].function": one for place, one in enumerate(allowed)
+        }
+    for where, named in chosen.items():
+        if (name := named.function.name) not in names:
+            hint = nearest(name, list(names)[:_MOST_COMPARED])
+            raise InvalidArgument(
+                f"tool_choice.{where}.name={name[:80]!r}: is not among the tools{hint}"
+            )
     if choice == "required" and not tools:
         raise InvalidArgument("tool_choice='required': needs tools to choose from")
 

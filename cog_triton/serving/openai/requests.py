@@ -11,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -19,6 +19,7 @@ from cog_triton.engines.base import Abilities
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import BadMessages, InvalidArgument
 from cog_triton.serving.openai.request_fields import (
+    AllowedToolsChoice,
     GuideFields,
     HashableFailFast,
     ToolChoice,
@@ -45,6 +46,8 @@ def _without_fraction(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(_without_fraction)]
 """A whole number, which some clients write as 1.0."""
+# The bound comes first, so that the JSON Schema tells it.
+Count = Annotated[int, Field(ge=1), BeforeValidator(_without_fraction)]
 _MOST_LOG_PROBS = 20
 
 
@@ -155,7 +158,7 @@ class OpenAIRequest(GuideFields, ABC):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str
-    n: Whole | None = Field(default=None, ge=1)
+    n: Count | None = None
     max_tokens: int | None = _sampled("max_tokens")
     min_tokens: int | None = _sampled("min_tokens")
     temperature: float | None = _sampled("temperature")
@@ -263,6 +266,15 @@ class ChatRequest(OpenAIRequest):
         """See `OpenAIRequest.limit`; `max_completion_tokens` is the newer name, and wins."""
         return self.max_completion_tokens or self.max_tokens or MAX_TOKENS
 
+    def narrowed(self) -> Self:
+        """The request with no other tools than those that its choice allows."""
+        if not isinstance(self.tool_choice, AllowedToolsChoice):
+            return self
+        allowed = self.tool_choice.allowed_tools
+        names = {tool.function.name for tool in allowed.tools}
+        tools = [tool for tool in self.tools or () if tool.function.name in names]
+        return self.model_copy(update={"tools": tools, "tool_choice": allowed.mode})
+
     @property
     def log_probs(self) -> bool:
         return bool(self.logprobs)
@@ -277,7 +289,7 @@ class CompletionRequest(OpenAIRequest):
 
     prompt: Prompts
     max_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS)
-    best_of: Whole | None = Field(default=None, ge=1)
+    best_of: Count | None = None
     logprobs: int | None = Field(default=None, ge=0, le=_MOST_LOG_PROBS)
     echo: bool | None = None
 
@@ -328,7 +340,7 @@ def parse(kind: type[R], body: Any) -> R:
         _check_unsupported(name, fields.pop(name), unknown)
     request = validate(kind, fields)
     _check_combinations(request)
-    return request
+    return request.narrowed() if isinstance(request, ChatRequest) else request
 
 
 def validate(kind: type[M], body: Any) -> M:

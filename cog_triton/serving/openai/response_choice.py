@@ -59,7 +59,7 @@ class ResponseChoiceBuilder(EventChoiceBuilder):
 
     def _finish(self, result: GenerationResult) -> tuple[str, list[Object]]:
         """The status, and the events of the last items; at least one is made."""
-        events = self._items.feed(self._held())
+        events = self._items.feed(self._held(result))
         if not self._items.output:
             events += self._items.feed([Content("")])
         status = "incomplete" if result.finish_reason == "length" else "completed"

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cog_triton.errors import InvalidArgument
+from cog_triton.serving.openai.field_names import FieldNames, PlacedMessage
 from cog_triton.serving.openai.request_body import given_fields
 from cog_triton.system.printable import shortened
 from cog_triton.text.sampling import SAMPLING
@@ -35,6 +36,15 @@ _REFUSED = {
     "top_logprobs": "use /v1/chat/completions",
 }
 _TEXT_PARTS = ("input_text", "output_text", "text")
+NAMES = (
+    ("max_completion_tokens", "max_output_tokens"),
+    (r"response_format(?:\.json_schema)?", "text.format"),
+    ("reasoning_effort", "reasoning.effort"),
+    ("messages", "input"),
+    (r"(tools(?:\[\d+\]|\.\d+))\.function", r"\1"),
+    (r"tool_choice\.(?:function|allowed_tools)(\.tools\[\d+\])?(?:\.function)?", r"tool_choice\1"),
+)
+"""Fields of a chat, and their names here."""
 
 
 class Translated(NamedTuple):
@@ -44,11 +54,16 @@ class Translated(NamedTuple):
     echoed: Object
 
 
-def translate(body: Any, defaults: Mapping[str, float] = MappingProxyType({})) -> Translated:
+def translate(
+    body: Any,
+    defaults: Mapping[str, float] = MappingProxyType({}),
+    names: FieldNames | None = None,
+) -> Translated:
     """Translate a request's JSON value; raises E1005 for what a chat cannot have.
 
-    `defaults` are the model's own, of sampling parameters.
+    `defaults` are the model's own, of sampling parameters. `names` gets the places of messages.
     """
+    names = names or FieldNames(NAMES)
     given = given_fields(body, _REFUSED)
     if given.get("n", 1) != 1:
         raise InvalidArgument(f"n={shortened(given['n'])}: a response is one answer")
@@ -61,7 +76,7 @@ def translate(body: Any, defaults: Mapping[str, float] = MappingProxyType({})) -
         chat["max_completion_tokens"] = given["max_output_tokens"]
     if isinstance(reasoning := given.get("reasoning"), dict) and reasoning.get("effort"):
         chat["reasoning_effort"] = reasoning["effort"]
-    chat["messages"] = list(_messages(given))
+    chat["messages"] = names.messages(_messages(given))
     if tools := given.get("tools"):
         chat["tools"] = [_tool(place, tool) for place, tool in enumerate(as_list("tools", tools))]
     if "tool_choice" in given:
@@ -72,7 +87,8 @@ def translate(body: Any, defaults: Mapping[str, float] = MappingProxyType({})) -
 
 
 def _echoed(given: Mapping[str, Any]) -> Object:
-    return {
+    user = {"user": given["user"]} if "user" in given else {}
+    return user | {
         "instructions": given.get("instructions"),
         "max_output_tokens": given.get("max_output_tokens"),
         "metadata": given.get("metadata", {}),
@@ -84,7 +100,6 @@ def _echoed(given: Mapping[str, Any]) -> Object:
         "tools": given.get("tools", []),
         "top_p": given.get("top_p", 1.0),
         "truncation": "disabled",
-        "user": given.get("user"),
     }
 
 
@@ -95,34 +110,41 @@ def as_list(name: str, value: Any) -> list[Any]:
     return value
 
 
-def _messages(given: Mapping[str, Any]) -> Iterator[Object]:
+def _messages(given: Mapping[str, Any]) -> Iterator[PlacedMessage]:
     if "input" not in given:
         raise InvalidArgument("input: missing; it is required")
     if "instructions" in given:
-        yield {"role": "system", "content": given["instructions"]}
+        instructions = {"role": "system", "content": given["instructions"]}
+        yield PlacedMessage(instructions, "instructions")
     items = given["input"]
     if isinstance(items, str):
-        yield {"role": "user", "content": items}
+        yield PlacedMessage({"role": "user", "content": items}, "input")
         return
-    held: Object | None = None  # of the assistant, whose parts are items of their own
+    held: PlacedMessage | None = None  # of the assistant, whose parts are items of their own
     for place, item in enumerate(as_list("input", items)):
         where = f"input[{place}]"
         if not isinstance(item, dict):
             raise InvalidArgument(f"{where}: must be an object")
         part = _of_assistant(where, item)
         if part is not None:
-            if held is None or ("content" in part and ("content" in held or "tool_calls" in held)):
+            message = held.message if held else {}
+            if held is None or (
+                "content" in part and ("content" in message or "tool_calls" in message)
+            ):
                 if held is not None:
                     yield held
-                held = {"role": "assistant"}
-            calls = held.get("tool_calls", [])
+                held = PlacedMessage(message := {"role": "assistant"}, where)
+            calls = message.get("tool_calls", [])
             calls += part.get("tool_calls", [])
-            held |= part | ({"tool_calls": calls} if calls else {})
+            message |= part | ({"tool_calls": calls} if calls else {})
             continue
         if held is not None:
             yield held
             held = None
-        yield _message(where, item)
+        message = _message(where, item)
+        parts = message["content"] if isinstance(message["content"], list) else []
+        name = f"{where}.{'output' if message['role'] == 'tool' else 'content'}"
+        yield PlacedMessage(message, where, [f"{name}[{at}]" for at in range(len(parts))])
     if held is not None:
         yield held
 
@@ -138,7 +160,7 @@ def _of_assistant(where: str, item: Object) -> Object | None:
         texts = [part.get("text") for part in parts if isinstance(part, dict)]
         return {"reasoning_content": "".join(text for text in texts if isinstance(text, str))}
     if kind == "message" and item.get("role") == "assistant":
-        return {"content": _content(where, item.get("content"))}
+        return {"content": _content(f"{where}.content", item.get("content"))}
     return None
 
 
@@ -152,13 +174,14 @@ def _message(where: str, item: Object) -> Object:
             f"{where}.type={shortened(kind)}: must be message, function_call,"
             " function_call_output or reasoning"
         )
-    return {"role": item.get("role"), "content": _content(where, item.get("content"))}
+    content = _content(f"{where}.content", item.get("content"))
+    return {"role": item.get("role"), "content": content}
 
 
 def _content(where: str, content: Any) -> Any:
     if not isinstance(content, list):
         return content
-    return [_part(f"{where}.content[{place}]", part) for place, part in enumerate(content)]
+    return [_part(f"{where}[{place}]", part) for place, part in enumerate(content)]
 
 
 def _part(where: str, part: Any) -> Any:
@@ -193,6 +216,10 @@ def _tool(place: int, tool: Any) -> Object:
 def _tool_choice(choice: Any) -> Any:
     if isinstance(choice, dict) and choice.get("type") == "function" and "name" in choice:
         return {"type": "function", "function": {"name": choice["name"]}}
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        tools = as_list("tool_choice.tools", choice.get("tools"))
+        allowed = {"mode": choice.get("mode"), "tools": [_tool_choice(tool) for tool in tools]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
     return choice
 
 

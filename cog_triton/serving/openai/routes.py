@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
@@ -16,7 +17,7 @@ from starlette.routing import Route
 from cog_triton import errors
 from cog_triton.errors import InvalidArgument
 from cog_triton.pictures.image_limits import ImagePart
-from cog_triton.serving.openai import messages_request
+from cog_triton.serving.openai import messages_request, responses_request
 from cog_triton.serving.openai.chat_plan import ChatPlan, ChatPlanner
 from cog_triton.serving.openai.choices import (
     ChatChoiceBuilder,
@@ -32,6 +33,7 @@ from cog_triton.serving.openai.envelope import (
     ResponseEnvelope,
 )
 from cog_triton.serving.openai.error_responses import MESSAGES, json_response
+from cog_triton.serving.openai.field_names import FieldNames
 from cog_triton.serving.openai.message_choice import MessageChoiceBuilder
 from cog_triton.serving.openai.parsed_sequences import ParsedSequences
 from cog_triton.serving.openai.request_body import (
@@ -48,7 +50,6 @@ from cog_triton.serving.openai.requests import (
     parse,
 )
 from cog_triton.serving.openai.response_choice import ResponseChoiceBuilder
-from cog_triton.serving.openai.responses_request import translate
 from cog_triton.serving.openai.sequences import (
     SequencePlan,
     Sequences,
@@ -135,9 +136,10 @@ class OpenAIRoutes:
 
     async def _respond(self, request: Request) -> GenerationResponse:
         envelope = ResponseEnvelope.of_response(self._models.base)
+        names = FieldNames(responses_request.NAMES)
 
         def to_chat(body: Any) -> Object:
-            chat, envelope.echoed = translate(body, self._api.defaults)
+            chat, envelope.echoed = responses_request.translate(body, self._api.defaults, names)
             return chat
 
         def prompts(chat: ChatRequest) -> Prompts:
@@ -145,13 +147,15 @@ class OpenAIRoutes:
             builder = ResponseChoiceBuilder(envelope, self._token_text, len(ids), plan.parser)
             return Prompts([ids], lambda _: builder, plan.guide, plan.images, plan.visible)
 
-        return await self._answer(request, ChatRequest, prompts, envelope, to_chat)
+        return await self._answer(request, ChatRequest, prompts, envelope, to_chat, names)
 
     async def _message(self, request: Request) -> GenerationResponse:
         envelope = MessageEnvelope.of_message(self._models.base)
+        names = FieldNames(messages_request.NAMES)
 
         def to_chat(body: Any) -> Object:
-            return messages_request.translate(body, images=self._planner.takes_images)
+            images = self._planner.takes_images
+            return messages_request.translate(body, images=images, names=names)
 
         def prompts(chat: ChatRequest) -> Prompts:
             plan, ids = self._chat_plan(chat)
@@ -160,7 +164,7 @@ class OpenAIRoutes:
             builder = MessageChoiceBuilder(envelope, self._token_text, len(ids), stops, parser)
             return Prompts([ids], lambda _: builder, plan.guide, plan.images, plan.visible)
 
-        return await self._answer(request, ChatRequest, prompts, envelope, to_chat)
+        return await self._answer(request, ChatRequest, prompts, envelope, to_chat, names)
 
     def _chat_plan(self, chat: ChatRequest) -> tuple[ChatPlan, list[int]]:
         plan = self._planner.plan(chat)
@@ -201,16 +205,18 @@ class OpenAIRoutes:
         to_prompts: Callable[[R], Prompts],
         envelope: Envelope,
         to_body: Callable[[Any], Any] = lambda value: value,
+        names: FieldNames | None = None,
     ) -> GenerationResponse:
         request_id.set(envelope.id)  # this task is of this request alone
 
         def planned(value: Any) -> tuple[R, SequencePlan, list[ChoiceBuilder]]:
             self._abilities.require_generation()
-            value = to_body(value)
-            self._generator.check_length(longest_id_list(value))
-            parsed = parse(kind, value)
-            del value
-            return parsed, *self._plan(parsed, to_prompts, envelope)
+            with names.told() if names else nullcontext():
+                value = to_body(value)
+                self._generator.check_length(longest_id_list(value))
+                parsed = parse(kind, value)
+                del value
+                return parsed, *self._plan(parsed, to_prompts, envelope)
 
         parsed, plan, builders = await self._api.planned(request, planned)
         options = parsed.stream_options

@@ -5,9 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from cog_triton import __version__
 from cog_triton.serving.openai.embeddings import EmbeddingsRequest
 from cog_triton.serving.openai.error_responses import MESSAGES
+from cog_triton.serving.openai.request_fields import FunctionName
 from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest
 from cog_triton.serving.openai.served_models import (
     LOAD,
@@ -30,12 +33,13 @@ _ERROR: dict[str, Any] = {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
-                "code": {"type": "string", "pattern": "^E[12][0-9]{3}$"},
+                "code": {"type": "string", "pattern": "^(E[12][0-9]{3}|[a-z_]+)$"},
             },
         }
     },
 }
 _TEXT = {"type": "string"}
+_FUNCTION_NAME = TypeAdapter(FunctionName).json_schema()
 _MESSAGES_ERROR: dict[str, Any] = {
     "type": "object",
     "required": ["type", "error"],
@@ -91,8 +95,15 @@ _RESPONSES_REQUEST: dict[str, Any] = {
         "model": _TEXT,
         "input": {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}}]},
         "instructions": _TEXT,
-        "max_output_tokens": {"type": "integer"},
-        "tools": {"type": "array", "items": {"type": "object"}},
+        "max_output_tokens": {"type": "integer", "minimum": 1},
+        "tools": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["type", "name"],
+                "properties": {"type": {"const": "function"}, "name": _FUNCTION_NAME},
+            },
+        },
         "text": {"type": "object"},
         "stream": {"type": "boolean"},
     },
@@ -106,7 +117,14 @@ _MESSAGES_REQUEST: dict[str, Any] = {
         "messages": {"type": "array", "minItems": 1, "items": {"type": "object"}},
         "system": {"anyOf": [_TEXT, {"type": "array", "items": _PART}]},
         "stop_sequences": {"type": "array", "items": _TEXT},
-        "tools": {"type": "array", "items": {"type": "object"}},
+        "tools": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name", "input_schema"],
+                "properties": {"name": _FUNCTION_NAME, "input_schema": {"type": "object"}},
+            },
+        },
         "tool_choice": {"type": "object"},
         "thinking": {"type": "object"},
         "output_config": {"type": "object"},
@@ -140,6 +158,10 @@ def openapi() -> dict[str, Any]:
         schemas |= schema.pop("$defs", {})
         schemas[model.__name__] = schema
     schemas["ChatRequest"]["properties"]["messages"] = _MESSAGES
+    schemas["TokenizeRequest"]["oneOf"] = [
+        {"required": [name], "properties": {name: kind, other: {"type": "null"}}}
+        for name, kind, other in (("prompt", _TEXT, "messages"), ("messages", _MESSAGES, "prompt"))
+    ]
     name = {"in": "path", "name": "model", "required": True, "schema": {"type": "string"}}
     return {
         "openapi": "3.1.0",

@@ -34,20 +34,28 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 class ServedModels:
     """Models by the name that requests give; adapters come and go while the server runs."""
 
-    def __init__(self, base: str, adapters: AdapterStore | None = None) -> None:
-        """`base` is the name of the base model; raises E1005 if an adapter has it, too."""
+    def __init__(
+        self, base: str, adapters: AdapterStore | None = None, alias: str | None = None
+    ) -> None:
+        """`base` is the name of the base model; raises E1005 if an adapter has it, too.
+
+        `alias` is another name of it.
+        """
         self.base = base
+        self._alias = alias
         self.adapters = adapters
         if adapters is not None and adapters.get(base) is not None:
             raise InvalidArgument(f"lora_name={base!r}: is the name of the base model")
 
     def adapter(self, model: str) -> str | None:
         """The adapter that `model` names, None for the base model; raises E1009."""
+        names = list(self.adapters.adapters()) if self.adapters else []
+        if model == self._alias and model not in names:
+            model = self.base
         if (tenant := CURRENT.get()) is not None:
             tenant.require_model(model)
         if model == self.base:
             return None
-        names = list(self.adapters.adapters()) if self.adapters else []
         if model in names:
             return model
         served = f"the model is {self.base!r}"

@@ -15,7 +15,8 @@ from starlette.routing import Route
 from cog_triton.errors import InvalidArgument
 from cog_triton.serving.openai.chat_plan import ChatPlanner
 from cog_triton.serving.openai.error_responses import MESSAGES, json_response
-from cog_triton.serving.openai.messages_request import translate
+from cog_triton.serving.openai.field_names import FieldNames
+from cog_triton.serving.openai.messages_request import NAMES, translate
 from cog_triton.serving.openai.request_body import check_ids
 from cog_triton.serving.openai.request_fields import HashableFailFast
 from cog_triton.serving.openai.requests import ChatRequest, parse, validate
@@ -79,9 +80,11 @@ class TokenRoutes:
         return json_response(await self._api.planned(request, self._message_tokens))
 
     def _message_tokens(self, body: Any) -> dict[str, Any]:
-        chat = translate(body, images=self._planner.takes_images, counts=True)
-        self._require(chat["model"])
-        return {"input_tokens": len(self._chat_ids(chat, special=False))}
+        names, images = FieldNames(NAMES), self._planner.takes_images
+        with names.told():
+            chat = translate(body, images=images, counts=True, names=names)
+            self._require(chat["model"])
+            return {"input_tokens": len(self._chat_ids(chat, special=False))}
 
     def _chat_ids(self, chat: dict[str, Any], *, special: bool) -> list[int]:
         plan = self._planner.plan(parse(ChatRequest, chat))

@@ -120,12 +120,12 @@ class AnswerParser:
         deltas = [Content(text)] if self._reasoning is None else self._reasoning.feed(text)
         return self._kept(self._parsed(deltas))
 
-    def finish(self) -> list[Delta]:
-        """What was held back; call once, after the last text."""
+    def finish(self, *, cut: bool = False) -> list[Delta]:
+        """What was held back; call once, after the last text. `cut` is as in `CallParser`."""
         deltas = [] if self._reasoning is None else self._reasoning.finish()
         found = self._parsed(deltas)
         if self._calls is not None:
-            found += self._calls.finish()
+            found += self._calls.finish(cut=cut)
         return self._kept(found)
 
     def _parsed(self, deltas: Iterable[Delta]) -> list[Delta]:

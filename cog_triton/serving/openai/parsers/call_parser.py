@@ -142,16 +142,24 @@ class CallParser:
             found += self._run(final=False)
         return merge(found)
 
-    def finish(self) -> list[Delta]:
-        """What was held back; call once, after the last text."""
-        deltas = self._run(final=True)
+    def finish(self, *, cut: bool = False) -> list[Delta]:
+        """What was held back; call once, after the last text.
+
+        What has begun as a call, and was `cut` by the limit of tokens before anything could be told
+        of it, is dropped: it is the format's, and no text for anybody.
+        """
+        deltas = self._run(final=not cut)
         if self._arguments or (self._object is not None and self._object.in_arguments):
             self._argue(self._buffer)
-        else:
+        elif not self._is_unfinished(cut=cut):
             self._say("".join(self._candidate) + self._buffer)
         if not self._calls and self._held:
             self._deltas.append(Content("".join(self._held)))
         return merge([*deltas, *self._drain()])
+
+    def _is_unfinished(self, *, cut: bool) -> bool:
+        """Whether what is left is of a call that has not become one."""
+        return cut and bool(self._candidate) and self._candidate[0] in self.openings
 
     def _begin(self, final: bool) -> bool:
         """State at the start of the answer."""

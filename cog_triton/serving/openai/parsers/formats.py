@@ -21,8 +21,8 @@ from cog_triton.text.tool_schema import CallForm
 
 _STARTS = ("<|python_start|>", "<|tool_call_start|>")
 _ENDS = ("<|python_end|>", "<|tool_call_end|>")
-_LIST_START = re.compile(r"\[\s*([A-Za-z_][\w.-]{0,63})\s*\(", re.ASCII)
-_OPEN_LIST_START = re.compile(r"(?:\[\s{0,63}(?:[A-Za-z_][\w.-]{0,63}\s{0,63})?)?", re.ASCII)
+_LIST_START = re.compile(r"\[\s*([A-Za-z_][\w.-]{0,127})\s*\(", re.ASCII)
+_OPEN_LIST_START = re.compile(r"(?:\[\s{0,63}(?:[A-Za-z_][\w.-]{0,127}\s{0,63})?)?", re.ASCII)
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
@@ -57,6 +57,10 @@ class PythonicParser(CallParser):
     def _begin(self, final: bool) -> bool:
         """See `CallParser._begin`: a list may begin at once."""
         return self._opened(final)
+
+    def _is_unfinished(self, *, cut: bool) -> bool:
+        """See `CallParser._is_unfinished`: the list of a tool's name needs no marker."""
+        return super()._is_unfinished(cut=cut) or (cut and self._state == self._in_list)
 
     def _opened(self, final: bool) -> bool:
         """Look at how the list begins: a bracket and the name of a tool."""
@@ -221,7 +225,7 @@ def _unescaped(escape: re.Match[str]) -> str:
 _TAG = "<|python_tag|>"
 _START, _END = "<tool_call>", "</tool_call>"
 _MARKER, _ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-_HEAD = re.compile(r"\s*([\w.-]{1,64})(?:\[CALL_ID\]\w{1,64})?(?:\[ARGS\])?\s*")
+_HEAD = re.compile(r"\s*([\w.-]{1,128})(?:\[CALL_ID\]\w{1,64})?(?:\[ARGS\])?\s*")
 _MOST_OF_A_HEAD = 256
 
 
@@ -289,6 +293,10 @@ class MistralParser(CallParser):
 
 class _ForcedCallParser(CallParser):
     """Parser of calls that the answer was guided to; what follows them is content."""
+
+    def _is_unfinished(self, *, cut: bool) -> bool:
+        """See `CallParser._is_unfinished`: only what ends a call may be followed by text."""
+        return cut and self._state != self._in_text
 
     def _in_text(self, final: bool) -> bool:
         """See `CallParser._in_text`: nothing opens another call."""

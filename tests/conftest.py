@@ -48,6 +48,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--older-doubles", action="store_true", help="test all versions of doubles")
+    parser.addoption("--taken-up", type=int, default=20, help="streams that are broken off")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -205,6 +205,7 @@ class OpenAIGate(PrivateGate):
 
     numbers = Numbers.IDS
     readiness = re.compile(_HEALTH)
+    ends_work = re.compile(r"(?:POST /v1/responses/[^/]+/cancel|DELETE /v1/responses/[^/]+)")
 
     metrics_public: bool = field(kw_only=True)
     page: bool = field(default=False, kw_only=True)

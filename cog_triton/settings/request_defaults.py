@@ -60,6 +60,24 @@ class RequestSettings(SettingsGroup):
     stop_sequences: str | None = Field(
         None, description="Default of the input `stop_sequences`, separated by commas."
     )
+    response_store_bytes: int = Field(
+        256 << 20,
+        ge=0,
+        description="Responses that `/v1/responses` keeps in `responses` of the work directory, in"
+        " bytes together; beyond, the oldest go first, of the tenant that has most. 0: none is kept"
+        " (openai.md).",
+    )
+    response_store_age: float = Field(86400, gt=0, description="Seconds that a response is kept.")
+    detached_responses: int = Field(
+        64,
+        ge=0,
+        description="Responses that are made although nobody waits for them: in the background, or"
+        " of a stream whose client has left. Beyond, `background` gets 429 (E2107), and a client"
+        " that leaves ends its own.",
+    )
+    detached_timeout: float = Field(
+        3600, gt=0, description="Seconds after which such a response is cancelled."
+    )
     cog_max_concurrency: int = Field(
         1,
         ge=1,

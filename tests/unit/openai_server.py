@@ -33,6 +33,7 @@ from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.listeners import HTTPServer
 from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers
+from cog_triton.serving.openai.response_store import ResponseStore
 from cog_triton.serving.openai.routes import OpenAIRoutes
 from cog_triton.serving.openai.served_models import ServedAPI, ServedModels
 from cog_triton.serving.telemetry.metrics import Metrics
@@ -106,6 +107,7 @@ def api(
     tokenizer: EngineTokenizer = TOKENIZER,
     defaults: Mapping[str, float] = MappingProxyType({}),
     borrowed: BorrowedParsers | None = None,
+    store: ResponseStore | None = None,
     **options: Any,
 ) -> Iterator[Served]:
     if abilities is None:
@@ -132,10 +134,11 @@ def api(
         models = ServedModels("small", adapters)
         app = create_app(
             OpenAIRoutes(
-                ServedAPI(settings, generator, models, abilities, defaults, borrowed)
+                ServedAPI(settings, generator, models, abilities, defaults, borrowed, store)
             ).routes(),
             require_ready=served.require_ready,
             api_key=key.get_secret_value() if key else None,
+            has_tenants=settings.cog_triton_tenants_at_door,
             on_refused=metrics.refused,
         )
         server = HTTPServer(app, listening)

@@ -299,6 +299,8 @@ def test_openapi_schema_lists_the_routes() -> None:
         "/detokenize",
         "/v1/embeddings",
         "/v1/responses",
+        "/v1/responses/{response_id}",
+        "/v1/responses/{response_id}/cancel",
         "/v1/messages",
         "/v1/messages/count_tokens",
         "/version",

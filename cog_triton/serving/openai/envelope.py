@@ -102,6 +102,11 @@ class ResponseEnvelope(EventEnvelope):
     """Envelope of a `response`; `echoed` are fields of its request that it repeats."""
 
     echoed: Object = field(default_factory=dict)
+    made: Object = field(default_factory=dict)
+    """The last response object."""
+    error: CogTritonError | None = None
+    """Why it failed."""
+    _events: int = 0
 
     @classmethod
     def of_response(cls, model: str) -> ResponseEnvelope:
@@ -115,14 +120,22 @@ class ResponseEnvelope(EventEnvelope):
             answer["status"], answer["output"], usage_object(usage["prompt_tokens"], usage)
         )
 
+    def numbered(self, events: list[Object]) -> list[Object]:
+        """The next events, with their numbers."""
+        first = self._events
+        self._events += len(events)
+        return [{**event, "sequence_number": first + place} for place, event in enumerate(events)]
+
     def failure(self, error: CogTritonError) -> bytes:
+        self.error = error
         body = error_responses.error_body(error)
-        return self.event({**body["error"], **body, "type": "error"})
+        (event,) = self.numbered([{**body["error"], **body, "type": "error"}])
+        return self.event(event)
 
     def response(self, status: str, output: list[Object], usage: Object | None) -> Object:
         """The response object."""
         cut = status == "incomplete"
-        return {
+        self.made = {
             "id": self.id,
             "object": "response",
             "created_at": self.created,
@@ -139,6 +152,7 @@ class ResponseEnvelope(EventEnvelope):
             "usage": usage,
             **self.echoed,
         }
+        return self.made
 
 
 class MessageEnvelope(EventEnvelope):

@@ -19,6 +19,7 @@ from cog_triton.errors import InvalidArgument, TritonUnavailable
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.error_responses import json_response
+from cog_triton.serving.openai.response_store import ResponseStore
 from cog_triton.serving.openai.routes import OpenAIRoutes
 from cog_triton.serving.openai.schema import openapi
 from cog_triton.serving.openai.served_models import ServedAPI, ServedModels
@@ -111,7 +112,8 @@ class HTTPListeners:
                 models = ServedModels(model_name(runtime), runtime.adapters, _model_id(runtime))
                 abilities = runtime.family.abilities
                 given = (runtime.generator, models, abilities, runtime.sampling_defaults)
-                api = ServedAPI(self._settings, *given, runtime.borrowed)
+                store = ResponseStore.of(self._settings)
+                api = ServedAPI(self._settings, *given, runtime.borrowed, store)
                 routes += [
                     *OpenAIRoutes(api).routes(),
                     Route("/openapi.json", _schema, methods=["GET"]),

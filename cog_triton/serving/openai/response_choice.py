@@ -29,11 +29,10 @@ class ResponseChoiceBuilder(EventChoiceBuilder):
         super().__init__(envelope, token_text, prompt_tokens, parser)
         self._response = envelope
         self._items = ResponseItems()
-        self._events = 0
 
     def first_chunks(self) -> list[Object]:
         begun = self._response.response("in_progress", [], None)
-        return self._numbered(
+        return self._response.numbered(
             [
                 {"type": "response.created", "response": begun},
                 {"type": "response.in_progress", "response": begun},
@@ -41,14 +40,16 @@ class ResponseChoiceBuilder(EventChoiceBuilder):
         )
 
     def chunks(self, piece: TextPiece) -> list[Object]:
-        return self._numbered(self._items.feed(self._parse(piece.text)))
+        return self._response.numbered(self._items.feed(self._parse(piece.text)))
 
     def closing_chunks(self, result: GenerationResult) -> list[Object]:
         status, events = self._finish(result)
         counts = {"completion_tokens": result.output_token_count}
         usage = usage_object(self._prompt_count(result), counts)
         response = self._response.response(status, self._items.output, usage)
-        return self._numbered([*events, {"type": f"response.{status}", "response": response}])
+        return self._response.numbered(
+            [*events, {"type": f"response.{status}", "response": response}]
+        )
 
     def choice(self, result: GenerationResult) -> Object:
         status, _ = self._finish(result)
@@ -65,10 +66,10 @@ class ResponseChoiceBuilder(EventChoiceBuilder):
         status = "incomplete" if result.finish_reason == "length" else "completed"
         return status, [*events, *self._items.close(status)]
 
-    def _numbered(self, events: list[Object]) -> list[Object]:
-        first = self._events
-        self._events += len(events)
-        return [{**event, "sequence_number": first + place} for place, event in enumerate(events)]
+    def unfinished(self) -> list[Object]:
+        """The output of an answer that was broken off."""
+        self._items.close("incomplete")
+        return self._items.output
 
 
 class ResponseItems(AnswerItems):

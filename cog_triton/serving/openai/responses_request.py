@@ -1,11 +1,12 @@
 """Request of /v1/responses, translated to one of /v1/chat/completions.
 
-Stateless: nothing is stored, so what refers to an earlier response is refused by name.
+What it refers to of an earlier response is told by the store, where there is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -24,15 +25,13 @@ SAME = (
 """Names that all endpoints of chats have, with the same meaning."""
 _SAME = (*SAME, "stop", "parallel_tool_calls")
 _IGNORED = (
-    *("metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key"),
-    *("prompt_cache_retention", "prompt_cache_options", "include", "truncation", "max_tool_calls"),
-    *("stream_options", "request_id", "priority"),
+    *("metadata", "store", "background", "previous_response_id", "user", "service_tier"),
+    *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+    *("include", "truncation", "max_tool_calls", "stream_options", "request_id", "priority"),
 )
 _REFUSED = {
-    "previous_response_id": "nothing is stored; send the whole conversation as input",
-    "conversation": "nothing is stored; send the whole conversation as input",
+    "conversation": "send previous_response_id, or the whole conversation as input",
     "prompt": "there are no stored prompts; send input",
-    "background": "responses are made while the client waits",
     "top_logprobs": "use /v1/chat/completions",
 }
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -54,14 +53,50 @@ class Translated(NamedTuple):
     echoed: Object
 
 
+class StoreFields(NamedTuple):
+    """What a request says of the store, its own `input` as JSON among it."""
+
+    store: bool
+    background: bool
+    previous: str | None
+    input: str
+
+
+_NO_STORE = "nothing is stored here (RESPONSE_STORE_BYTES)"
+
+
+def store_fields(body: Any, *, has_store: bool) -> StoreFields:
+    """The fields of a request's JSON value; raises E1005 for what needs a store."""
+    given = given_fields(body, {})
+    for name in ("store", "background"):
+        if not isinstance(value := given.get(name, False), bool):
+            raise InvalidArgument(f"{name}={shortened(value)}: must be true or false")
+    if not isinstance(previous := given.get("previous_response_id", ""), str):
+        raise InvalidArgument(f"previous_response_id={shortened(previous)}: must be text")
+    stored, background = given.get("store", True), given.get("background", False)
+    if not has_store and previous:
+        rule = "send the whole conversation as input"
+        raise InvalidArgument(f"previous_response_id: not supported: {_NO_STORE}; {rule}")
+    if background and not has_store:
+        raise InvalidArgument(f"background: not supported: {_NO_STORE}")
+    if background and not stored:
+        raise InvalidArgument("background: only with store, which keeps what nobody waits for")
+    kept = stored and has_store
+    items = given.get("input") if kept else []
+    items = [{"role": "user", "content": items}] if isinstance(items, str) else items
+    return StoreFields(kept, background, previous or None, json.dumps(items))
+
+
 def translate(
     body: Any,
     defaults: Mapping[str, float] = MappingProxyType({}),
     names: FieldNames | None = None,
+    earlier: Sequence[Any] = (),
 ) -> Translated:
     """Translate a request's JSON value; raises E1005 for what a chat cannot have.
 
-    `defaults` are the model's own, of sampling parameters. `names` gets the places of messages.
+    `defaults` are the model's own, of sampling parameters. `names` gets the places of messages;
+    `earlier` are items of the conversation before.
     """
     names = names or FieldNames(NAMES)
     given = given_fields(body, _REFUSED)
@@ -76,7 +111,7 @@ def translate(
         chat["max_completion_tokens"] = given["max_output_tokens"]
     if isinstance(reasoning := given.get("reasoning"), dict) and reasoning.get("effort"):
         chat["reasoning_effort"] = reasoning["effort"]
-    chat["messages"] = names.messages(_messages(given))
+    chat["messages"] = names.messages(_messages(given, earlier))
     if tools := given.get("tools"):
         chat["tools"] = [_tool(place, tool) for place, tool in enumerate(as_list("tools", tools))]
     if "tool_choice" in given:
@@ -110,19 +145,20 @@ def as_list(name: str, value: Any) -> list[Any]:
     return value
 
 
-def _messages(given: Mapping[str, Any]) -> Iterator[PlacedMessage]:
+def _messages(given: Mapping[str, Any], earlier: Sequence[Any]) -> Iterator[PlacedMessage]:
     if "input" not in given:
         raise InvalidArgument("input: missing; it is required")
     if "instructions" in given:
         instructions = {"role": "system", "content": given["instructions"]}
         yield PlacedMessage(instructions, "instructions")
     items = given["input"]
-    if isinstance(items, str):
+    if isinstance(items, str) and not earlier:
         yield PlacedMessage({"role": "user", "content": items}, "input")
         return
+    items = [{"role": "user", "content": items}] if isinstance(items, str) else items
     held: PlacedMessage | None = None  # of the assistant, whose parts are items of their own
-    for place, item in enumerate(as_list("input", items)):
-        where = f"input[{place}]"
+    for place, item in enumerate([*earlier, *as_list("input", items)], -len(earlier)):
+        where = f"input[{place}]" if place >= 0 else "previous_response_id"
         if not isinstance(item, dict):
             raise InvalidArgument(f"{where}: must be an object")
         part = _of_assistant(where, item)

@@ -50,6 +50,7 @@ from cog_triton.serving.openai.requests import (
     parse,
 )
 from cog_triton.serving.openai.response_choice import ResponseChoiceBuilder
+from cog_triton.serving.openai.response_store import Recording
 from cog_triton.serving.openai.sequences import (
     SequencePlan,
     Sequences,
@@ -58,6 +59,11 @@ from cog_triton.serving.openai.sequences import (
     plan_sequences,
 )
 from cog_triton.serving.openai.served_models import AdapterRoutes, ServedAPI
+from cog_triton.serving.openai.stored_responses import (
+    RecordedResponse,
+    StoredResponses,
+    tenant_name,
+)
 from cog_triton.serving.openai.streaming import GenerationResponse
 from cog_triton.serving.openai.token_routes import TokenRoutes
 from cog_triton.system.log_format import request_id
@@ -108,6 +114,7 @@ class OpenAIRoutes:
             *TokenRoutes(self._api, self._planner).routes(),
             *EmbeddingRoutes(self._api).routes(),
             *AdapterRoutes(self._api).routes(),
+            *(StoredResponses(self._api.store).routes() if self._api.store else ()),
         ]
 
     async def _list(self, request: Request) -> Response:
@@ -135,19 +142,50 @@ class OpenAIRoutes:
         return await self._answer(request, ChatRequest, prompts, envelope)
 
     async def _respond(self, request: Request) -> GenerationResponse:
+        store = self._api.store
+        recording: Recording | None = None
+        background = False
         envelope = ResponseEnvelope.of_response(self._models.base)
         names = FieldNames(responses_request.NAMES)
 
         def to_chat(body: Any) -> Object:
-            chat, envelope.echoed = responses_request.translate(body, self._api.defaults, names)
-            return chat
+            nonlocal recording, background
+            given = responses_request.store_fields(body, has_store=store is not None)
+            tenant, background = tenant_name(), given.background
+            earlier: Sequence[Any] = ()
+            if store is not None and given.previous:
+                most = self._settings.max_request_bytes
+                earlier = store.conversation(given.previous, tenant, most)
+            asked = responses_request.translate(body, self._api.defaults, names, earlier)
+            envelope.echoed = asked.echoed | {
+                "store": given.store,
+                "background": background,
+                "previous_response_id": given.previous,
+            }
+            if given.store:
+                streamed = background or bool(asked.chat.get("stream"))
+                name, previous = envelope.id, given.previous
+                recording = Recording(name, tenant, previous, given.input, streamed)
+            return asked.chat
 
         def prompts(chat: ChatRequest) -> Prompts:
             plan, ids = self._chat_plan(chat)
             builder = ResponseChoiceBuilder(envelope, self._token_text, len(ids), plan.parser)
             return Prompts([ids], lambda _: builder, plan.guide, plan.images, plan.visible)
 
-        return await self._answer(request, ChatRequest, prompts, envelope, to_chat, names)
+        answer = await self._answer(request, ChatRequest, prompts, envelope, to_chat, names)
+        if store is None or recording is None:
+            return answer
+        return RecordedResponse(
+            answer.sequences,
+            envelope,
+            answer.builders,
+            answer.streamed,
+            answer.usage_so_far,
+            store,
+            recording,
+            background,
+        )
 
     async def _message(self, request: Request) -> GenerationResponse:
         envelope = MessageEnvelope.of_message(self._models.base)

@@ -106,8 +106,16 @@ _RESPONSES_REQUEST: dict[str, Any] = {
         },
         "text": {"type": "object"},
         "stream": {"type": "boolean"},
+        "store": {"type": "boolean"},
+        "background": {"type": "boolean"},
+        "previous_response_id": _TEXT,
     },
 }
+_RESPONSE = "/v1/responses/{response_id}"
+_STREAMED = (
+    {"in": "query", "name": "stream", "schema": {"type": "boolean"}},
+    {"in": "query", "name": "starting_after", "schema": {"type": "integer", "minimum": 0}},
+)
 _MESSAGES_REQUEST: dict[str, Any] = {
     "type": "object",
     "required": ["model", "max_tokens", "messages"],
@@ -173,7 +181,12 @@ def openapi() -> dict[str, Any]:
             },
             "/v1/chat/completions": {"post": _post("Answer a chat", "ChatRequest")},
             "/v1/completions": {"post": _post("Complete a text", "CompletionRequest")},
-            "/v1/responses": {"post": _post("Answer, without a store", "ResponsesRequest")},
+            "/v1/responses": {"post": _post("Answer, and keep it", "ResponsesRequest")},
+            _RESPONSE: {
+                "get": _of_response("A response that is kept", _STREAMED),
+                "delete": _of_response("Delete it"),
+            },
+            f"{_RESPONSE}/cancel": {"post": _of_response("End it while it is made")},
             MESSAGES: {
                 "post": _post("Answer, as Anthropic's API", "MessagesRequest", "MessagesError")
             },
@@ -201,6 +214,12 @@ def openapi() -> dict[str, Any]:
 
 def _operation(summary: str, *errors: str) -> dict[str, Any]:
     return {"summary": summary, "responses": {"200": _json({"type": "object"}), **_errors(errors)}}
+
+
+def _of_response(summary: str, queries: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    name = {"in": "path", "name": "response_id", "required": True, "schema": {"type": "string"}}
+    codes = ("400", "401", "404", "500")
+    return {**_operation(summary, *codes), "parameters": [name, *queries]}
 
 
 def _post(summary: str, model: str, error: str = "Error", *, text: bool = False) -> dict[str, Any]:

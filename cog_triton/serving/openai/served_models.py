@@ -24,6 +24,7 @@ from cog_triton.serving.inbox import LoopInboxes
 from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers
 from cog_triton.serving.openai.request_body import parse_body, read_body
 from cog_triton.serving.openai.requests import validate
+from cog_triton.serving.openai.response_store import ResponseStore
 from cog_triton.serving.tenants import CURRENT
 from cog_triton.settings import Settings
 
@@ -81,7 +82,8 @@ T = TypeVar("T")
 class ServedAPI:
     """What endpoints answer with: one model and its adapters; `abilities` are its engine's.
 
-    `defaults` are the model's own, of sampling parameters; `borrowed` parsers of vLLM.
+    `defaults` are the model's own, of sampling parameters; `borrowed` parsers of vLLM; `store` keeps
+    responses.
     """
 
     settings: Settings
@@ -90,6 +92,7 @@ class ServedAPI:
     abilities: Abilities
     defaults: Mapping[str, float] = field(default_factory=dict)
     borrowed: BorrowedParsers | None = None
+    store: ResponseStore | None = None
 
     @cached_property
     def inboxes(self) -> LoopInboxes:

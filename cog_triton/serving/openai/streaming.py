@@ -24,11 +24,13 @@ _HEADERS_AFTER_S = 1.0
 _COMMENT_AFTER_S = 5.0
 _COMMENT = b": the engine is being restarted\n\n"
 """Keeps proxies from closing a stream that waits for the engine's return."""
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+"""Headers of event streams."""
+_HEADERS = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
 
 
 class EngineResponse(ABC):

@@ -1,0 +1,360 @@
+"""Store of /v1/responses: whole responses, their input, and the events of their streams.
+
+One thread of the Cog worker writes, in batches, so that no event loop waits for a disk; it ends
+what nobody waits for, within bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, Self
+
+from cog_triton import errors
+from cog_triton.errors import CogTritonError
+from cog_triton.serving.openai import response_file
+from cog_triton.serving.openai.response_file import (
+    END,
+    RUNNING,
+    Events,
+    Kept,
+    Object,
+    ResponseFile,
+    delete,
+)
+from cog_triton.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+FOLDER = "responses"
+_BATCH_S = 0.05
+_SWEEP_S = 1.0
+Apply = Callable[[sqlite3.Connection], None]
+
+
+@dataclass(eq=False, slots=True)
+class Recording:
+    """A response that is made: what is to be written of it, and how it is ended."""
+
+    id: str
+    tenant: str
+    previous: str | None
+    input: str
+    streamed: bool
+    stop: Callable[[], None] = lambda: None
+    begun: bool = False
+    cancelled: bool = False
+    broken: bool = False
+    """Whether some of it could not be written, and it is kept no more."""
+    readers: int = 0
+    pending: deque[bytes] = field(default_factory=deque)
+    queued: bool = False
+    written: int = 0
+    """Events that are in the file."""
+
+
+class _Change(NamedTuple):
+    """A change of the file: whom it wakes, whether it waits for others, and who waits for it."""
+
+    id: str
+    apply: Apply
+    urgent: bool = True
+    done: Future[None] | None = None
+    recording: Recording | None = None
+
+
+class ResponseStore:
+    """Responses of this worker and those before it.
+
+    What awaits, and what begins or ends a response, is of one event loop; all else is thread-safe.
+    """
+
+    def __init__(self, file: ResponseFile, detached: int, detached_s: float) -> None:
+        """`detached` responses that nobody waits for are made at once, each for `detached_s`."""
+        self.live: dict[str, Recording] = {}
+        """Those that this worker makes, by their ids."""
+        self.tasks: set[asyncio.Task[None]] = set()
+        """Of those that were begun in the background."""
+        self._detached: dict[str, asyncio.TimerHandle] = {}
+        self._most_detached, self._detached_s = detached, detached_s
+        self._file = file
+        self._writer, self._reader = file.open(), file.open()
+        self._read_lock = threading.Lock()
+        self._owner, self._lock = file.new_owner()
+        file.fail_orphans(self._writer)
+        self._changes: SimpleQueue[_Change | None] = SimpleQueue()
+        self._waiters: dict[str, list[asyncio.Future[None]]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._swept = 0.0
+        self._thread = threading.Thread(target=self._write, name="responses", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self | None:
+        """The store by the settings; None where they have none, or it cannot be opened.
+
+        Models that take turns (`--swap`) have none: their engines are taken from what nobody waits
+        for.
+        """
+        if not settings.response_store_bytes or settings.cog_triton_swap:
+            return None
+        file = ResponseFile(
+            settings.work_dir / FOLDER, settings.response_store_bytes, settings.response_store_age
+        )
+        try:
+            return cls(file, settings.detached_responses, settings.detached_timeout)
+        except (OSError, sqlite3.Error) as error:
+            _log.error("responses are not kept in %s: %s", file.directory, error)
+            return None
+
+    def close(self) -> None:
+        """Write what is left, and close the file."""
+        self._changes.put(None)
+        self._thread.join()
+        with self._read_lock:
+            self._reader.close()
+        self._writer.close()
+        os.close(self._lock)
+
+    def read(self, name: str, tenant: str) -> Kept:
+        """A response of a tenant; raises E1009. Blocks."""
+        self._fail_if_lost(name)
+        with self._read_lock:
+            kept = self._file.read(self._reader, name, tenant)
+        if kept is None:
+            raise errors.NotFound(f"response={name[:80]!r}: there is none, or no longer")
+        return kept
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[None]:
+        """Count a reader of a response, for whom it is made on."""
+        recording = self.live.get(name)
+        if recording is not None:
+            recording.readers += 1
+        try:
+            yield
+        finally:
+            if recording is not None:
+                recording.readers -= 1
+
+    def events(self, name: str, first: int) -> Events:
+        """Events from number `first` on; none once the response is gone. Blocks."""
+        self._fail_if_lost(name)
+        with self._read_lock:
+            return response_file.events(self._reader, name, first)
+
+    def conversation(self, name: str, tenant: str, most: int) -> list[Any]:
+        """Items of a response's conversation, with those before it and its own output.
+
+        Raises E1005 if one is not kept, or has not ended, E1008 beyond `most` bytes. Blocks.
+        """
+        field = f"previous_response_id={name[:80]!r}"
+        turns: list[list[Any]] = []
+        previous: str | None = name
+        while previous is not None:
+            try:
+                kept = self.read(previous, tenant)
+            except errors.NotFound as error:
+                raise errors.InvalidArgument(f"{field}: {error.detail}") from error
+            if kept.status not in ("completed", "incomplete"):
+                rule = f"{previous[:80]!r} is {kept.status}: must be completed"
+                raise errors.InvalidArgument(f"{field}: {rule}")
+            most -= len(kept.input) + len(kept.body)
+            if most < 0:
+                rule = "its conversation is longer than a request may be (MAX_REQUEST_BYTES)"
+                raise errors.RequestTooLarge(f"{field}: {rule}")
+            turns.append([*json.loads(kept.input), *kept.told()["output"]])
+            previous = kept.previous
+        return [item for turn in reversed(turns) for item in turn]
+
+    async def begin(self, recording: Recording, body: Object) -> None:
+        """Keep a response that is made from now on; raises E2100 or E2302 if it cannot be kept."""
+        await self._insert(recording, body)
+        recording.begun = True
+        self.live[recording.id] = recording
+
+    async def keep(self, recording: Recording, body: Object) -> None:
+        """Keep a response that is made; raises E2100 or E2302 if it cannot be kept."""
+        await self._insert(recording, body)
+
+    def append(self, recording: Recording, data: bytes) -> None:
+        """Keep more events of a response that has begun."""
+        recording.pending.append(data)
+        if not recording.queued:
+            recording.queued = True
+            apply = self._appending(recording)
+            self._changes.put(_Change(recording.id, apply, urgent=False, recording=recording))
+
+    def finish(self, recording: Recording, body: Object) -> None:
+        """Keep how a response that has begun ended."""
+        self.live.pop(recording.id, None)
+        if (timer := self._detached.pop(recording.id, None)) is not None:
+            timer.cancel()
+        append = self._appending(recording)
+
+        def apply(connection: sqlite3.Connection) -> None:
+            append(connection)
+            response_file.end(connection, recording.id, body)
+
+        self._changes.put(_Change(recording.id, apply, recording=recording))
+
+    def require_room(self) -> None:
+        """Raise E2107 unless one more may be made that nobody waits for."""
+        if len(self._detached) >= self._most_detached:
+            raise errors.Overloaded(
+                f"{self._most_detached} responses are made in the background, as many as may be"
+                " (DETACHED_RESPONSES); try again later"
+            )
+
+    def detach(self, recording: Recording) -> bool:
+        """Whether a response is made on although nobody waits for it."""
+        if recording.id not in self.live or len(self._detached) >= self._most_detached:
+            return False
+        loop = asyncio.get_running_loop()
+
+        def expire() -> None:
+            if recording.readers:
+                self._detached[recording.id] = loop.call_later(self._detached_s, expire)
+            else:
+                _log.warning("response %s: cancelled: nobody waits for it", recording.id)
+                self.cancel(recording)
+
+        self._detached[recording.id] = loop.call_later(self._detached_s, expire)
+        return True
+
+    def cancel(self, recording: Recording) -> None:
+        """End a response that this worker makes."""
+        recording.cancelled = True
+        recording.stop()
+
+    def change(self, name: str, apply: Apply) -> Future[None]:
+        """Have the writer change the file; the future fails with E2100 or E2302."""
+        done: Future[None] = Future()
+        self._changes.put(_Change(name, apply, done=done))
+        return done
+
+    async def changed(self, name: str, timeout: float) -> None:
+        """Wait until something of a response is written, or for so many seconds."""
+        self._loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        waiters = self._waiters.setdefault(name, [])
+        waiters.append(waiter)
+        try:
+            await asyncio.wait([waiter], timeout=timeout)
+        finally:
+            waiters.remove(waiter)
+            if not waiters:
+                self._waiters.pop(name, None)
+
+    async def _insert(self, recording: Recording, body: Object) -> None:
+        self._loop = asyncio.get_running_loop()
+        text = json.dumps(body)
+        given = (recording.id, recording.tenant, self._owner, body["status"], time.time())
+        rest = (recording.streamed, recording.previous, recording.input, text)
+        row = (*given, *rest, len(text) + len(recording.input))
+
+        def apply(connection: sqlite3.Connection) -> None:
+            if (now := time.monotonic()) - self._swept > _SWEEP_S:
+                self._swept = now
+                self._file.sweep(connection)
+            places = ", ".join("?" * len(row))
+            connection.execute(f"INSERT INTO responses VALUES ({places})", row)
+
+        await asyncio.wrap_future(self.change(recording.id, apply))
+
+    def _appending(self, recording: Recording) -> Apply:
+        def apply(connection: sqlite3.Connection) -> None:
+            recording.queued = False  # before it is emptied: what comes later is a change anew
+            parts = []
+            while recording.pending:
+                parts.append(recording.pending.popleft())
+            if not (data := b"".join(parts)) or recording.broken:
+                return
+            found = connection.execute(
+                "UPDATE responses SET size = size + ? WHERE id = ? AND status = ?",
+                (len(data), recording.id, RUNNING),
+            )
+            if not found.rowcount:  # another worker has cancelled or deleted it
+                self._on_loop(lambda: self.cancel(recording))
+                return
+            count = data.count(END)
+            values = (recording.id, recording.written, count, data)
+            connection.execute("INSERT INTO events VALUES (?, ?, ?, ?)", values)
+            recording.written += count
+
+        return apply
+
+    def _write(self) -> None:
+        """Apply changes until `close`, those of 50 ms at once."""
+        while (first := self._changes.get()) is not None:
+            changes = [first]
+            deadline = time.monotonic() + _BATCH_S
+            while True:
+                left = 0.0 if changes[-1].urgent else deadline - time.monotonic()
+                try:
+                    change = self._changes.get(left > 0, left if left > 0 else None)
+                except Empty:
+                    break
+                if change is None:
+                    self._changes.put(None)
+                    break
+                changes.append(change)
+            self._apply(changes)
+
+    def _apply(self, changes: list[_Change]) -> None:
+        failure: CogTritonError | None = None
+        try:
+            with self._writer:
+                self._writer.execute("BEGIN IMMEDIATE")
+                for change in changes:
+                    change.apply(self._writer)
+        except sqlite3.Error as error:
+            failure = response_file.coded(error)
+            _log.error("%s", failure)
+            self._give_up([each.recording for each in changes if each.recording is not None])
+        for change in changes:
+            if change.done is not None and failure is not None:
+                change.done.set_exception(failure)
+            elif change.done is not None:
+                change.done.set_result(None)
+        ids = {change.id for change in changes}
+        self._on_loop(lambda: self._wake(ids))
+
+    def _give_up(self, recordings: Iterable[Recording]) -> None:
+        """Keep nothing of what was not written whole."""
+        for recording in recordings:
+            if not recording.broken:
+                recording.broken = True
+                self._changes.put(_Change(recording.id, partial(delete, name=recording.id)))
+
+    def _on_loop(self, call: Callable[[], None]) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(call)
+
+    def _wake(self, ids: set[str]) -> None:
+        for name in ids & self._waiters.keys():
+            for waiter in self._waiters[name]:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _fail_if_lost(self, name: str) -> None:
+        """Fail a response whose worker lives no more."""
+        with self._read_lock:
+            found = response_file.owner_of(self._reader, name)
+        if found is None or found[0] != RUNNING or found[1] == self._owner:
+            return
+        if not self._file.lives(found[1]):
+            self.change(name, partial(response_file.fail, name=name)).result()

@@ -1,0 +1,241 @@
+"""Responses that are kept: recorded while they are made, and told, cancelled and deleted later.
+
+A stream is recorded as its client gets it, and goes on when that leaves; who takes it up again
+(`starting_after`) reads the events from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable
+from cog_triton.serving.openai import response_file
+from cog_triton.serving.openai.application import BODY_SEND
+from cog_triton.serving.openai.envelope import ResponseEnvelope
+from cog_triton.serving.openai.error_responses import error_response, json_response, to_coded_error
+from cog_triton.serving.openai.response_choice import ResponseChoiceBuilder
+from cog_triton.serving.openai.response_file import END, RUNNING, Kept, Object
+from cog_triton.serving.openai.response_store import Recording, ResponseStore
+from cog_triton.serving.openai.streaming import STREAM_HEADERS, GenerationResponse
+from cog_triton.serving.tenants import CURRENT
+from cog_triton.system.printable import shortened
+
+_LAST = tuple(
+    f"event: {name}\n".encode()
+    for name in ("error", "response.completed", "response.incomplete", "response.failed")
+)
+_COMMENT = b": nothing new yet\n\n"
+_POLL_S, _COMMENT_S = 0.25, 5.0
+_CANCEL_S = 10.0
+
+
+def tenant_name() -> str:
+    """The tenant whose request this is; empty where no key tells one."""
+    tenant = CURRENT.get()
+    return "" if tenant is None else tenant.name
+
+
+@dataclass(slots=True)
+class RecordedResponse(GenerationResponse):
+    """Response that `store` keeps; with `background` nobody waits for it, unless it is streamed."""
+
+    store: ResponseStore
+    recording: Recording
+    background: bool
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.recording.stop = self.sequences.cancel
+        if not self.background or self.streamed:
+            await GenerationResponse.__call__(self, scope, receive, send)
+            return
+        try:
+            self.store.require_room()
+            response = await self._begun(scope, receive)
+        except Exception as error:  # noqa: BLE001 - answered with its code
+            response = error_response(to_coded_error(error), path=scope["path"])
+        await response(scope, receive, send)
+
+    def cancel(self) -> None:
+        """The client has left."""
+        if not (self.streamed and self.store.detach(self.recording)):
+            self.store.cancel(self.recording)
+
+    async def complete(self) -> Response:
+        response = await GenerationResponse.complete(self)
+        await self.store.keep(self.recording, self._envelope.made)
+        return response
+
+    @property
+    def _envelope(self) -> ResponseEnvelope:
+        return cast(ResponseEnvelope, self.envelope)
+
+    async def _begun(self, scope: Scope, receive: Receive) -> Response:
+        """Begin it on a task of its own; what its client gets, be it an error that came at once."""
+        begun: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        body = b""
+
+        async def sink(message: Message) -> None:
+            nonlocal body
+            if not begun.done() and message["type"] == "http.response.start":
+                begun.set_result(message)
+            elif begun.result()["status"] != 200:
+                body += message.get("body", b"")
+
+        sending = self._send_stream({**scope, BODY_SEND: sink}, receive, sink)
+        task = asyncio.create_task(sending)
+        self.store.tasks.add(task)
+        task.add_done_callback(self.store.tasks.discard)
+        start = await begun
+        if start["status"] != 200:
+            await task
+            headers = {key.decode(): value.decode() for key, value in start["headers"]}
+            return Response(body, start["status"], headers)
+        return json_response(self._begun_object())
+
+    def _begun_object(self) -> Object:
+        return {**self._envelope.made, "status": RUNNING, "output": [], "usage": None}
+
+    async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        recording, store = self.recording, self.store
+        send_body = scope.get(BODY_SEND, send)
+
+        async def send_start(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                await self._begin()
+            await send(message)
+
+        async def send_recorded(message: Message) -> None:
+            data = message["body"]
+            if recording.begun and data and not data.startswith(b":"):  # a comment is alone
+                store.append(recording, data)
+            await send_body(message)
+
+        try:
+            scope = {**scope, BODY_SEND: send_recorded}
+            await GenerationResponse._send_stream(self, scope, receive, send_start)
+        finally:
+            if recording.begun:
+                store.finish(recording, self._ended())
+
+    async def _begin(self) -> None:
+        """Keep it from now on; raises E2100 or E2302 where it cannot be kept, and is to be."""
+        self._envelope.response(RUNNING, [], None)
+        try:
+            await self.store.begin(self.recording, self._begun_object())
+        except CogTritonError:  # told by the store
+            if self.background:
+                raise
+            self._envelope.echoed["store"] = False
+        if self.background and not (self.streamed or self.store.detach(self.recording)):
+            self.store.cancel(self.recording)
+
+    def _ended(self) -> Object:
+        """The object of the end, whatever that was."""
+        envelope = self._envelope
+        if envelope.error is None and envelope.made["status"] != RUNNING:
+            return envelope.made
+        output = cast(ResponseChoiceBuilder, self.builders[0]).unfinished()
+        if self.recording.cancelled:
+            return envelope.response("cancelled", output, None)
+        error = envelope.error or TritonUnavailable("the server stopped")
+        failed = envelope.response("failed", output, None)
+        return {**failed, "error": response_file.error_of(error)}
+
+
+class StoredResponses:
+    """The endpoints of responses that are kept, each for the tenant that has asked for it."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    def routes(self) -> list[Route]:
+        """The routes for the application."""
+        one = "/v1/responses/{id}"
+        return [
+            Route(one, self._get, methods=["GET"]),
+            Route(one, self._delete, methods=["DELETE"]),
+            Route(f"{one}/cancel", self._cancel, methods=["POST"]),
+        ]
+
+    async def _get(self, request: Request) -> Response:
+        name, kept = await self._kept(request)
+        asked = request.query_params
+        if (stream := asked.get("stream", "false")) not in ("true", "false"):
+            raise InvalidArgument(f"stream={shortened(stream)}: must be true or false")
+        after = asked.get("starting_after", "-1")
+        if after != "-1" and not (after.isascii() and after.isdecimal() and len(after) < 16):
+            raise InvalidArgument(f"starting_after={shortened(after)}: must be an event's number")
+        if stream == "false":
+            return json_response(kept.told())
+        if not kept.streamed:
+            raise InvalidArgument("stream=true: this response was made without events")
+        events = self._events(name, tenant_name(), int(after) + 1)
+        return StreamingResponse(events, headers=STREAM_HEADERS | {"x-request-id": name})
+
+    async def _delete(self, request: Request) -> Response:
+        name, _ = await self._kept(request)
+        await asyncio.wrap_future(
+            self._store.change(name, partial(response_file.delete, name=name))
+        )
+        if (recording := self._store.live.get(name)) is not None:
+            self._store.cancel(recording)
+        return json_response({"id": name, "object": "response", "deleted": True})
+
+    async def _cancel(self, request: Request) -> Response:
+        name, kept = await self._kept(request)
+        if (recording := self._store.live.get(name)) is not None:
+            self._store.cancel(recording)
+            deadline = asyncio.get_running_loop().time() + _CANCEL_S
+            while kept.status == RUNNING and asyncio.get_running_loop().time() < deadline:
+                await self._store.changed(name, _POLL_S)
+                _, kept = await self._kept(request)
+        elif kept.status == RUNNING:  # another worker's, which sees it when it writes next
+            ended = partial(response_file.end, name=name, changes={"status": "cancelled"})
+            await asyncio.wrap_future(self._store.change(name, ended))
+            _, kept = await self._kept(request)
+        return json_response(kept.told())
+
+    async def _kept(self, request: Request) -> tuple[str, Kept]:
+        name = request.path_params["id"]
+        return name, await asyncio.to_thread(self._store.read, name, tenant_name())
+
+    async def _events(self, name: str, tenant: str, at: int) -> AsyncIterator[bytes]:
+        """The events from number `at` on, until the last."""
+        store, loop = self._store, asyncio.get_running_loop()
+        told = loop.time()
+        last = b""
+        if at:
+            last = (await asyncio.to_thread(store.events, name, at - 1)).data.partition(END)[0]
+        with store.reading(name):
+            while True:
+                found = await asyncio.to_thread(store.events, name, at)
+                if found.data:
+                    at, told = at + found.number, loop.time()
+                    last = found.data[:-2].rpartition(END)[2]
+                    yield found.data
+                if found.left:
+                    continue
+                if found.status != RUNNING:
+                    break
+                if loop.time() - told > _COMMENT_S:
+                    told = loop.time()
+                    yield _COMMENT
+                await store.changed(name, _POLL_S)
+        if found.status in ("failed", "cancelled") and not last.startswith(_LAST):
+            kept = await asyncio.to_thread(store.read, name, tenant)
+            yield _last_event(kept.told(), at)
+
+
+def _last_event(response: Object, number: int) -> bytes:
+    """The event that its worker did not come to write."""
+    event: dict[str, Any] = {"type": "response.failed", "response": response}
+    return ResponseEnvelope.of_response("").event({**event, "sequence_number": number})

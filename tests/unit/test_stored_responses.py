@@ -1,0 +1,281 @@
+"""Responses that are kept: taken up again, made in the background, cancelled, deleted, gone on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai_server import THREE, TOKENIZER, Served, api, tokens, wait
+from scripted_server import HANG, PATIENCE_S, event, stream
+
+from cog_triton.serving.openai.response_file import ResponseFile
+from cog_triton.serving.openai.response_store import ResponseStore
+
+BODY = {"model": "small", "input": "Hi"}
+WORDS = [f"{number} " for number in range(40)]
+TEXT = "".join(WORDS)
+
+
+@contextmanager
+def kept(
+    path: Path, size: int = 1 << 20, age: float = 3600, detached: int = 8, detached_s: float = 60
+) -> Iterator[ResponseStore]:
+    found = ResponseStore(ResponseFile(path, size, age), detached, detached_s)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ResponseStore]:
+    with kept(tmp_path / "responses") as found:
+        yield found
+
+
+def gated(*gates: object) -> list[Any]:
+    """An answer of `WORDS` that waits for each gate in turn, the first after ten of them."""
+    parts: list[Any] = []
+    for number, word in enumerate(WORDS):
+        if number % 10 == 0 and 0 < number <= 10 * len(gates):
+            parts.append(gates[number // 10 - 1])
+        parts += tokens(word)
+    return stream(*parts)
+
+
+def begun(served: Served, **fields: Any) -> tuple[str, list[Any]]:
+    """Id and first five events of a stream that its client then leaves."""
+    found = []
+    with served.client().responses.create(stream=True, **{**BODY, **fields}) as events:
+        for item in events:
+            found.append(item)
+            if len(found) == 8:
+                break
+    return found[0].response.id, found
+
+
+def get(served: Served, name: str, **options: Any) -> dict[str, Any]:
+    answer = httpx.get(f"{served.url}/v1/responses/{name}", timeout=PATIENCE_S, **options)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def ended(served: Served, name: str) -> dict[str, Any]:
+    """A response once it is made."""
+    wait(lambda: get(served, name)["status"] != "in_progress")
+    return get(served, name)
+
+
+def deltas(events: list[Any]) -> str:
+    return "".join(item.delta for item in events if item.type == "response.output_text.delta")
+
+
+def test_a_stream_goes_on_without_its_client_and_is_taken_up_again(store: ResponseStore) -> None:
+    gate = Event()
+    with api(gated(gate), store=store) as served:
+        name, first = begun(served)
+        assert get(served, name)["status"] == "in_progress"
+        gate.set()
+        at = first[-1].sequence_number
+        rest = list(served.client().responses.retrieve(name, stream=True, starting_after=at))
+        numbers = [item.sequence_number for item in [*first, *rest]]
+        assert numbers == list(range(len(numbers)))
+        assert deltas([*first, *rest]) == TEXT
+        assert rest[-1].type == "response.completed"
+        again = list(served.client().responses.retrieve(name, stream=True))
+        assert [item.model_dump() for item in again] == [
+            item.model_dump() for item in [*first, *rest]
+        ]
+        late = served.client().responses.retrieve(name, stream=True, starting_after=numbers[-1])
+        assert list(late) == []
+        whole = served.client().responses.retrieve(name)
+        assert whole == rest[-1].response
+        assert (whole.status, whole.output_text) == ("completed", TEXT)
+        assert get(served, name)["store"] is True
+
+
+def test_a_reader_gets_events_as_they_are_made(store: ResponseStore) -> None:
+    gate, second = Event(), Event()
+    with api(gated(gate, second), store=store) as served:
+        name, _ = begun(served)
+        found = []
+        for item in served.client().responses.retrieve(name, stream=True):
+            found.append(item)
+            if deltas(found) == "".join(WORDS[:10]):
+                gate.set()
+            if deltas(found) == "".join(WORDS[:20]):
+                second.set()
+    assert deltas(found) == TEXT
+
+
+def test_one_in_the_background_is_made_while_nobody_waits(store: ResponseStore) -> None:
+    gate = Event()
+    with api(gated(gate), store=store) as served:
+        client = served.client()
+        answer = client.responses.create(background=True, **BODY)  # type: ignore[call-overload]
+        assert (answer.status, answer.background, answer.output) == ("in_progress", True, [])
+        gate.set()
+        whole = ended(served, answer.id)
+        assert whole["output"][0]["content"][0]["text"] == TEXT
+        events = list(client.responses.retrieve(answer.id, stream=True))
+        assert deltas(events) == TEXT
+
+
+def test_what_is_refused_at_once_is_no_response(store: ResponseStore) -> None:
+    with api(stream(event(error="E2107 Overloaded: full")), store=store) as served:
+        answer = served.post("/v1/responses", {**BODY, "background": True})
+        assert (answer.status_code, answer.headers["x-error-code"]) == (429, "E2107")
+        assert "retry-after" in answer.headers
+        assert not store.live
+
+
+def test_one_that_is_cancelled_stops_the_engine(store: ResponseStore) -> None:
+    with api(gated(HANG), store=store) as served:
+        client = served.client()
+        answer = client.responses.create(background=True, **BODY)  # type: ignore[call-overload]
+        assert client.responses.cancel(answer.id).status == "cancelled"
+        assert served.ended[0][1].cancelled
+        found = ended(served, answer.id)
+        assert (found["status"], found["error"]) == ("cancelled", None)
+        assert TEXT.startswith(found["output"][0]["content"][0]["text"])
+        assert client.responses.cancel(answer.id).status == "cancelled"
+        with pytest.raises(openai.APIError, match="cancelled"):
+            list(client.responses.retrieve(answer.id, stream=True))
+
+
+def test_one_that_is_deleted_is_gone_and_stops_the_engine(store: ResponseStore) -> None:
+    with api(gated(HANG), store=store) as served:
+        name, _ = begun(served)
+        url = f"{served.url}/v1/responses/{name}"
+        told = httpx.delete(url)
+        assert told.json() == {"id": name, "object": "response", "deleted": True}
+        assert wait(lambda: served.ended)
+        for answer in (httpx.get(url), httpx.delete(url), httpx.post(f"{url}/cancel")):
+            assert (answer.status_code, answer.headers["x-error-code"]) == (404, "E1009")
+
+
+def test_a_failure_is_kept_with_its_code(store: ResponseStore) -> None:
+    gate = Event()
+    parts = [*tokens("the "), gate, event(error="E2107 Overloaded: the KV cache is exhausted")]
+    with api(stream(*parts), store=store) as served:
+        answer = served.post("/v1/responses", {**BODY, "background": True}).json()
+        gate.set()
+        found = ended(served, answer["id"])
+        assert found["status"] == "failed"
+        assert found["error"]["code"] == "server_error"
+        assert found["error"]["message"].startswith("E2107 Overloaded: the KV cache")
+        assert found["output"][0]["content"][0]["text"] == "the "
+        assert found["output"][0]["status"] == "incomplete"
+        with pytest.raises(openai.APIError, match="E2107"):
+            list(served.client().responses.retrieve(answer["id"], stream=True))
+
+
+def test_nothing_is_kept_that_was_not_to_be(store: ResponseStore) -> None:
+    with api(THREE, store=store) as served:
+        answer = served.post("/v1/responses", {**BODY, "store": False}).json()
+        assert answer["store"] is False
+        assert httpx.get(f"{served.url}/v1/responses/{answer['id']}").status_code == 404
+        refused = served.post("/v1/responses", {**BODY, "store": False, "background": True})
+        assert "background: only with store" in refused.text
+        assert "store=3: must be true or false" in served.post(
+            "/v1/responses", {**BODY, "store": 3}
+        ).text  # fmt: skip
+
+
+def test_a_client_that_leaves_ends_what_is_not_kept(store: ResponseStore) -> None:
+    with api(gated(HANG), store=store) as served:
+        begun(served, store=False)
+        assert wait(lambda: served.ended)
+
+
+@pytest.mark.parametrize("bounds", [{"detached": 0}, {"detached_s": 0.2}])
+def test_what_nobody_waits_for_is_bounded(tmp_path: Path, bounds: dict[str, Any]) -> None:
+    with kept(tmp_path, **bounds) as store, api(gated(HANG), store=store) as served:
+        name, _ = begun(served)
+        assert wait(lambda: served.ended)
+        assert ended(served, name)["status"] == "cancelled"
+        answer = served.post("/v1/responses", {**BODY, "background": True})
+        refused = answer.status_code == 429
+        assert refused is (bounds == {"detached": 0})
+        assert "DETACHED_RESPONSES" in answer.text or not refused
+
+
+def test_a_conversation_goes_on_from_what_is_kept(store: ResponseStore) -> None:
+    with api(THREE, store=store) as served:
+        client = served.client()
+        first = client.responses.create(model="small", input="One.", instructions="Rhyme.")
+        second = client.responses.create(model="small", input="Two.", previous_response_id=first.id)
+        third = client.responses.create(
+            model="small",
+            input=[{"role": "user", "content": "Three."}],
+            previous_response_id=second.id,
+            stream=True,
+        )
+        last = list(third)[-1].response  # type: ignore[union-attr]
+        text = TOKENIZER.tokenizer.decode(served.triton.requests[-1].json["input_ids"])
+        bad = {**BODY, "previous_response_id": last.id, "input": [{"type": "x"}]}
+        named = served.post("/v1/responses", bad).json()["error"]["message"]
+        gone = served.post("/v1/responses", {**BODY, "previous_response_id": "resp-1"})
+    assert last.previous_response_id == second.id
+    said = [text.index(word) for word in ("One.", "Two.", "Three.")]
+    assert said == sorted(said)
+    assert text.count("the quick größer") == 2
+    assert "Rhyme." not in text
+    assert "input[0].type='x'" in named
+    assert gone.status_code == 400
+    assert "previous_response_id='resp-1': response='resp-1': there is none" in gone.text
+
+
+def test_a_conversation_is_no_longer_than_a_request(store: ResponseStore) -> None:
+    with api(THREE, store=store, max_request_bytes=6000) as served:
+        body, answers = BODY, []
+        for _ in range(8):
+            answers.append(served.post("/v1/responses", body))
+            if answers[-1].status_code != 200:
+                break
+            body = {**BODY, "previous_response_id": answers[-1].json()["id"]}
+        answer = answers[-1]
+    assert len(answers) > 3
+    assert (answer.status_code, answer.headers["x-error-code"]) == (413, "E1008")
+
+
+def tenant(name: str) -> dict[str, str]:
+    return {"cog-triton-tenant": json.dumps({"name": name})}
+
+
+def test_a_response_is_its_tenants_alone(store: ResponseStore) -> None:
+    with api(THREE, store=store, cog_triton_tenants_at_door=True) as served:
+        asked = served.post("/v1/responses", BODY, headers=tenant("a")).json()
+        url = f"{served.url}/v1/responses/{asked['id']}"
+        for path, method in (("", "GET"), ("", "DELETE"), ("/cancel", "POST")):
+            answer = httpx.request(method, url + path, headers=tenant("b"))
+            assert answer.status_code == 404
+        body = {**BODY, "previous_response_id": asked["id"]}
+        assert served.post("/v1/responses", body, headers=tenant("b")).status_code == 400
+        assert served.post("/v1/responses", body, headers=tenant("a")).status_code == 200
+        assert get(served, asked["id"], headers=tenant("a"))["id"] == asked["id"]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("stream=yes", "stream='yes'"),
+        ("stream=true&starting_after=-2", "starting_after='-2'"),
+        ("stream=true&starting_after=x", "starting_after='x'"),
+        ("stream=true", "made without events"),
+    ],
+)
+def test_questions_that_are_refused(store: ResponseStore, query: str, words: str) -> None:
+    with api(THREE, store=store) as served:
+        name = served.post("/v1/responses", BODY).json()["id"]
+        answer = httpx.get(f"{served.url}/v1/responses/{name}?{query}")
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]

@@ -178,7 +178,7 @@ def _page() -> Answer:
         f"script-src 'sha256-{hashes['script']}'",
         f"style-src 'sha256-{hashes['style']}'",
         "connect-src 'self'",
-        "img-src data:",  # its icon
+        "img-src data:",  # its icon, and images that its user adds
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",

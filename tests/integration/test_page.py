@@ -1,5 +1,6 @@
 """The page at `/` in a real browser, as a user has it: mouse, keyboard, phone, dark mode."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -102,6 +103,156 @@ def test_what_a_model_writes_is_never_markup(tab: Tab, api: ScriptedAPI) -> None
     assert tab.js("document.title") == "cog-triton"
 
 
+MARKDOWN = """# A *head*
+
+Some **bold**, `co**de`, ~~no~~ and [a link](https://a.example/b_(c)), https://b.example/d_e.
+snake_case_stays, 2 * 3 * 4, \\*plain\\*, [bad](javascript:alert(1)) ![far](https://c.example/i.png)
+
+1. one
+   - nested
+2. two
+
+| a | b |
+|---|--:|
+| 1 | `x|y` |
+
+> quoted
+
+---
+```py
+x = 1
+```
+"""
+SHAPE = """(node => (function shape(n) {
+  const own = [...n.childNodes].filter(c => c.nodeType === 1).map(shape).filter(Boolean).join(' ');
+  return n.tagName.toLowerCase() + (own && `(${own})`);
+})(node))(document.querySelector('article.model > .md'))"""
+
+
+def test_an_answer_is_markdown_of_nodes(tab: Tab, api: ScriptedAPI) -> None:
+    api.says(*MARKDOWN)  # a character at a time
+    ask(tab)
+    tab.until(ENDED)
+    assert tab.js(SHAPE) == (
+        "div(h3(em) p(strong code s a a span a) ol(li(p ul(li(p))) li(p))"
+        " div(table(thead(tr(th th)) tbody(tr(td td td)))) blockquote(p) hr"
+        " div(div(span button) pre(code)))"
+    )
+    said = tab.text("article.model > .md")
+    for text in ("A head", "co**de", "snake_case_stays, 2 * 3 * 4, *plain*, bad far", "x = 1\n"):
+        assert text in said
+    links = "[...document.querySelectorAll('.md a')].map(a => a.href)"
+    assert tab.js(links) == [
+        "https://a.example/b_(c)",
+        "https://b.example/d_e",
+        "https://c.example/i.png",
+    ]
+    assert tab.js("document.querySelectorAll('.md img').length") == 0
+
+
+def test_text_that_is_like_markdown_takes_no_long_time(tab: Tab, api: ScriptedAPI) -> None:
+    pieces = (
+        "*" * 3000,
+        "`" * 3000,
+        "[" * 3000,
+        "> " * 3000,
+        "- " * 3000,
+        "_a" * 3000,
+        "|-" * 3000,
+    )
+    api.says("\n\n".join(pieces), "\n\n".join(f"{piece}\n{piece}" for piece in pieces))
+    ask(tab, "x")
+    assert "aaa" not in answer(tab)
+
+
+def test_a_question_is_changed_and_asked_again(tab: Tab, api: ScriptedAPI) -> None:
+    for text, said in (("One?", "First."), ("Two?", "Second.")):
+        api.says(said)
+        ask(tab, text)
+        answer(tab)
+    api.says("Better.")
+    tab.click("article.model:last-child .again")
+    tab.until("document.querySelector('article.model:last-child .md').innerText === 'Better.'")
+    first = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "First."}]
+    assert api.asked[2][1]["messages"] == [*first, {"role": "user", "content": "Two?"}]
+    tab.until(IDLE)
+    tab.js("document.querySelector('.user .tools button').click()")
+    tab.press("Escape")
+    assert tab.text(".user .text") == "One?"
+    tab.js("document.querySelector('.user .tools button').click()")
+    tab.js("document.activeElement.select()")
+    tab.type("Uno?")
+    tab.press("Enter")
+    tab.until("document.querySelectorAll('article').length === 2")
+    assert answer(tab) == "Better."
+    assert api.asked[3][1]["messages"] == [{"role": "user", "content": "Uno?"}]
+
+
+def test_a_chat_outlives_a_reload(tab: Tab, api: ScriptedAPI) -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
+    api.says({"reasoning_content": "hm"}, "**Yes.**", {"tool_calls": [call]})
+    tab.fill("#temperature", "0.5")
+    ask(tab, "Sure?")
+    tab.until(ENDED)
+    reload = "window.old = true, location.reload()"
+    tab.js(reload)
+    tab.until(f"!window.old && {READY}")
+    assert tab.text(".user .text") == "Sure?"
+    assert tab.text(".md strong") == "Yes."
+    assert tab.text(".calls") == "f({})"
+    api.says("Half", None, "lost")
+    ask(tab, "done")
+    tab.until("document.querySelector('.waits')?.innerText.includes('Half')")
+    tab.js(reload)
+    tab.until(f"!window.old && {READY}")
+    assert tab.text("article.model:last-child .md") == "Half"
+    api.says("Good.")
+    ask(tab, "And?")
+    tab.until("document.querySelectorAll('article').length === 6")
+    wait_until(lambda: len(api.asked) == 3)
+    messages = api.asked[2][1]["messages"]
+    assert [message["role"] for message in messages] == [
+        *("user", "assistant", "tool", "assistant", "user"),
+    ]
+    assert messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+    assert api.asked[2][1]["temperature"] == 0.5
+    tab.until(IDLE)
+    tab.click("#new")
+    tab.js(reload)
+    tab.until(f"!window.old && {READY}")
+    assert tab.js("document.querySelectorAll('article').length") == 0
+
+
+def test_images_are_for_models_that_take_them(browser: Chromium, api: ScriptedAPI) -> None:
+    api.models[1]["capabilities"] = {**api.models[1]["capabilities"], "images": 2}
+    image = (
+        "(async () => { const c = document.createElement('canvas'); c.width = WIDTH; c.height = 2;"
+        " const blob = await new Promise(d => c.toBlob(d));"
+        " await addImages([new File([blob], 'a.png', {type: 'image/png'})]) })()"
+    )
+    with browser.tab(api.url) as tab:
+        tab.until(READY)
+        assert not tab.js("$('attach').checkVisibility()")
+        tab.js("$('model').selectedIndex = 1; $('model').dispatchEvent(new Event('change'))")
+        assert tab.js("$('attach').checkVisibility()")
+        for width in (3, 4000, 5):
+            tab.js(image.replace("WIDTH", str(width)))
+        assert tab.js("document.querySelectorAll('#held img').length") == 2
+        tab.js("addImages([new File(['x'], 'x.png', {type: 'image/png'})])")
+        api.says("Two.")
+        ask(tab, "What?")
+        answer(tab)
+        text, small, large = api.asked[0][1]["messages"][0]["content"]
+        assert text == {"type": "text", "text": "What?"}
+        assert small["image_url"]["url"].startswith("data:image/png;base64,")
+        assert large["image_url"]["url"].startswith("data:image/jpeg;base64,")
+        assert tab.js("[...document.querySelectorAll('.user img')].map(i => i.naturalWidth)") == [
+            3,
+            1568,
+        ]
+        assert tab.js("document.querySelectorAll('#held img').length") == 0
+
+
 def test_the_policy_forbids_scripts_markup_and_other_hosts(
     browser: Chromium, api: ScriptedAPI
 ) -> None:
@@ -185,7 +336,7 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(browser: Chromium) -> None:
         tab.click(".request summary")
         assert KEY not in tab.text("main")
         assert "$COG_TRITON_API_KEY" in tab.text(".request pre")
-        assert tab.js("[Object.values(sessionStorage), localStorage.length]") == [[KEY], 0]
+        assert tab.js("[sessionStorage['cog-triton-key'], localStorage.length]") == [KEY, 0]
         tab.js("window.old = true, location.reload()")
         tab.until(f"!window.old && {READY}")
         assert not tab.js("document.getElementById('lock').open")
@@ -323,6 +474,7 @@ def test_a_real_server_behind_its_door(mock: Stack, browser: Chromium, tmp_path:
     assert page.headers["referrer-policy"] == "no-referrer"
     assert page.headers["x-content-type-options"] == "nosniff"
     assert "set-cookie" not in page.headers
+    assert len(gzip.compress(page.content)) < 60_000
     assert httpx.get(f"{mock.own}/v1/models").status_code == 401
     assert httpx.get(mock.url, headers=locked).json()["page_url"] == f"{mock.own}/"
     with browser.tab(mock.own) as tab:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -43,6 +44,9 @@ _PROGRAM = "cog_triton.engines.vllm.node_process"
 _POLL_S, _STOP_S = 0.1, 10.0
 _LOOKS = 10  # polls from one look at all processes to the next
 _AT_ONCE_S = 1.0
+_ALIVE_S = 1.0
+ALIVE = "node-alive"
+"""File of the work directory that a node touches each second, for liveness probes (deploy/helm)."""
 
 
 def serve_node(settings: Settings, echo: Callable[[str], None]) -> None:
@@ -65,7 +69,8 @@ def serve_node(settings: Settings, echo: Callable[[str], None]) -> None:
 class _Node:
     settings: Settings
     echo: Callable[[str], None]
-    _stopped: bool = field(default=False, init=False)
+    _stop_asked: bool = field(default=False, init=False)
+    _said_alive_at: float = field(default=-math.inf, init=False)
     _linked_at: float = field(default_factory=time.monotonic, init=False)
 
     def run(self) -> None:
@@ -110,12 +115,19 @@ class _Node:
         self._python = python or sys.executable
 
     def _stop(self, *_: object) -> None:
-        self._stopped = True
+        self._stop_asked = True
+
+    def _stopped(self) -> bool:
+        """Whether this node is to stop; a liveness probe reads when that was asked last."""
+        if (now := time.monotonic()) - self._said_alive_at > _ALIVE_S:
+            self._said_alive_at = now
+            (self.settings.work_dir / ALIVE).touch()
+        return self._stop_asked
 
     def _join_once(self, nodes: Nodes, hello: Hello) -> bool:
         """Join one engine and compute for it; whether there may be another."""
         patience_s = self.settings.triton_start_timeout
-        link = join(nodes, hello, patience_s, lambda: self._stopped)
+        link = join(nodes, hello, patience_s, self._stopped)
         if link is None:
             return False
         began, error = time.monotonic(), "it was stopped"
@@ -147,7 +159,7 @@ class _Node:
 
     def _hear(self, link: NodeLink) -> str | None:
         """What the leader says next, or None once this node is to stop."""
-        while not self._stopped:
+        while not self._stopped():
             if (told := link.heard(_POLL_S)) is not None:
                 return told
         return None
@@ -159,7 +171,7 @@ class _Node:
         workers = reaper.spawn(command, env=self._environment)
         looks = itertools.count()
         try:
-            while not self._stopped:
+            while not self._stopped():
                 if (told := link.heard(_POLL_S)) is not None:
                     return told
                 below = with_descendants(workers.process.pid) if next(looks) % _LOOKS == 0 else ()

@@ -40,7 +40,7 @@ from cog_triton.errors import (
 )
 from cog_triton.keeper.keeper_messages import SPARE_LOADS
 from cog_triton.serving import engine_preparation
-from cog_triton.serving.engine_node import serve_node
+from cog_triton.serving.engine_node import ALIVE, serve_node
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import free_ports
 from cog_triton.triton.serve_config import ServeConfig
@@ -328,6 +328,7 @@ def test_a_leader_that_hangs_up_at_once_is_as_good_as_none(tmp_path: Path, reset
         with pytest.raises(TritonUnavailable, match=rf"for 0\.1 s \(TRITON.*: ({reasons})"):
             serve_node(settings, told.append)
         assert told == ["Node 1 of 2, of the leader 127.0.0.1"]
+        assert (tmp_path / "work" / ALIVE).is_file()  # what a pod's liveness probe looks at
         server.shutdown(socket.SHUT_RDWR)
 
 

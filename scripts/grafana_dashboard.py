@@ -1,4 +1,4 @@
-"""Grafana dashboard of a server's /metrics: writes deploy/grafana/cog-triton.json."""
+"""Grafana dashboard of a server's /metrics: writes deploy/helm/dashboards/cog-triton.json."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-DASHBOARD = Path(__file__).parent.parent / "deploy" / "grafana" / "cog-triton.json"
+DASHBOARD = Path(__file__).parent.parent / "deploy" / "helm" / "dashboards" / "cog-triton.json"
 _SELECTOR = 'job=~"$job",instance=~"$instance"'
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _COLUMNS, _HEIGHT = 24, 8

@@ -145,9 +145,11 @@ def test_a_server_that_hangs_is_soon_replaced(shape: Manifests) -> None:
     assert hook["sleep"]["seconds"] < probe["terminationGracePeriodSeconds"] <= 15
 
 
-def test_variables_are_settings(shape: Manifests) -> None:
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_variables_are_settings(name: str) -> None:
     known = {name.upper() for name in Settings.model_fields}
-    assert set(variables(shape)) <= known | _CHART_VARIABLES
+    given = {item["name"] for item in example(name).get("env", ())}
+    assert set(variables(rendered(example(name)))) <= known | _CHART_VARIABLES | given
 
 
 def test_one_gpu_and_a_model_in_a_volume() -> None:
@@ -313,7 +315,9 @@ def test_the_notes_say_how_to_ask(name: str) -> None:
     (body,) = re.findall(r"-d '(.*)'", notes)
     assert json.loads(body)["model"] == values["model"].get("name", "MODEL")
     assert ("Authorization: Bearer $key" in notes) is ("auth" in values)
-    assert "Or open http://localhost:8080/ " in notes
+    scheme = "https" if "tls" in values else "http"
+    assert f"Or open {scheme}://localhost:8080/ " in notes
+    assert f"curl{' -k' * ('tls' in values)} -sN {scheme}://localhost:8080/v1/chat" in notes
     values["settings"] = {"OPENAI_PAGE": False}
     assert "Or open" not in SCRIPT["render"](values)["NOTES.txt"]
 
@@ -329,7 +333,8 @@ def test_the_server_reads_what_the_chart_writes(shape: Manifests, tmp_path: Path
         (directory / "model.safetensors").touch()
         assert read_model(tmp_path, "0.33").max_model_len == 8192
     elif "model.json" in written:
-        assert read_arguments(tmp_path, "0.33")["tensor_parallel_size"] == 8
+        several = "tensor_parallel_size" in written["model.json"]
+        assert read_arguments(tmp_path, "0.33").get("tensor_parallel_size", 0) == 8 * several
     if "serve.yaml" in written:
         arguments = load_serve_config(tmp_path / "serve.yaml").arguments_of("tensorrt_llm")
         assert arguments

@@ -30,6 +30,7 @@ SCRIPT = runpy.run_path(str(ROOT / "scripts" / "grafana_dashboard.py"))
 PANELS = [panel for panel in SCRIPT["dashboard"]()["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
 KEDA = ROOT / "deploy" / "keda.yaml"
+ALERTS = ROOT / "deploy" / "helm" / "templates" / "prometheusrule.yaml"
 KEEPER = "COG_TRITON_ENGINE_KEEPER_NAME"
 UNITS = {"short", "reqps", "s", "percentunit", "bytes", "bool_yes_no"}
 _SELECTOR = re.compile(r"([a-zA-Z_:][\w:]*)\{")
@@ -141,6 +142,12 @@ def test_panels_fill_their_rows_and_have_ids_of_their_own() -> None:
         for y in range(place["y"], place["y"] + place["h"])
     ]
     assert len(cells) == len(set(cells)) == 24 * (max(y for _, y in cells) + 1)
+
+
+def test_alerts_are_of_exported_metrics(exported: dict[str, set[str]]) -> None:
+    names = names_in([ALERTS.read_text()])
+    assert len(names) == 10
+    assert names <= set().union(*exported.values())
 
 
 def test_autoscaling_asks_for_exported_metrics(exported: dict[str, set[str]]) -> None:

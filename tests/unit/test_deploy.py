@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hub_server import ID, MAIN, serving_hub
+from range_server import Content, serving_file
+from sample_engines import packed
+
+from cog_triton.artifact import engine_manifest
 
 ROOT = Path(__file__).parents[2]
+FETCH = ROOT / "deploy" / "helm" / "fetch.py"
 SLURM = ROOT / "deploy" / "slurm.sh"
 MANIFEST = ROOT / "deploy" / "leaderworkerset.yaml"
 POOL = ROOT / "deploy" / "inference-pool.yaml"
@@ -135,6 +142,43 @@ def test_the_leader_names_all_hosts_and_waits_for_them(
     assert arguments == "serve /models/engine --host 0.0.0.0"
     asked = (tmp_path / "ssh-arguments").read_text().splitlines()
     assert [line.split()[-2:] for line in asked] == [[h, "true"] for h in hosts.split(",")[1:]]
+
+
+def fetched(cache: Path, name: str, source: str, **variables: str) -> Path:
+    """Where the chart's Job has put a model; `name` is of the pod."""
+    environment = {"SOURCE": source, "CACHED": str(cache / "x"), "POD": name, **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", FETCH.read_text()],
+        env={**os.environ, **environment, "HOME": str(cache)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in cache.glob("x*")) == ["x"]
+    return Path(done.stdout.splitlines()[-1])
+
+
+def test_a_job_fetches_a_model_of_the_hub_once_for_all(tmp_path: Path) -> None:
+    files = {"config.json": b"{}", "model.safetensors": b"x" * 5000}
+    with serving_hub(files) as hub:
+        model = fetched(tmp_path, "a", ID, HF_ENDPOINT=hub.url, REVISION=MAIN)
+        assert {name: (model / name).read_bytes() for name in files} == files
+        assert not any(path.stat().st_mode & 0o222 for path in model.glob("*") if path.is_file())
+        asked = len(hub.requests)
+        assert fetched(tmp_path, "b", ID, HF_ENDPOINT=hub.url) == model
+        assert len(hub.requests) == asked
+
+
+def test_a_job_unpacks_an_engine_that_the_server_takes(tmp_path: Path) -> None:
+    tar = packed(tmp_path)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "x.a").mkdir()  # of a container that was killed
+    with serving_file(Content.of(tar.read_bytes())) as server:
+        model = fetched(tmp_path / "cache", "a", f"{server.url}/engine.tar")
+    manifest = engine_manifest.load(model)
+    assert manifest is not None
+    engine_manifest.verify(model, manifest, checksums=True)
+    assert not (model.parent / "downloads").exists()
 
 
 def test_the_endpoint_picker_reads_our_metrics() -> None:

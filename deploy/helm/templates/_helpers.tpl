@@ -42,17 +42,49 @@ app.kubernetes.io/component: {{ gt (int .Values.nodes) 1 | ternary "leader" "ser
 {{- if and (gt (int .Values.nodes) 1) (not (include "cog-triton.vllm" .)) }}true{{ end }}
 {{- end }}
 
-{{- define "cog-triton.weights" -}}
+{{- /* The Service: LeaderWorkerSet makes a headless one of the set's own name. */}}
+{{- define "cog-triton.service" -}}
+{{ include "cog-triton.fullname" . }}{{ if gt (int .Values.nodes) 1 }}-api{{ end }}
+{{- end }}
+
+{{- define "cog-triton.scheme" -}}
+http{{ if .Values.tls.existingSecret }}s{{ end }}
+{{- end }}
+
+{{- /* The claim that the model is in; pvc://CLAIM/PATH is one, too. */}}
+{{- define "cog-triton.claim" -}}
 {{- with .Values.model }}
-{{- if include "cog-triton.vllm" $ }}/model
-{{- else if .claim }}{{ printf "/models/%s" .path | trimSuffix "/" }}
-{{- else }}{{ .url }}
+{{- if hasPrefix "pvc://" .url }}{{ index (splitList "/" .url) 2 }}{{ else }}{{ .claim }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- /* Where the kubelet, or the cache, has the model; empty if the server fetches it. */}}
+{{- define "cog-triton.mounted" -}}
+{{- with .Values.model }}
+{{- if hasPrefix "pvc://" .url }}{{ regexReplaceAll "^pvc://[^/]+/?" .url "/models/" | trimSuffix "/" }}
+{{- else if or .claim .image }}{{ printf "/models/%s" .path | trimSuffix "/" }}
+{{- else if .cache.claim }}/cache/{{ include "cog-triton.cached" $ }}/model
 {{- end }}
 {{- end }}
 {{- end }}
 
+{{- /* Directory of the cache, by what is fetched. */}}
+{{- define "cog-triton.cached" -}}
+{{- print .Values.model.hub .Values.model.url .Values.model.vllm.revision | sha256sum | trunc 16 }}
+{{- end }}
+
+{{- define "cog-triton.weights" -}}
+{{- if include "cog-triton.vllm" . }}/model
+{{- else }}{{ include "cog-triton.mounted" . | default .Values.model.url }}
+{{- end }}
+{{- end }}
+
+{{- define "cog-triton.shm" -}}
+{{- .Values.shm.size | default (printf "%dGi" (mul 4 (int .Values.gpus) | max 1)) }}
+{{- end }}
+
 {{- define "cog-triton.model.json" -}}
-{{- $model := .Values.model.hub | default (printf "/models/%s" .Values.model.path | trimSuffix "/") }}
+{{- $model := include "cog-triton.mounted" . | default .Values.model.hub }}
 {{- $arguments := dict "model" $model }}
 {{- if gt (int .Values.gpus) 1 }}
 {{- $_ := set $arguments "tensor_parallel_size" (int .Values.gpus) }}
@@ -85,27 +117,49 @@ app.kubernetes.io/component: {{ gt (int .Values.nodes) 1 | ternary "leader" "ser
 {{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ printf "%.0f" . }}{{ else }}{{ . }}{{ end }}
 {{- end }}
 
+{{- /* What of each API a Gateway or an Ingress passes on, and the Service's port of it. */}}
+{{- define "cog-triton.paths" -}}
+{openai: /v1, predictions: /predictions, triton: /v2, page: /}
+{{- end }}
+
+{{- define "cog-triton.apiPort" -}}
+{{- $port := get (dict "predictions" "cog" "triton" "triton") (last .) | default "openai" }}
+{{- index (first .).Values.service.ports $port }}
+{{- end }}
+
 {{- /* What the schema cannot say: values that need, or exclude, one another. */}}
 {{- define "cog-triton.check" -}}
 {{- $sources := list }}
-{{- range $name := list "claim" "hub" "url" }}
+{{- range $name := list "claim" "hub" "url" "image" "mock" }}
 {{- if index $.Values.model $name }}{{ $sources = append $sources (print "model." $name) }}{{ end }}
 {{- end }}
 {{- with .Values }}
 {{- if not .image.repository }}
 {{- fail "image.repository: set it to an image that you pushed (docs/images.md)" }}
 {{- end }}
+{{- if not (or .image.tag .image.digest) }}
+{{- fail "image.tag: set it, or image.digest, to what you pushed" }}
+{{- end }}
 {{- if not $sources }}
-{{- fail "model: set one of model.claim, model.hub and model.url" }}
+{{- fail "model: set one of model.claim, model.hub, model.url, model.image and model.mock" }}
 {{- end }}
 {{- if gt (len $sources) 1 }}
 {{- fail (printf "%s: set one of them alone" (join ", " $sources)) }}
 {{- end }}
-{{- if and .model.path (not .model.claim) }}
-{{- fail "model.path: is in model.claim, which is not set" }}
+{{- if and .model.path (not (or .model.claim .model.image)) }}
+{{- fail "model.path: is in model.claim or model.image, which is not set" }}
 {{- end }}
-{{- if and .model.vllm .model.url }}
-{{- fail "model.vllm: not with model.url: put a model.json into the tar" }}
+{{- if and .model.vllm (or .model.mock (and .model.url (not (include "cog-triton.claim" $)))) }}
+{{- fail "model.vllm: not with model.mock or model.url: put a model.json into the tar" }}
+{{- end }}
+{{- if and .model.image (semverCompare "<1.31-0" $.Capabilities.KubeVersion.Version) }}
+{{- fail "model.image: image volumes need Kubernetes 1.35, or 1.31 with the feature gate ImageVolume" }}
+{{- end }}
+{{- if and .model.cache.claim (or (include "cog-triton.claim" $) .model.image .model.mock) }}
+{{- fail "model.cache.claim: for model.hub and model.url, which are downloaded" }}
+{{- end }}
+{{- if and .model.mock (or (gt (int .nodes) 1) (gt (int .gpus) 0)) }}
+{{- fail "model.mock: computes nothing: set gpus: 0, nodes: 1" }}
 {{- end }}
 {{- if .model.vllm.model }}
 {{- fail "model.vllm.model: set model.hub, or model.claim and model.path" }}
@@ -116,7 +170,7 @@ app.kubernetes.io/component: {{ gt (int .Values.nodes) 1 | ternary "leader" "ser
 {{- $several := or (gt (int .replicas) 1) .keda.enabled (gt (int .nodes) 1) }}
 {{- if include "cog-triton.mpi" $ }}
 {{- if not .ssh.existingSecret }}{{ fail "ssh.existingSecret: needed for several nodes" }}{{ end }}
-{{- if not (and .model.claim .work.claim) }}
+{{- if not (and (include "cog-triton.claim" $) .work.claim) }}
 {{- fail "model.claim, work.claim: needed for several nodes, ReadWriteMany; they may be the same" }}
 {{- end }}
 {{- else if .ssh.existingSecret }}
@@ -130,12 +184,35 @@ app.kubernetes.io/component: {{ gt (int .Values.nodes) 1 | ternary "leader" "ser
 {{- if and .work.storageClass (not .work.size) }}
 {{- fail "work.size: needed with work.storageClass" }}
 {{- end }}
+{{- $claims := list }}
+{{- range .resourceClaims }}{{ $claims = append $claims .name }}{{ end }}
+{{- range .resources.claims }}
+{{- if not (has .name $claims) }}
+{{- fail (printf "resources.claims: %s is none of resourceClaims" .name) }}
+{{- end }}
+{{- end }}
+{{- if and .podMonitor.enabled .auth.keysSecret (not (or .auth.existingSecret .auth.metricsPublic)) }}
+{{- fail "podMonitor.enabled: with auth.keysSecret, Prometheus needs auth.existingSecret or auth.metricsPublic" }}
+{{- end }}
+{{- if and .test.enabled .auth.keysSecret (not .auth.existingSecret) }}
+{{- fail "test.enabled: with auth.keysSecret, helm test needs auth.existingSecret, which is one more key" }}
+{{- end }}
+{{- range $name := list "gateway" "ingress" }}
+{{- with index $.Values $name }}
+{{- if and .enabled (has "triton" .apis) (not $.Values.service.triton) }}
+{{- fail (printf "%s.apis: triton needs service.triton" $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if and .keda.enabled (not .keda.prometheus) }}
 {{- fail "keda.prometheus: needed with keda.enabled" }}
 {{- end }}
 {{- if .gateway.endpointPicker.enabled }}
 {{- if not .gateway.enabled }}
 {{- fail "gateway.endpointPicker.enabled: needs gateway.enabled" }}
+{{- end }}
+{{- if .tls.existingSecret }}
+{{- fail "gateway.endpointPicker.enabled: it reads /metrics by HTTP: let the Gateway have the TLS, not tls.existingSecret" }}
 {{- end }}
 {{- if not .gateway.endpointPicker.image }}
 {{- fail "gateway.endpointPicker.image: needed with gateway.endpointPicker.enabled" }}

@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from cog_triton.door.access import Access, GuessLimit, is_loopback
 from cog_triton.door.client_connection import ClientConnection, Connections, Listener
@@ -31,6 +32,9 @@ from cog_triton.door.triton_gate import TritonGate
 from cog_triton.door.upstream import ChainLauncher, Route, Upstream, Upstreams
 from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.settings import Settings
+
+if TYPE_CHECKING:
+    from cog_triton.door.oidc import TokenIssuer
 
 _FLUSH_S = 1.0
 _WEBHOOKS_S = 3.0
@@ -114,6 +118,11 @@ class FrontDoor:
         self._guesses = GuessLimit()
         keys = settings.cog_triton_keys
         self._keyring = None if keys is None else Keyring(keys, settings.api_key)
+        self._issuer: TokenIssuer | None = None
+        if settings.oidc_issuer is not None:
+            from cog_triton.door import oidc  # most doors do without what it needs
+
+            self._issuer = oidc.TokenIssuer(oidc.Rules.of(settings, settings.oidc_issuer))
         self._certificate = None
         if settings.tls_cert_file is not None:
             chain = settings.tls_cert_file
@@ -177,6 +186,8 @@ class FrontDoor:
             for listener in listeners:
                 listener.close()
             self._large_bodies.close()
+            if self._issuer is not None:
+                self._issuer.close()
             self._connections.abort_all()
             await asyncio.sleep(0)
         return code
@@ -211,7 +222,7 @@ class FrontDoor:
     def _gate(self, name: str, listening: socket.socket, upstreams: Upstreams) -> Gate:
         settings = self._settings
         loopback = is_loopback(listening.getsockname()[0])
-        access = Access(settings.api_key, loopback, self._keyring, self._guesses)
+        access = Access(settings.api_key, loopback, self._keyring, self._guesses, self._issuer)
         common = (Route(upstreams, name), access, self._limits, self._large_bodies)
         public = settings.metrics_public
         match name:

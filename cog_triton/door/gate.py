@@ -104,7 +104,7 @@ class PrivateGate(ABC):
         try:
             if self.route.upstreams.stopping:
                 self._refuse_new(request)
-            return await self._decide(request)
+            return await self._decide(await self.access.identified(request))
         except errors.CogTritonError as error:
             raise Refused(status_of(error), error) from error
 

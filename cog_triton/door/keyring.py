@@ -11,7 +11,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -109,6 +109,7 @@ def parse_keys(data: bytes, name: str) -> Iterator[tuple[str, Key]]:
 @dataclass(frozen=True, slots=True)
 class _Table:
     keys: Mapping[str, Key]
+    by_name: Mapping[str, Sequence[Key]]
 
     def find(self, sent: bytes) -> Key | None:
         """The key that was sent, in a time that depends on no key of the table."""
@@ -137,6 +138,13 @@ class Keyring:
         """The key that a client has sent; it may have expired."""
         return self._table.find(sent)
 
+    def named(self, name: str) -> Key | None:
+        """The first key of a tenant in the files that has not expired.
+
+        None for COG_TRITON_API_KEY's: whoever may choose a name must not have every right.
+        """
+        return next((key for key in self._table.by_name.get(name, ()) if not key.expired), None)
+
     def refresh(self) -> None:
         """Read the files again if they have changed; blocks."""
         try:
@@ -150,8 +158,12 @@ class Keyring:
             _LOG.info("%d keys are in use", len(self._table.keys))
 
     def _read(self) -> _Table:
-        keys = [*self._own, *read_keys(self._path)]
-        return _Table({key.sha256[:_PREFIX]: key for key in keys})
+        of_files = read_keys(self._path)
+        by_name: dict[str, list[Key]] = {}
+        for key in of_files:
+            by_name.setdefault(key.name, []).append(key)
+        keys = [*self._own, *of_files]
+        return _Table({key.sha256[:_PREFIX]: key for key in keys}, by_name)
 
     def _signature(self) -> object:
         """What tells of a change: a Secret's files are links that are replaced."""

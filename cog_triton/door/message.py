@@ -45,10 +45,19 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Bearer:
+    """What a JSON Web Token has said: its tenant, or why it is refused."""
+
+    tenant: str = ""
+    error: CogTritonError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A request that has arrived whole; header names are in lower case, `target` as it was sent.
 
-    `peer` is the client's address, `version` the minor one of HTTP/1; a gate finds the `tenant`.
+    `peer` is the client's address, `version` the minor one of HTTP/1; a gate finds what a token
+    says, `bearer`, and the `tenant`.
     """
 
     method: str
@@ -59,6 +68,7 @@ class Request:
     peer: str = ""
     version: int = 1
     tenant: Tenant | None = None
+    bearer: Bearer | None = None
 
     @property
     def path(self) -> str:

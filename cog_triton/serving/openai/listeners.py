@@ -82,7 +82,7 @@ class HTTPListeners:
 
     def __init__(self, settings: Settings, telemetry: CompositeObserver) -> None:
         """Bind and serve at once; raises E1005 when a port is in use."""
-        for name in ("cog_triton_keys", "tls_cert_file"):
+        for name in ("cog_triton_keys", "oidc_issuer", "tls_cert_file"):
             if (value := getattr(settings, name)) is not None:
                 raise InvalidArgument(
                     f"{name.upper()}={value}: is for the front door, which reads it; start the"

@@ -149,6 +149,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             {
                 "{{tenant}} {{outcome}}": _rate("tenant_requests_total", "tenant, outcome"),
                 "{{tenant}} {{code}}": _rate("tenant_refused_total", "tenant, code"),
+                "{{tenant}} {{status}} at the door": _rate("door_refused_total", "tenant, status"),
             },
             "Those that ended, and refusals by code, limits of keys among them.",
             stacked=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from cog_triton import errors
 from cog_triton.door.keyring import Api, Key, Keyring, sha256_of
-from cog_triton.door.message import Bearer, Refused, Request
+from cog_triton.door.message import Answer, Bearer, Refused, Request, with_samples
+from cog_triton.serving.tenants import MOST_TENANTS, OTHER
 from cog_triton.system.redaction import KEY_HEADERS, sent_key
 
 _LOCAL = "localhost"
@@ -26,6 +27,7 @@ _BURST = 60.0
 _PER_S = 1.0
 _MOST_PEERS = 4096
 _MOST_GOOD = 64
+_COUNTED = (401, 403, 429)
 
 
 @dataclass(slots=True)
@@ -70,6 +72,40 @@ class GuessLimit:
                 peer.good.popitem(last=False)
 
 
+class Refusals:
+    """Counts of what was refused for want of a right, by status and tenant, for /metrics.
+
+    Tenants are those of the keyring alone, so that nobody adds labels; the first `MOST_TENANTS`.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[int, str]] = Counter()
+        self._tenants = {""}
+
+    def count(self, refused: Refused) -> None:
+        """Count a refusal, if it is one of 401, 403 and 429."""
+        if refused.status in _COUNTED:
+            known = refused.tenant in self._tenants or len(self._tenants) <= MOST_TENANTS
+            name = refused.tenant if known else OTHER
+            self._tenants.add(name)
+            self._counts[refused.status, name] += 1
+
+    def with_metrics(self, status: int, body: bytes) -> Answer | None:
+        """Metrics of the worker with these."""
+        if status != 200:
+            return None
+        name = "cog_triton_door_refused_total"
+        lines = [
+            f"# HELP {name} Requests that the front door has refused",
+            f"# TYPE {name} counter",
+        ]
+        lines += [
+            f'{name}{{status="{code}",tenant="{tenant}"}} {count}'
+            for (code, tenant), count in sorted(self._counts.items())
+        ]
+        return with_samples(body, lines)
+
+
 @lru_cache(maxsize=256)
 def network_of(address: str) -> str:
     """What counts as one client: an IPv4 address, or an IPv6 network of 64 bits."""
@@ -104,6 +140,7 @@ class Access:
     loopback: bool
     keyring: Keyring | None = None
     guesses: GuessLimit = field(default_factory=GuessLimit)
+    refusals: Refusals = field(default_factory=Refusals)
     issuer: Issuer | None = None
 
     @property
@@ -131,7 +168,8 @@ class Access:
             return request
         assert key is not None
         if api not in key.apis:
-            raise Refused(403, errors.Unauthorized(f"the key of {key.name} is not for {api}"))
+            rule = f"the key of {key.name} is not for {api}"
+            raise Refused(403, errors.Unauthorized(rule), key.name)
         return replace(request, tenant=key)
 
     def check_stop(self, request: Request) -> None:
@@ -158,7 +196,8 @@ class Access:
         if not right:
             raise errors.Unauthorized(_SEND_KEY)
         if found is not None and found.expired:
-            raise errors.Unauthorized(f"the key {found.id} of {found.name} has expired")
+            rule = f"the key {found.id} of {found.name} has expired"
+            raise Refused(401, errors.Unauthorized(rule), found.name)
         return found
 
     def _key_of_token(self, peer: str, sent: bytes, bearer: Bearer, keyring: Keyring) -> Key:

@@ -14,9 +14,10 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cog_triton.door.access import Access, GuessLimit, is_loopback
+from cog_triton.door.access import Access, GuessLimit, Refusals, is_loopback
 from cog_triton.door.client_connection import ClientConnection, Connections, Listener
 from cog_triton.door.cog_gate import CogGate
 from cog_triton.door.control import ControlSocket
@@ -116,6 +117,7 @@ class FrontDoor:
         self._webhooks = WebhookRelay(WebhookRules.of(settings))
         self._watches = watches
         self._guesses = GuessLimit()
+        self._refusals = Refusals()
         keys = settings.cog_triton_keys
         self._keyring = None if keys is None else Keyring(keys, settings.api_key)
         self._issuer: TokenIssuer | None = None
@@ -222,7 +224,8 @@ class FrontDoor:
     def _gate(self, name: str, listening: socket.socket, upstreams: Upstreams) -> Gate:
         settings = self._settings
         loopback = is_loopback(listening.getsockname()[0])
-        access = Access(settings.api_key, loopback, self._keyring, self._guesses, self._issuer)
+        access = Access(settings.api_key, loopback, self._keyring, self._guesses)
+        access = replace(access, refusals=self._refusals, issuer=self._issuer)
         common = (Route(upstreams, name), access, self._limits, self._large_bodies)
         public = settings.metrics_public
         match name:

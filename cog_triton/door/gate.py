@@ -106,7 +106,12 @@ class PrivateGate(ABC):
                 self._refuse_new(request)
             return await self._decide(await self.access.identified(request))
         except errors.CogTritonError as error:
-            raise Refused(status_of(error), error) from error
+            refused = Refused(status_of(error), error)
+            self.access.refusals.count(refused)
+            raise refused from error
+        except Refused as refused:
+            self.access.refusals.count(refused)
+            raise
 
     @abstractmethod
     def refusal(self, status: int, error: errors.CogTritonError, path: str = "") -> Answer:
@@ -219,6 +224,14 @@ class OpenAIGate(PrivateGate):
         forward = super()._forward(request, to)
         return replace(forward, cut=self._message_cut) if is_messages(request.path) else forward
 
+    def _with_metrics(self, status: int, body: bytes) -> Answer | None:
+        """Metrics of the worker, those of refusals, and those of swaps."""
+        swapping = self.route.upstreams.swapping
+        found = self.access.refusals.with_metrics(status, body) if self.access.locked else None
+        if swapping is None:
+            return found
+        return swapping.with_metrics(status, found.body if found else body)
+
     @cached_property
     def _message_cut(self) -> bytes:
         return b"event: error\n" + self._cut_event(error_responses.MESSAGES)
@@ -241,10 +254,10 @@ class OpenAIGate(PrivateGate):
             )
         await self._require_bounded(request.body)
         swapping = self.route.upstreams.swapping
+        if reads and request.path == _METRICS[0]:
+            return replace(self._forward(request), revise=self._with_metrics)
         if swapping is None:
             return self._forward(request)
-        if reads and request.path in _METRICS:
-            return replace(self._forward(request), revise=swapping.with_metrics)
         if reads and request.path == _MODELS:
             return json_answer(200, {"object": "list", "data": swapping.models})
         if reads:

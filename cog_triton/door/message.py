@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -38,10 +38,12 @@ _HOP_BY_HOP = frozenset(
 class Refused(Exception):
     """A request that is not passed on: the status and error of the answer to it."""
 
-    def __init__(self, status: int, error: CogTritonError) -> None:
+    def __init__(self, status: int, error: CogTritonError, tenant: str = "") -> None:
+        """`tenant` is whose key it came with, where that is known."""
         super().__init__(str(error))
         self.status = status
         self.error = error
+        self.tenant = tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,3 +166,9 @@ def end_to_end(headers: Headers) -> Headers:
 def json_answer(status: int, body: Any, *headers: tuple[bytes, bytes]) -> Answer:
     """An answer with a JSON body, in ASCII."""
     return Answer(status, json.dumps(body, separators=(",", ":")).encode(), headers=headers)
+
+
+def with_samples(body: bytes, lines: Sequence[str]) -> Answer:
+    """An answer with metrics of the worker, and lines of the door's own."""
+    text = body.rstrip(b"\n") + b"\n" + "\n".join(lines).encode() + b"\n"
+    return Answer(200, text, b"text/plain; version=0.0.4; charset=utf-8")

@@ -65,7 +65,7 @@ class ReadCoalescing:
 
 _HEAD_END = b"\r\n\r\n"
 _MAX_HEAD = 64 << 10
-_MAX_REVISED = 256 << 10
+_MAX_REVISED = 1 << 20
 _LAST_CHUNK = b"0\r\n\r\n"
 EVENT_END = b"\n\n\r\n"
 """End of an event that is a chunk."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from cog_triton import errors
 from cog_triton.door.gate import STOPPING
-from cog_triton.door.message import Answer
+from cog_triton.door.message import Answer, with_samples
 from cog_triton.door.upstream import ChainLauncher, PrivatePorts, Upstream, Upstreams, Variant
 from cog_triton.door.upstream_connections import read_json
 from cog_triton.ipc.connection import Connection
@@ -140,8 +140,7 @@ class Swapping:
         ):
             lines.append(f"# TYPE {name} {kind}")
             lines += [f"{name}{{model={json.dumps(s.name)}}} {value(s)}" for s in self._seats]
-        text = body.rstrip(b"\n") + b"\n" + "\n".join(lines).encode() + b"\n"
-        return Answer(status, text, b"text/plain; version=0.0.4; charset=utf-8")
+        return with_samples(body, lines)
 
     def _seat(self, model: str | None) -> Seat:
         if model is None:

@@ -49,9 +49,10 @@ def ready_message(settings: Settings, host: str, port: int, seconds: float) -> s
     page = ""
     if settings.openai_port and settings.openai_page:
         page = f" {base}:{settings.openai_port}/ in a browser, or"
+    grpc = "" if settings.has_tenants else f" {settings.triton_grpc_port},"
     return (
         f"Ready in {seconds:.1f} s ({openai}Triton on {settings.triton_http_port},"
-        f" {settings.triton_grpc_port}, {settings.triton_metrics_port}). Try{page}:\n"
+        f"{grpc} {settings.triton_metrics_port}). Try{page}:\n"
         f"curl -sN -XPOST {base}:{port}/predictions"
         " -H 'Content-Type: application/json' -H 'Accept: text/event-stream'"
         """ -d '{"input":{"prompt":"What is the capital of France?"}}'"""

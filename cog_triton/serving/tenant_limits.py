@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from cog_triton.errors import Overloaded
 from cog_triton.serving.tenants import Tenant
@@ -19,12 +19,15 @@ class TokenBucket:
         self._level = float(per_minute)
         self._since = now
 
-    def wait(self, now: float, per_minute: int) -> float:
-        """Seconds until it holds one again; 0 where it does."""
-        rate = per_minute / _MINUTE_S
-        self._level = min(per_minute, self._level + (now - self._since) * rate)
-        self._since = now
-        return max(0.0, (1 - self._level) / rate)
+    def wait(self, now: float, per_minute: int, wanted: float = 1) -> float:
+        """Seconds until it holds so many; 0 where it does."""
+        return max(0.0, (wanted - self.level(now, per_minute)) * _MINUTE_S / per_minute)
+
+    def level(self, now: float, per_minute: int) -> float:
+        """How many it holds; fewer than none where it is overdrawn."""
+        gained = (now - self._since) * per_minute / _MINUTE_S
+        self._level, self._since = min(per_minute, self._level + gained), now
+        return self._level
 
     def take(self, count: int) -> None:
         """Take so many, whether or not they are there."""
@@ -68,6 +71,20 @@ class TenantLimits:
         if tenant is not None and (limit := tenant.tokens_per_minute) is not None:
             with self._lock:
                 self._bucket(tenant, "tokens", limit).take(tokens)
+
+    def headers(self, tenant: Tenant | None) -> Iterator[tuple[bytes, bytes]]:
+        """What a tenant has left of its limits, as OpenAI's API tells it."""
+        if tenant is None:
+            return
+        for what in ("requests", "tokens"):
+            if (limit := getattr(tenant, f"{what}_per_minute")) is None:
+                continue
+            with self._lock:
+                bucket, now = self._bucket(tenant, what, limit), self._clock()
+                left, full_s = bucket.level(now, limit), bucket.wait(now, limit, limit)
+            told = {"limit": limit, "remaining": max(0, int(left)), "reset": f"{full_s:.1f}s"}
+            for name, value in told.items():
+                yield f"x-ratelimit-{name}-{what}".encode(), str(value).encode()
 
     def _bucket(self, tenant: Tenant, what: str, limit: int) -> TokenBucket:
         name = (tenant.name, what)

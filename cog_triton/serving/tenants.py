@@ -20,6 +20,10 @@ HEADER = "cog-triton-tenant"
 LOWEST = 10
 """Priorities are from its negative, first, to it."""
 
+MOST_TENANTS = 200
+OTHER = "other"
+"""Label of the tenants that come after `MOST_TENANTS`, in metrics."""
+
 Name = Annotated[str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z")]
 Limit = Annotated[int | None, Field(ge=1, le=10**12)]
 

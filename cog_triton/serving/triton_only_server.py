@@ -263,10 +263,13 @@ def _ready_line(settings: Settings, world_size: int, log: Path, seconds: float) 
     if settings.cog_triton_rank:
         return f"Rank {settings.cog_triton_rank} of {world_size} started (log: {log})"
     host = url_host(settings.triton_host)
+    grpc = "off (COG_TRITON_KEYS)"
+    if not settings.has_tenants:
+        grpc = f"127.0.0.1:{settings.triton_grpc_port}"
     of_ranks = "" if world_size == 1 else f" on {world_size} ranks"
     return (
         f"Triton ready in {seconds:.1f} s{of_ranks} (log: {log}):"
         f"\n  HTTP     {settings.scheme}://{host}:{settings.triton_http_port}/v2"
-        f"\n  gRPC     127.0.0.1:{settings.triton_grpc_port}"
+        f"\n  gRPC     {grpc}"
         f"\n  metrics  {settings.scheme}://{host}:{settings.triton_metrics_port}/metrics"
     )

@@ -134,6 +134,17 @@ def test_limits_are_told_with_value_and_rule_on_both_apis(served: Stack) -> None
     assert "may have 1 tokens a minute" in chat(served, "spent").text
 
 
+def test_what_is_left_is_told_and_what_the_door_refused_is_counted(served: Stack) -> None:
+    left = chat(served, "spent").headers
+    assert (left["x-ratelimit-limit-tokens"], left["x-ratelimit-remaining-tokens"]) == ("1", "0")
+    assert float(left["x-ratelimit-reset-tokens"].removesuffix("s")) > 60
+    assert "x-ratelimit-limit-tokens" not in chat(served, "alpha").headers
+    with client("root") as http:
+        text = http.get(f"{served.own}/metrics").text
+    for status, tenant in ((401, ""), (403, "alpha")):
+        assert f'cog_triton_door_refused_total{{status="{status}",tenant="{tenant}"}} ' in text
+
+
 def test_rights_open_tritons_port_and_grpc_is_off(served: Stack) -> None:
     with client("root") as http:
         assert http.get(f"{served.triton}/v2").status_code == 200

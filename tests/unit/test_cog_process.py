@@ -98,6 +98,13 @@ def test_the_ready_message_names_the_page_if_there_is_one(
     assert ("http://localhost:8080/ in a browser" in message) is shown
 
 
+def test_the_ready_message_names_grpc_only_where_it_is_on(tmp_path: Path) -> None:
+    message = ready_message(load_settings(), "127.0.0.1", 5000, 1.234)
+    assert "Triton on 8000, 8001, 8002)" in message
+    message = ready_message(load_settings(cog_triton_keys=tmp_path), "127.0.0.1", 5000, 1.234)
+    assert "Triton on 8000, 8002)" in message
+
+
 @pytest.mark.parametrize(("host", "url"), [("::1", "http://[::1]:5000/"), ("127.0.0.1", ":5000/")])
 def test_the_ready_message_has_a_request_to_try(host: str, url: str) -> None:
     message = ready_message(load_settings(), host, 5000, 1.234)

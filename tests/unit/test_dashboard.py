@@ -13,10 +13,12 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from cog_triton.door.access import Refusals
+from cog_triton.door.message import Refused
 from cog_triton.door.swapping import Swapping
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest
-from cog_triton.errors import Overloaded
+from cog_triton.errors import Overloaded, Unauthorized
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai import listeners
 from cog_triton.serving.openai.listeners import HTTPListeners
@@ -88,7 +90,11 @@ def exported() -> dict[str, set[str]]:
         upstreams: Any = SimpleNamespace(serving=first)
         launcher: Any = None
         swapping = Swapping(Settings(), upstreams, launcher)
-        answer = swapping.with_metrics(200, telemetry.metrics.text())
+        refusals = Refusals()
+        refusals.count(Refused(401, Unauthorized("x")))
+        whole = refusals.with_metrics(200, telemetry.metrics.text())
+        assert whole is not None
+        answer = swapping.with_metrics(200, whole.body)
         assert answer is not None
         text = answer.body.decode()
     found: dict[str, set[str]] = {}

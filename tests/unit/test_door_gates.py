@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from small_door import KEY, LIMITS, LOCKED, OPEN, answered, passed, revised, route_to, status
 
 from cog_triton.door.access import Access
 from cog_triton.door.cog_gate import CogGate, unknown_inputs
 from cog_triton.door.gate import MetricsGate, OpenAIGate
+from cog_triton.door.keyring import Key, Keyring, sha256_of
 from cog_triton.door.large_bodies import LargeBodies
-from cog_triton.door.message import Forward, Request
+from cog_triton.door.message import Forward, Refused, Request
 from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.errors import InvalidArgument, Unauthorized
+from cog_triton.serving.tenants import MOST_TENANTS
 
 
 def cog(access: Access = OPEN, health: dict[str, Any] | None = None) -> CogGate:
@@ -277,6 +282,44 @@ def test_broken_streams_of_messages_end_with_anthropics_event() -> None:
     assert json.loads(data)["error"]["type"] == "overloaded_error"
     # The key stays in the door.
     assert [name for name, _ in forward.headers] == [b"anthropic-version"]
+
+
+def test_refusals_are_counted_by_status_and_by_tenants_of_the_keyring(tmp_path: Path) -> None:
+    keys = [Key(name=f"t{n}", sha256=sha256_of(b"k%d" % n)) for n in range(MOST_TENANTS + 5)]
+    past = Key(name="past", sha256=sha256_of(b"past"), expires=datetime(2020, 1, 1, tzinfo=UTC))
+    lines = [key.model_dump_json(exclude_defaults=True) for key in (past, *keys)]
+    (tmp_path / "keys").write_text("\n".join(lines))
+    gate = openai(Access("own", False, Keyring(tmp_path / "keys", "own")), metrics_public=True)
+
+    def asked(key: str) -> int:
+        return status(gate, "GET", "/metrics/x", b"", (b"authorization", f"Bearer {key}".encode()))
+
+    def told() -> dict[tuple[str, str], float]:
+        forward = passed(gate, "GET", "/metrics")
+        assert forward.revise is not None
+        assert forward.revise(500, b"") is None
+        revised = forward.revise(200, b"# TYPE a gauge\na 1.0\n")
+        assert revised is not None
+        families = {f.name: f for f in text_string_to_metric_families(revised.body.decode())}
+        assert families["a"].samples[0].value == 1
+        samples = families["cog_triton_door_refused"].samples
+        return {(s.labels["status"], s.labels["tenant"]): s.value for s in samples}
+
+    assert told() == {}
+    assert [asked("wrong"), asked("past"), asked("own")] == [401, 401, 200]
+    assert told() == {("401", ""): 1, ("401", "past"): 1}
+    for number in range(len(keys)):
+        sent = [(b"authorization", b"Bearer k%d" % number)]
+        with pytest.raises(Refused) as caught:
+            gate.access.check(Request("GET", b"/", sent, b""), "admin")
+        gate.access.refusals.count(caught.value)
+    counts = told()
+    assert counts["403", "t0"] == 1
+    assert counts["403", "other"] == 6
+    assert len(counts) == MOST_TENANTS + 2
+    open_to_all = passed(openai(), "GET", "/metrics")
+    assert open_to_all.revise is not None
+    assert open_to_all.revise(200, b"a 1\n") is None
 
 
 def test_metrics_may_be_left_open() -> None:

@@ -55,6 +55,23 @@ def test_tokens_are_counted_as_they_are_used_and_debts_are_waited_for() -> None:
     assert refused(limits, tenant) == 0
 
 
+def test_answers_tell_what_is_left() -> None:
+    limits = TenantLimits(clock := Clock())
+    tenant = Tenant(name="a", requests_per_minute=6, tokens_per_minute=600)
+    limits.begin(tenant)
+    limits.used(tenant, 1000)
+    clock.now = 5.0
+    assert dict(limits.headers(tenant)) == {
+        b"x-ratelimit-limit-requests": b"6",
+        b"x-ratelimit-remaining-requests": b"5",
+        b"x-ratelimit-reset-requests": b"5.0s",
+        b"x-ratelimit-limit-tokens": b"600",
+        b"x-ratelimit-remaining-tokens": b"0",
+        b"x-ratelimit-reset-tokens": b"95.0s",
+    }
+    assert [*limits.headers(Tenant(name="b"))] == [*limits.headers(None)] == []
+
+
 def test_a_refused_request_costs_nothing_and_no_limit_counts_nothing() -> None:
     limits = TenantLimits(Clock())
     tenant = Tenant(name="a", requests_per_minute=1, tokens_per_minute=1)

@@ -19,6 +19,8 @@ from cog_triton.errors import CogTritonError, InvalidArgument, NotFound, Unautho
 from cog_triton.serving import tenants
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.error_responses import json_response
+from cog_triton.serving.tenant_limits import TenantLimits
+from cog_triton.serving.tenants import Tenant
 from cog_triton.system.log_format import request_id
 from cog_triton.system.redaction import sent_key
 
@@ -38,12 +40,14 @@ def create_app(
     api_key: str | None = None,
     has_tenants: bool = False,
     on_refused: Callable[[str, CogTritonError], None] = lambda *_: None,
+    limits: TenantLimits | None = None,
 ) -> Starlette:
     """Create the application; all its error responses have the API's shape and our code.
 
     `require_ready` raises the reason while requests are not served. Paths below /v1/, and those of
     tokens, need `api_key`, if given, or with `has_tenants` what the front door tells of one.
     `on_refused` gets the endpoint and error of every request that is rejected before generation.
+    Answers to tenants tell what is left of their `limits`.
     """
 
     async def health(request: Request) -> Response:
@@ -68,7 +72,7 @@ def create_app(
 
     return Starlette(
         routes=[*routes, Route("/health", health, methods=["GET"])],
-        middleware=[Middleware(_AuthMiddleware, api_key, on_refused, has_tenants)],
+        middleware=[Middleware(_AuthMiddleware, api_key, on_refused, has_tenants, limits)],
         exception_handlers={CogTritonError: refused, HTTPException: http_error},
     )
 
@@ -82,25 +86,28 @@ class _AuthMiddleware:
         api_key: str | None,
         on_refused: Callable[[str, CogTritonError], None],
         has_tenants: bool,
+        limits: TenantLimits | None,
     ) -> None:
         self._app = app
+        self._limits = limits
         self._has_tenants = has_tenants
         self._expected = api_key.encode() if api_key else None
         self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
+        tenant: Tenant | None = None
 
         async def watched(message: Message) -> None:
             nonlocal begun
             begun = True
             started = message["type"] == "http.response.start"
-            await send(_identified(message) if started else message)
+            await send(self._told(_identified(message), tenant) if started else message)
 
         scope[BODY_SEND] = send
         try:
             if scope["type"] == "http" and scope["path"].startswith(AUTHENTICATED_PREFIXES):
-                self._authorize(scope)
+                tenant = self._authorize(scope)
             await self._app(scope, receive, watched)
         except Exception as error:
             if begun:
@@ -110,15 +117,24 @@ class _AuthMiddleware:
             response = error_responses.error_response(found, path=scope["path"])
             await response(scope, receive, watched)
 
-    def _authorize(self, scope: Scope) -> None:
-        """Find the tenant; raises E1007 unless the request may pass."""
+    def _told(self, start: Message, tenant: Tenant | None) -> Message:
+        """A response's start with what a tenant has left."""
+        if self._limits is None or tenant is None:
+            return start
+        return {**start, "headers": [*start["headers"], *self._limits.headers(tenant)]}
+
+    def _authorize(self, scope: Scope) -> Tenant | None:
+        """The tenant, if there are any; raises E1007 unless the request may pass."""
         if self._has_tenants:
             told = Headers(scope=scope).get(tenants.HEADER)
-            tenants.CURRENT.set(tenants.decoded(told))
-        elif self._expected is not None and not hmac.compare_digest(
+            tenant = tenants.decoded(told)
+            tenants.CURRENT.set(tenant)
+            return tenant
+        if self._expected is not None and not hmac.compare_digest(
             sent_key(scope["headers"]), self._expected
         ):
             raise Unauthorized("send the server's API key, as Authorization: Bearer KEY")
+        return None
 
 
 def _identified(start: Message) -> Message:

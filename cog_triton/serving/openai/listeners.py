@@ -125,6 +125,7 @@ class HTTPListeners:
                 api_key=self._settings.api_key,
                 has_tenants=self._settings.cog_triton_tenants_at_door,
                 on_refused=self._telemetry.refused,
+                limits=runtime.generator.tenant_limits,
             )
 
     def stop(self) -> None:

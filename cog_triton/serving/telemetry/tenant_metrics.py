@@ -5,10 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter
 
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
-from cog_triton.serving.tenants import Tenant
-
-MOST_TENANTS = 200
-OTHER = "other"
+from cog_triton.serving.tenants import MOST_TENANTS, OTHER, Tenant
 
 
 class TenantMetrics:

@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-quick test-tools test-nightly release bump vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-images image-vllm lint fmt surface bench bench-against bench-tar bench-pull bench-build attack faults lock wheels clean
+.PHONY: help setup serve test test-quick test-tools test-nightly release bump vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-kubernetes test-images image-vllm lint fmt surface bench bench-against bench-tar bench-pull bench-build attack faults lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -59,6 +59,12 @@ test-upstream: setup ## run TensorRT-LLM's own scripts of TRTLLM=DIR, its source
 test-slurm: setup ## run deploy/slurm.sh under a real Slurm of two nodes on this machine (root, Debian)
 	@scripts/setup-slurm
 	@$(BIN)/python -m pytest -q tests/slurm $(ARGS)
+
+test-kubernetes: setup ## operate the chart on a real Kubernetes: KUBECONFIG=FILE, or two nodes of the binaries in KUBE_BIN=DIR (root)
+	@scripts/setup-deploy
+	@KUBE_BIN=$(KUBE_BIN) KUBECONFIG=$(KUBECONFIG) IMAGE=$(IMAGE) \
+	  $(if $(KUBE_BIN),unshare --mount --net --pid --fork --mount-proc --kill-child) \
+	  $(BIN)/python -m pytest -q -n 0 tests/kubernetes $(ARGS)
 
 test-images: setup engine.tar ## build every image from look-alikes, run and test them (needs Nix, docker)
 	@ENGINE_TAR=engine.tar $(BIN)/python -m pytest tests/nix $(ARGS)

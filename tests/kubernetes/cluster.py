@@ -1,9 +1,9 @@
 """Kubernetes of two nodes on this machine, of the user's binaries, in this process's namespaces.
 
 The Makefile starts the tests in new mount, pid and network namespaces, so that a cluster ends whole
-with them. Real: etcd, apiserver, controller manager, scheduler, kube-proxy, and for each node
-containerd, runc and kubelet. Stand-ins: one bridge for the pods of both nodes, no DNS, and every
-component is an administrator, by one certificate.
+with them. Real: etcd, apiserver, controller manager, scheduler, and for each node containerd, runc
+and kubelet; kube-proxy, if there is one, else rules of ours. Stand-ins: one bridge for the pods of
+both nodes, no DNS, and every component is an administrator, by one certificate.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from typing import Any
 
 import certificates
 import yaml
+from service_rules import ServiceRules
 from stack import wait_until
 from stand_in_image import PAUSE
 
 NODES = ("node-a", "node-b")
 BINARIES = (
-    *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy"),
-    *("kubelet", "kubectl", "containerd", "ctr", "runc"),
+    *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"),
+    *("kubelet", "kubectl", "containerd", "ctr", "runc", "iptables"),
 )
 _CNI = ("/opt/cni/bin", "/usr/lib/cni")
 _SERVER = "https://127.0.0.1:6443"
@@ -37,6 +38,8 @@ _SET_BY_KUBELETS = (
     *("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"),
     *("kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"),
 )
+_WRITTEN = ("/run", "/var/log", "/var/lib/kubelet", "/var/lib/cni")
+"""Where kubelet, containerd and the plugins write, whatever they are told."""
 _CONTROLLERS_V1 = Path("/sys/fs/cgroup/memory")
 
 
@@ -60,6 +63,7 @@ class Cluster:
         self.directory, self._binaries = directory, binaries
         self.kubeconfig = directory / "kubeconfig"
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._rules: ServiceRules | None = None
         self._kernel = {name: (_SYSCTL / name).read_text() for name in _SET_BY_KUBELETS}
 
     @classmethod
@@ -98,6 +102,9 @@ class Cluster:
 
     def _network(self) -> None:
         subprocess.run(["mount", "--make-rshared", "/"], check=True)
+        for place in _WRITTEN:
+            Path(place).mkdir(parents=True, exist_ok=True)
+            subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place], check=True)
         (_SYSCTL / "net/ipv4/ip_forward").write_text("1")
         for command in (
             "link set lo up",
@@ -144,6 +151,17 @@ class Cluster:
             f"--cluster-cidr={_PODS}",
         )
         self._run("kube-scheduler", *with_key)
+        if find(self._binaries, "kube-proxy") is None:
+            self._rules = ServiceRules(_SERVER, pki)
+            return
+        self._run(
+            "kube-proxy",
+            *with_key[:1],
+            f"--hostname-override={NODES[0]}",  # both nodes have one network
+            *("--proxy-mode=iptables", f"--cluster-cidr={_PODS}", "--conntrack-max-per-core=0"),
+            "--conntrack-tcp-timeout-established=0",
+            "--conntrack-tcp-timeout-close-wait=0",
+        )
 
     def _node(self, number: int, node: str, archive: Path) -> None:
         home = self.directory / node
@@ -186,7 +204,8 @@ class Cluster:
             "port": 10250 + number * 100,
             "healthzPort": 10248 + number * 100,
             "containerRuntimeEndpoint": f"unix://{socket}",
-            "staticPodPath": "",
+            "podLogsDir": f"{home}/logs",
+            "volumePluginDir": f"{home}/plugins",
         }
         (home / "kubelet.yaml").write_text(yaml.safe_dump(config))
         self._run(
@@ -197,12 +216,6 @@ class Cluster:
             *(f"--root-dir={home}/kubelet", f"--cert-dir={home}/certificates"),
             log=f"{node}-kubelet",
         )
-        if number == 0:  # both nodes have one network
-            self._run(
-                "kube-proxy",
-                *(f"--kubeconfig={self.kubeconfig}", f"--hostname-override={node}"),
-                *("--proxy-mode=iptables", f"--cluster-cidr={_PODS}", "--conntrack-max-per-core=0"),
-            )
 
     def _run(self, name: str, *arguments: str, log: str | None = None) -> None:
         binary = find(self._binaries, name)
@@ -239,6 +252,8 @@ class Cluster:
 
     def _stop(self) -> None:
         """End the components, then what is in the nodes' cgroups; put back what kubelets set."""
+        if self._rules is not None:
+            self._rules.close()
         for process in reversed(self._processes):
             process.terminate()
         deadline = time.monotonic() + 20

@@ -10,10 +10,11 @@ from stack import wait_until
 
 _STOP = """
 import os, signal, pathlib
-for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-    if {mark!r} in entry.read_bytes() and int(entry.parent.name) not in (1, os.getpid()):
-        os.kill(int(entry.parent.name), signal.SIGSTOP)
-        print(entry.parent.name)
+for pid in sorted(int(path.name) for path in pathlib.Path("/proc").glob("[0-9]*")):
+    command = pathlib.Path(f"/proc/{{pid}}/cmdline").read_bytes()
+    if pid not in (1, os.getpid()) and {mark!r} in command:
+        os.kill(pid, signal.SIGSTOP)
+        print(pid)
         break
 """
 

@@ -73,14 +73,14 @@ def _require_private(name: str, url: str) -> None:
     """Raise E1005 unless nobody on the way can change what the URL answers."""
     try:
         parts = urlsplit(url)
-        host, bare = parts.hostname or "", not (parts.username or parts.query or parts.fragment)
+        host, bare = parts.hostname or "", not (parts.username or parts.fragment)
     except ValueError:
         host, bare = "", False
     scheme = url.partition("://")[0]
     if not host or not bare or not (scheme == "https" or (scheme == "http" and is_loopback(host))):
         raise InvalidArgument(
             f"{name}={url[:200]!r}: must be https://HOST/..., or http:// of this machine, without"
-            " user, query and fragment"
+            " user and fragment"
         )
 
 

@@ -393,7 +393,7 @@ def test_settings_that_lack_something_are_refused(given: dict[str, str], words: 
         "id.example",
         "http://id.example",
         "https://u:p@id.example",
-        "https://id.example?x=1",
+        "https://id.example#x",
         "https://[",
     ],
 )

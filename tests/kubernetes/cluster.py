@@ -193,6 +193,9 @@ class Cluster:
         group = _group(node)
         for controller in _cgroups(group):
             controller.mkdir(parents=True, exist_ok=True)
+            for name in ("cpuset.cpus", "cpuset.mems"):  # of v1, where a new group has none
+                if (controller.parent / name).exists():
+                    (controller / name).write_text((controller.parent / name).read_text())
         config = {
             **_KUBELET,
             "authentication": {

@@ -82,8 +82,8 @@ T = TypeVar("T")
 class ServedAPI:
     """What endpoints answer with: one model and its adapters; `abilities` are its engine's.
 
-    `defaults` are the model's own, of sampling parameters; `borrowed` parsers of vLLM; `store` keeps
-    responses.
+    `defaults` are the model's own, of sampling parameters; `borrowed` are vLLM's parsers; `store`
+    keeps responses.
     """
 
     settings: Settings

@@ -127,6 +127,36 @@ def _nvml() -> Iterator[Callable[..., bool]]:
             nvml["nvmlShutdown"]()
 
 
+def energy_counter() -> Callable[[], float] | None:
+    """Joules that the visible GPUs have used since their driver was loaded; None if untold.
+
+    NVML stays open for it until this process ends, as opening it takes milliseconds.
+    """
+    try:
+        buses = [_text("cuDeviceGetPCIBusId", *device) for device in _devices()]
+        nvml = ctypes.CDLL("libnvidia-ml.so.1") if buses else None
+        if nvml is None or nvml["nvmlInit_v2"]():
+            return None
+        handles = [ctypes.c_void_p() for _ in buses]
+        for bus, handle in zip(buses, handles, strict=True):
+            if nvml["nvmlDeviceGetHandleByPciBusId_v2"](bus.encode(), ctypes.byref(handle)):
+                return None
+        total, used = nvml["nvmlDeviceGetTotalEnergyConsumption"], ctypes.c_ulonglong()
+        if any(total(handle, ctypes.byref(used)) for handle in handles):
+            return None  # before Volta
+    except (OSError, AttributeError, EngineIncompatible):
+        return None
+
+    def read() -> float:
+        joules = 0.0
+        for handle in handles:
+            total(handle, ctypes.byref(used))
+            joules += used.value / 1000
+        return joules
+
+    return read
+
+
 def hidden() -> bool:
     """Whether CUDA_VISIBLE_DEVICES hides all GPUs, which chooses the CPU."""
     return os.environ.get(VISIBLE_GPUS) in _NONE

@@ -167,6 +167,8 @@ class HTTPListeners:
         )
         metrics.register_gauge("engines", "Engines that serve", lambda: supervisor.engines)
         metrics.registry.register(EngineMemory(supervisor.engine_memory))
+        if (energy := runtime.energy) is not None:
+            metrics.registry.register(energy)
         if (steps := runtime.step_statistics) is not None:
             metrics.register_gauge(
                 "step_lag",

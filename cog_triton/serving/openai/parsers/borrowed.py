@@ -202,7 +202,7 @@ class BorrowedParsers:
 
         `names` are those of the parsers of tool calls and of reasoning, blank for none and `auto`
         for that of the model's type. `links` is a directory for what leads `python` to this
-        package. Limits are CPU seconds of what is parsed at once, and bytes of memory.
+        package. Limits are CPU seconds of a step of an answer, and bytes of memory.
 
         Raises:
             InvalidArgument: vLLM has no parser of that name.

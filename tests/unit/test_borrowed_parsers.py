@@ -194,6 +194,15 @@ def test_no_process_is_left(tmp_path: Path) -> None:
     assert wait(lambda: not Path(f"/proc/{left}").exists())
 
 
+def test_a_parser_that_hangs_does_not_keep_the_server(tmp_path: Path) -> None:
+    with child(tmp_path) as parsers:
+        left = fork_of(parsers)
+        Reader(parsers).send("SLEEP")
+        assert wait(lambda: parsers._queue.empty())
+    assert wait(lambda: not Path(f"/proc/{left}").exists())
+    assert not parsers._child.alive
+
+
 def test_a_closed_stream_is_forgotten(parsers: BorrowedParsers) -> None:
     reader = Reader(parsers)
     reader.say(SAID)

@@ -39,6 +39,7 @@ CPU_S = 2.0
 MEMORY_BYTES = 1 << 30
 _START_S = 300.0
 _ANSWER_S = 30.0
+_STOP_S = 2.0
 _MOST_ITEMS = 512
 _MOST_REPLY = 64 << 20
 _MOST_DEATHS = 8
@@ -218,6 +219,7 @@ class BorrowedParsers:
             queue.SimpleQueue()
         )
         self._streams: dict[int, BorrowedStream] = {}
+        self._closed = False
         self._numbers, self._requests = count(1), count(1)
         self._child = self._start()
         ready = json.loads(self._child.ready)
@@ -260,8 +262,9 @@ class BorrowedParsers:
 
     def close(self) -> None:
         """End the child."""
+        self._closed = True
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(_STOP_S)
         self._child.close()
 
     def _start(self) -> PythonChild:
@@ -327,7 +330,7 @@ class BorrowedParsers:
     def _begin_again(self, death: _Died, left: list[_Plan]) -> None:
         """Have each stream parsed again, alone, so that one at fault is known; then each plan."""
         suspects: Counter[object] = Counter()
-        while True:
+        while not self._closed:
             _log.warning("the process of vLLM's parsers has ended: %s; going on anew", death)
             current: BorrowedStream | Future[Any] | None = None
             try:

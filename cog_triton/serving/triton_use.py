@@ -109,5 +109,9 @@ class TritonUse:
 
 
 def _is_connected(port: int) -> bool:
-    """Whether a TCP connection to `port` of this network namespace is known."""
-    return any(tcp_sockets(listening=False, port=port))
+    """Whether there may be a TCP connection to `port` of this network namespace."""
+    try:
+        return any(tcp_sockets(listening=False, port=port))
+    except OSError as error:  # no file descriptor is left to look with
+        _log.warning("use of Triton's own API by gRPC is not known: %s", error)
+        return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 from contextlib import suppress
@@ -108,3 +109,15 @@ def test_a_full_disk_is_an_error_and_no_signal(tmp_path: Path) -> None:
         assert not (tmp_path / "a.use").exists()
     finally:
         subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_without_a_descriptor_left_to_look_with_nobody_is_blamed() -> None:
+    """It ended the supervision, and with that the server."""
+    use = TritonUse(*free_ports(1))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        use.look()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert use.recent()

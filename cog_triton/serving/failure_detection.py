@@ -228,7 +228,13 @@ class MemoryLimit:
         return why
 
     async def _excess(self, root: int) -> str:
-        return await asyncio.to_thread(_excess, root, self._limit) if self._limit else ""
+        if not self._limit:
+            return ""
+        try:
+            return await asyncio.to_thread(_excess, root, self._limit)
+        except OSError as error:  # no file descriptor is left to look with
+            _log.warning("Triton's memory is not known: %s", error)
+            return ""
 
 
 def _excess(root: int, limit: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import socket
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from cog_triton.serving import triton_use
+from cog_triton.serving.admission import Admission
+from cog_triton.serving.failure_detection import MemoryLimit
 from cog_triton.serving.triton_use import TRITON_USE_VARIABLE, TritonUse, TritonUseReport
 from cog_triton.system.ports import free_ports
 
@@ -121,3 +124,21 @@ def test_without_a_descriptor_left_to_look_with_nobody_is_blamed() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert use.recent()
+
+
+def test_without_a_descriptor_left_memory_exceeds_no_limit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What holds much is not found until there is one; then a restart is due."""
+    limit = MemoryLimit(1, Admission(1))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def due() -> str:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+        try:
+            return await limit._excess(os.getpid())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    assert asyncio.run(due()) == ""
+    assert "memory is not known" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -279,3 +280,27 @@ def test_questions_that_are_refused(store: ResponseStore, query: str, words: str
         answer = httpx.get(f"{served.url}/v1/responses/{name}?{query}")
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]
+
+
+def test_who_waits_has_an_answer_that_cannot_be_kept(
+    store: ResponseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(connection: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with api(THREE, store=store) as served:
+        monkeypatch.setattr(
+            store._file.__class__, "sweep", lambda self, connection: full(connection)
+        )
+        store._swept = float("-inf")
+        whole = served.post("/v1/responses", BODY).json()
+        store._swept = float("-inf")
+        events = list(served.client().responses.create(stream=True, **BODY))
+        store._swept = float("-inf")
+        refused = served.post("/v1/responses", {**BODY, "background": True})
+        assert httpx.get(f"{served.url}/v1/responses/{whole['id']}").status_code == 404
+    assert (whole["store"], whole["status"]) == (False, "completed")
+    assert deltas(events) == "the quick größer"
+    assert events[-1].response.store is False  # type: ignore[union-attr]
+    assert refused.status_code == 500
+    assert "responses cannot be kept: database or disk is full" in refused.text

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -386,7 +385,8 @@ def test_comments_keep_a_waiting_stream_awake(monkeypatch: pytest.MonkeyPatch) -
     class Waiting:
         interrupted = True
 
-        generations = (SimpleNamespace(ended=False),)
+        def told(self, place: int) -> bool:
+            return False
 
         async def advance(self, timeout: float) -> list[tuple[int, None]]:
             """Items of what is made again, which bring no text."""

@@ -304,3 +304,15 @@ def test_who_waits_has_an_answer_that_cannot_be_kept(
     assert events[-1].response.store is False  # type: ignore[union-attr]
     assert refused.status_code == 500
     assert "responses cannot be kept: database or disk is full" in refused.text
+
+
+def test_any_text_may_be_asked_for(store: ResponseStore) -> None:
+    headers = {"Content-Type": "application/json"}
+    with api(THREE, store=store) as served:
+        for name in (b"\\ud83e", b"\\u0000", b"a' OR 1=1 --", b"\xe6\x97\xa5"):
+            body = b'{"model": "small", "input": "x", "previous_response_id": "%b"}' % name
+            answer = served.post("/v1/responses", content=body, headers=headers)
+            assert (answer.status_code, answer.headers["x-error-code"]) == (400, "E1005"), name
+        for name in (b"%ff", b"%00", b"%F0%9F", b"a%2Fb"):
+            answer = httpx.get(f"{served.url}/v1/responses/{name.decode()}")
+            assert (answer.status_code, answer.headers["x-error-code"]) == (404, "E1009"), name

@@ -130,9 +130,11 @@ class ResponseStore:
 
     def read(self, name: str, tenant: str) -> Kept:
         """A response of a tenant; raises E1009. Blocks."""
-        self._fail_if_lost(name)
-        with self._read_lock:
-            kept = self._file.read(self._reader, name, tenant)
+        kept = None
+        if name.isascii():  # SQLite takes no lone surrogates
+            self._fail_if_lost(name)
+            with self._read_lock:
+                kept = self._file.read(self._reader, name, tenant)
         if kept is None:
             raise errors.NotFound(f"response={name[:80]!r}: there is none, or no longer")
         return kept

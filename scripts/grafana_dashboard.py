@@ -131,6 +131,13 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             _quantiles("request_generation_tokens"),
             "Tokens of an output.",
         ),
+        Panel(
+            "Power of the GPUs",
+            "watt",
+            {"{{part}} {{instance}}": _rate("gpu_energy_joules_total", "part, instance")},
+            "For generations, and what they would have used idle; where their driver counts it.",
+            stacked=True,
+        ),
     ),
     "Tenants": (
         Panel(
@@ -168,6 +175,13 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "short",
             {"{{tenant}}": _rate("tenant_engine_seconds_total", "tenant")},
             "Requests in the engine, on average: seconds there a second.",
+            stacked=True,
+        ),
+        Panel(
+            "Power by tenant",
+            "watt",
+            {"{{tenant}}": _rate("tenant_energy_joules_total", "tenant")},
+            "Of the GPUs, shared over tokens. Counted when a request ends.",
             stacked=True,
         ),
     ),

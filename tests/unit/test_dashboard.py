@@ -22,6 +22,7 @@ from cog_triton.errors import Overloaded, Unauthorized
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai import listeners
 from cog_triton.serving.openai.listeners import HTTPListeners
+from cog_triton.serving.telemetry.energy import EnergyMeter
 from cog_triton.serving.telemetry.observers import CompositeObserver
 from cog_triton.serving.tenants import Tenant
 from cog_triton.settings import Settings
@@ -34,7 +35,7 @@ EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]
 KEDA = ROOT / "deploy" / "keda.yaml"
 ALERTS = ROOT / "deploy" / "helm" / "templates" / "prometheusrule.yaml"
 KEEPER = "COG_TRITON_ENGINE_KEEPER_NAME"
-UNITS = {"short", "reqps", "s", "percentunit", "bytes", "bool_yes_no"}
+UNITS = {"short", "reqps", "s", "watt", "percentunit", "bytes", "bool_yes_no"}
 _SELECTOR = re.compile(r"([a-zA-Z_:][\w:]*)\{")
 _LEFT_OUT = {
     "process_virtual_memory_bytes",
@@ -59,6 +60,7 @@ def exported() -> dict[str, set[str]]:
             engine_memory=lambda: {"leased": 1},
         ),
         step_statistics=SimpleNamespace(lag=1, lost_steps=0),
+        energy=EnergyMeter(lambda: 1.0, tuple),
         adapters=None,
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -74,6 +76,7 @@ def exported() -> dict[str, set[str]]:
         )
         result = GenerationResult(
             queue_time=0.1,
+            joules=2.0,
             output_token_count=2,
             time_to_first_token=0.2,
             duration=0.4,

@@ -32,7 +32,14 @@ SOURCES = [
 ]
 # Modules that tritonserver and NVIDIA's vLLM image bring.
 # Of Triton, of TensorRT-LLM's images, of vLLM's environment (Pillow, which each requires), of mypy.
-NOT_FROM_AN_INDEX = {"triton_python_backend_utils", "vllm", "tensorrt_llm", "PIL", "_typeshed"}
+NOT_FROM_AN_INDEX = {
+    "triton_python_backend_utils",
+    "vllm",
+    "torch",
+    "tensorrt_llm",
+    "PIL",
+    "_typeshed",
+}
 # Where an extra's distributions may be imported.
 PLACES_OF_EXTRAS = {
     "bench": ["cog_triton/bench/plot.py"],

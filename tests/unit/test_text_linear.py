@@ -94,6 +94,7 @@ PATTERNS = {
     "pictures.image_limits._FILL": ("match",),
     "pictures.image_limits._DATA_URL": ("match",),
     "serving.adapter_store._NAME": ("fullmatch",),
+    "serving.openai.field_names._MESSAGE": ("match",),
     "serving.openai.parsers.call_object._ESCAPE": ("match",),
     "serving.openai.parsers.call_object._LITERAL": ("fullmatch",),
     "serving.openai.parsers.call_object._OPEN_ESCAPE": ("fullmatch",),

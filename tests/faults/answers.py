@@ -223,6 +223,21 @@ def _take_responses(answer: Answer, data: Mapping[str, Any]) -> None:
             answer.text += f"[whole output: {text[-_SHOWN:]}]"
 
 
+def _ask_messages(question: Question, model: str, streamed: bool) -> dict[str, Any]:
+    asked = [{"role": "user", "content": question.prompt}]
+    values = {"messages": asked, "max_tokens": question.tokens, "temperature": 0}
+    return {"model": model, "stream": streamed, **values}
+
+
+def _take_messages(answer: Answer, data: Mapping[str, Any]) -> None:
+    """Deltas of text, and the usage at the end; without a stream all at once."""
+    answer.text += data.get("delta", {}).get("text") or ""
+    if not answer.streamed:
+        answer.text = "".join(part["text"] for part in data["content"])
+    if data.get("usage") and (not answer.streamed or data["type"] == "message_delta"):
+        answer.told = data["usage"]["output_tokens"]
+
+
 def _ask_triton(question: Question, model: str, streamed: bool) -> dict[str, Any]:
     lengths = {"max_tokens": question.tokens, "min_length": question.tokens}
     return {"text_input": question.prompt, "stream": True, "temperature": 0, **lengths}
@@ -237,4 +252,5 @@ PREDICTIONS = Api("/predictions", _ask_cog, _take_cog)
 COMPLETIONS = Api("/v1/completions", _ask_completions, _take_choices)
 CHAT = Api("/v1/chat/completions", _ask_chat, _take_choices)
 RESPONSES = Api("/v1/responses", _ask_responses, _take_responses)
+MESSAGES = Api("/v1/messages", _ask_messages, _take_messages)
 TRITON = Api("/v2/models/ensemble/generate_stream", _ask_triton, _take_triton)

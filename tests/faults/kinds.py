@@ -10,7 +10,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from faults.answers import CHAT, COMPLETIONS, PLAIN, PREDICTIONS, RESPONSES, TRITON, Api, Kind
+from faults.answers import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    PLAIN,
+    PREDICTIONS,
+    RESPONSES,
+    TRITON,
+    Api,
+    Kind,
+)
 
 SAMPLED, PENALTIES, LORA, CHATTED = "sampled", "penalties", "LoRA", "chat"
 ADAPTER, ADAPTER_RANK = "late", 3
@@ -58,6 +68,8 @@ KINDS: tuple[Kind, ...] = (
     *_both_ways("completions", COMPLETIONS, equal=_BOTH),
     *_both_ways("chat", CHAT, flavour=CHATTED),
     *_both_ways("responses", RESPONSES, flavour=CHATTED),
+    # Without `ignore_eos`, so that a model's answers have lengths of their own.
+    *_both_ways("messages", MESSAGES, flavour=CHATTED, engines=_MOCK),
     Kind("Triton's generate_stream", TRITON, True, equal=_BOTH, ends=_BOTH),
     *_both_ways("predictions, seed", PREDICTIONS, flavour=SAMPLED, values=SEEDED, equal=_BOTH),
     Kind("chat, seed", CHAT, True, flavour="chat sampled", values=SEEDED),

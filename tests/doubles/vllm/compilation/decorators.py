@@ -19,9 +19,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from torch._inductor.runtime import cache_dir_utils
-from torch._inductor.runtime.autotune_cache import AutotuneCache
-
 import vllm
 from cog_triton.system.gpus import gpu_names
 
@@ -42,7 +39,7 @@ def compile_engine(vllm_config: Any) -> None:
     hash_key = _hash(arguments)
     cache_dir = Path(root, "torch_compile_cache", "torch_aot_compile", hash_key)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_dir / "inductor_cache")
-    cache_dir_utils.cache_dir()
+    (cache_dir / "inductor_cache").mkdir(parents=True, exist_ok=True)
     for rank in range(ranks):
         path = cache_dir / f"rank_{rank}_0" / "model"
         if _try_load_aot_compiled_fn(hash_key, str(path)) is None:
@@ -87,7 +84,7 @@ def _reduction() -> dict[str, str]:
     """A kernel of several configurations, if it is asked for: its path, as torch keeps it."""
     if os.environ.get("VLLM_DOUBLE_REDUCES") != "1":
         return {}
-    source = Path(cache_dir_utils.cache_dir(), "ab", "cab.py")
+    source = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "ab", "cab.py")
     _replace(source, b"# a kernel")
     _tune(str(source))
     return {"source": str(source)}
@@ -95,6 +92,8 @@ def _reduction() -> dict[str, str]:
 
 def _tune(filename: str) -> None:
     """The fastest of a kernel's configurations: as it was found, or found by measurement."""
+    from torch._inductor.runtime.autotune_cache import AutotuneCache  # images have no double of it
+
     cache = AutotuneCache.create({}, filename, "")
     if cache is not None and cache.read_best({}, [32, 64]) is None:
         _journal("tuned", filename)

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
+from cog_triton.errors import CogTritonError, TritonUnavailable
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.failure_detection import EngineChecks, FailureDetection, MemoryLimit
 from cog_triton.serving.lifecycle import Lifecycle, SupervisorState, first_line
@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 STABLE_S = 5.0
 """Seconds of readiness after which a failure is no longer one in a row."""
+_NOT_STARTED = (CogTritonError, OSError)
+"""A start that failed, whatever was lacking: Triton, disk, descriptors, memory; another may not."""
 
 
 class Supervisor:
@@ -212,8 +214,9 @@ class Supervisor:
         await self._server.stop_triton()
         try:
             await self._start_server()
-        except TritonStartFailed as error:
-            await self._restart(error.detail, stable=True, engine_only=False)
+        except _NOT_STARTED as error:
+            detail = error.detail if isinstance(error, CogTritonError) else str(error)
+            await self._restart(detail, stable=True, engine_only=False)
         else:
             self.planned_restarts += 1
             _log.info("Triton is ready again after %.1f s, as planned", self._start_s)
@@ -274,8 +277,8 @@ class Supervisor:
             self.restarts += 1
             try:
                 await self._start_server(engine_only=engine_only)
-            except (TritonStartFailed, OSError) as error:  # OSError: no descriptor, no memory
-                reason = error.detail if isinstance(error, TritonStartFailed) else str(error)
+            except _NOT_STARTED as error:
+                reason = error.detail if isinstance(error, CogTritonError) else str(error)
                 engine_only = False
                 life.start_failed(reason, self._start_s)
                 self._server.kill_engines()

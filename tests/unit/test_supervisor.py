@@ -377,6 +377,43 @@ def test_one_failed_request_does_not_restart(supervised: Supervised) -> None:
     assert supervised.supervisor.restarts == 0
 
 
+@pytest.mark.parametrize("planned", [False, True], ids=["after a death", "as planned"])
+@pytest.mark.parametrize("lacking", [errors.DiskFull("no space"), OSError(24, "no descriptor")])
+def test_a_start_that_lacks_something_is_tried_again(
+    planned: bool, lacking: Exception, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = make(resumes=True, triton_probe_timeout=PATIENCE_S)
+    due = threading.Event()
+    found = itertools.chain([lacking, lacking], itertools.repeat(None))
+    start = item.triton.server.start
+
+    async def start_lacking(*given: Any) -> None:
+        if len(item.triton.starts) and (error := next(found)):
+            raise error
+        await start(*given)
+
+    async def restart_due(_: int) -> str:
+        while not due.is_set():
+            await asyncio.sleep(0.005)
+        due.clear()
+        return "as the test wants"
+
+    monkeypatch.setattr(item.triton.server, "start", start_lacking)
+    monkeypatch.setattr(item.supervisor._memory_limit, "restart_due", restart_due)
+    item.start()
+    stream = None
+    if planned:
+        due.set()
+    else:
+        stream = item.stream(90)
+        assert stream.flowing.wait(PATIENCE_S)
+        os.kill(item.triton.starts[0], signal.SIGKILL)
+    until(lambda: len(item.triton.starts) == 2)
+    item.until(SupervisorState.READY)
+    assert stream is None or stream.end() is None
+    assert item.stream(3).end() is None
+
+
 def test_gives_up_after_max_restarts(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     item = make(triton_max_restarts=2)
     item.start()

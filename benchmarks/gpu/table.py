@@ -33,6 +33,7 @@ def benchmark(medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     """A row for each endpoint and concurrency, compared to the first endpoint."""
     rows = []
     first = next(iter(medians), "")
+    told = any("joules_a_token" in row for of in medians.values() for row in of.values())
     for concurrency in medians.get(first, {}):
         base = medians[first][concurrency]
         for endpoint, found in medians.items():
@@ -58,9 +59,10 @@ def benchmark(medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
                     f"{row['cores']:.2f}",
                     _ratio(row["cores"], base["cores"]),
                     f"{row['load_cores']:.2f}, {row['load_lag_p99']:.1f}",
+                    *([_number(row, "joules_a_token")] if told else []),
                 )
             )
-    return table(_COLUMNS, rows)
+    return table((*_COLUMNS, *(["J a token"] if told else [])), rows)
 
 
 def _ratio(value: float, base: float, digits: int = 3) -> str:

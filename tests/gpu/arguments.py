@@ -18,7 +18,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PHASES = ("machine", "checks", "bench", "bench-python", "1b", "small", "prune")
 ONLY_BY_NAME = (
     *("many", "kill", "pair", "replicas", "abilities", "peer"),
-    *("park", "park-tp", "park-serve", "nodes", "start", "resume"),
+    *("park", "park-tp", "park-serve", "nodes", "start", "energy"),
+    *("resume", "resume-adapters", "resume-images"),
 )
 PARTS = (
     *("spare", "no-spare", "asleep", "snapshot", "alone"),
@@ -67,6 +68,8 @@ nodes      on two GPUs: one engine on two nodes, in network namespaces, by the c
            LeaderWorkerSet, beside one node; kill -9 of the other node under 64 streams
 resume     on one GPU: kill -9 of EngineCore under 64 streams of each of eight classes, at times
            spread over their length: whole, the same, and where they part, a near tie
+resume-adapters, resume-images  the same by two LoRA adapters, and with an image in each prompt
+energy     on one GPU: joules of two tenants whose tokens are 3:1, beside the board's counter
 start      on one GPU: where each second of a start goes, ours and vLLM's own server, with empty
            caches and with full ones, over a model of 8B and over SmolLM2
 

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import prompts
+import vision_model
+from adapters import NAMES, with_adapters
 from arguments import REPOSITORY
 from endpoints import Endpoint, events
 from killed_worker import victim
@@ -33,7 +35,8 @@ from servers import Ours, running
 if TYPE_CHECKING:
     from verify import Driver
 
-BUDGETS, LEAST = {"resume": 560}, {"resume": 120}
+PHASES = ("resume", "resume-adapters", "resume-images")
+BUDGETS, LEAST = dict.fromkeys(PHASES, 560), dict.fromkeys(PHASES, 120)
 STREAMS, TOKENS = 64, 256
 NEAR = 0.1
 """In nats: the most that rounding may move a log probability, or a near tie be apart."""
@@ -66,15 +69,40 @@ CLASSES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+OF_IMAGES = ("greedy", "seed", "seed, top_k", "penalties", "penalties, seed")
+"""Classes of a model whose weights are made up, which ends neither a JSON nor an expression."""
+
+
 class Asked(Endpoint):
     """Endpoint: completions of one class, with the likeliest tokens beside each."""
-
-    def __init__(self, name: str, port: int) -> None:
-        super().__init__(name, port)
 
     def body(self, prompt: Prompt, max_tokens: int) -> Mapping[str, Any]:
         plain = {**super().body(prompt, max_tokens), "ignore_eos": False}
         return {**plain, "logprobs": _TOP, **CLASSES[self.name]}
+
+
+class Adapted(Asked):
+    """Endpoint: the same by adapters in turn, and by the model without one."""
+
+    def body(self, prompt: Prompt, max_tokens: int) -> Mapping[str, Any]:
+        models = ("verify", *NAMES)
+        named = models[sum(prompt.text.encode()) % len(models)]
+        return {**super().body(prompt, max_tokens), "model": named}
+
+
+class Seeing(Asked):
+    """Endpoint: chats of one class about an image each."""
+
+    path = "/v1/chat/completions"
+    mark = b'"content"'
+
+    def body(self, prompt: Prompt, max_tokens: int) -> Mapping[str, Any]:
+        plain = {**super().body(prompt, max_tokens), "logprobs": True, "top_logprobs": _TOP}
+        plain.pop("prompt")
+        shade = sum(prompt.text.encode()) % 256
+        image = {"url": vision_model.image_url((shade, 255 - shade, 60))}
+        parts = [{"type": "image_url", "image_url": image}, {"type": "text", "text": prompt.text}]
+        return {**plain, "messages": [{"role": "user", "content": parts}]}
 
 
 @dataclass
@@ -110,22 +138,35 @@ class Told:
         found = [
             choice for event in events(bytes(stream.answer)) for choice in event.get("choices", ())
         ]
-        log_probs = [choice["logprobs"] for choice in found if choice.get("logprobs")]
+        log_probs = [_flat(choice["logprobs"]) for choice in found if choice.get("logprobs")]
         ends = [choice["finish_reason"] for choice in found if choice.get("finish_reason")]
         errors = [e["error"] for e in events(bytes(stream.answer)) if e.get("error")]
         ended = errors[-1].get("code") or str(errors[-1]) if errors else "cut"
         return cls(
             [token for one in log_probs for token in one["tokens"]],
             [top or {} for one in log_probs for top in one["top_logprobs"]],
-            "".join(choice.get("text", "") for choice in found),
+            "".join(_text(choice) for choice in found),
             "hung" if stream.hung else ends[-1] if ends and not errors else ended,
-            bytes(stream.answer[: stream.before]).count(b'"text"'),
+            bytes(stream.answer[: stream.before]).count(b'"logprobs":{'),
         )
 
     @property
     def whole(self) -> bool:
         """Whether it came to an end of its own."""
         return self.end in ("stop", "length")
+
+
+def _flat(log_probs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Log probabilities of a chat in the form of those of completions, which stay as they are."""
+    if "content" not in log_probs:
+        return log_probs
+    told = log_probs["content"] or ()
+    likeliest = [{top["token"]: top["logprob"] for top in one["top_logprobs"]} for one in told]
+    return {"tokens": [one["token"] for one in told], "top_logprobs": likeliest}
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    return str(choice.get("text") or choice.get("delta", {}).get("content") or "")
 
 
 def first_difference(one: Sequence[str], other: Sequence[str]) -> int | None:
@@ -198,14 +239,17 @@ async def _read(endpoint: Endpoint, prompt: Prompt, stream: Stream) -> None:
 
 
 async def stream_all(
-    port: int, texts: Sequence[Prompt], kill_after_s: float | None, kill: Callable[[], None]
+    asked: Sequence[Asked],
+    texts: Sequence[Prompt],
+    kill_after_s: float | None,
+    kill: Callable[[], None],
 ) -> dict[str, list[Stream]]:
     """All classes at once, and the kill meanwhile, if there is one."""
-    found = {name: [Stream() for _ in texts] for name in CLASSES}
+    found = {each.name: [Stream() for _ in texts] for each in asked}
     tasks = [
-        asyncio.create_task(_read(Asked(name, port), prompt, stream))
-        for name, streams in found.items()
-        for prompt, stream in zip(texts, streams, strict=True)
+        asyncio.create_task(_read(each, prompt, stream))
+        for each in asked
+        for prompt, stream in zip(texts, found[each.name], strict=True)
     ]
     if kill_after_s is not None:
         await asyncio.sleep(kill_after_s)
@@ -227,29 +271,47 @@ class Resumed:
 
     def phases(self) -> dict[str, Callable[[Phase], None]]:
         """What each phase runs."""
-        return {"resume": self.resume}
+        return {
+            "resume": self.resume,
+            "resume-adapters": self.adapters,
+            "resume-images": self.images,
+        }
 
     def resume(self, phase: Phase) -> None:
         """Kill EngineCore under 64 streams of each class, and judge what came of each."""
+        self._resume(phase, Asked, self._of_bytes if self._driver.rehearsal else self._small)
+
+    def adapters(self, phase: Phase) -> None:
+        """The same with LoRA adapters."""
+        self._resume(phase, Adapted, self._adapted)
+
+    def images(self, phase: Phase) -> None:
+        """The same with an image in each prompt."""
+        self._resume(phase, Seeing, self._seeing)
+
+    def _resume(self, phase: Phase, kind: type[Asked], model: Callable[[], Path]) -> None:
         driver = self._driver
         variables = {"RESUME": "1", "TRITON_MAX_RESTARTS": "50"}
         if driver.rehearsal:
             variables |= {"VLLM_DOUBLE_SAMPLES": "1", "VLLM_DOUBLE_DELAY": "0.01"}
-        model = self._of_bytes() if driver.rehearsal else driver.small
-        server = driver.ours("resume", model, **variables)
+        server = driver.ours(phase.name, model(), **variables)
         count = 6 if driver.rehearsal else STREAMS
         texts = [Prompt(f"Tale {n} of a king: ", []) for n in range(count)]
         if not driver.rehearsal:
-            texts = prompts.make(model, count, 24, seed=33)
+            texts = prompts.make(driver.small, count, 24, seed=33)
+        names = OF_IMAGES if kind is Seeing else tuple(CLASSES)
+        asked = [kind(name, server.openai) for name in names]
         with running(server):
             driver.put_start(phase, server)
-            self._rounds(phase, server, texts)
+            self._rounds(phase, server, asked, texts)
 
-    def _rounds(self, phase: Phase, server: Ours, texts: Sequence[Prompt]) -> None:
+    def _rounds(
+        self, phase: Phase, server: Ours, asked: Sequence[Asked], texts: Sequence[Prompt]
+    ) -> None:
         def run(after_s: float | None = None) -> dict[str, list[Stream]]:
             while not server.healthy() and time.monotonic() < self._driver.until:
                 time.sleep(0.2)
-            return asyncio.run(stream_all(server.openai, texts, after_s, lambda: strike(server)))
+            return asyncio.run(stream_all(asked, texts, after_s, lambda: strike(server)))
 
         def strike(server: Ours) -> None:
             role, pid = victim(server)
@@ -303,6 +365,25 @@ class Resumed:
     def _reason(said: str) -> str:
         lines = [line for line in said.splitlines() if "generations go on from" in line]
         return lines[-1] if lines else "the log does not say"
+
+    def _small(self) -> Path:
+        """SmolLM2, whose nine heads no two GPUs share; else a model whose weights are made up."""
+        driver = self._driver
+        return driver.billion if driver.extra.get("tensor_parallel_size", 1) > 1 else driver.small
+
+    def _adapted(self) -> Path:
+        driver = self._driver
+        directory = driver.root / "models" / "resume-adapters"
+        plain = json.loads((driver.small / "model.json").read_text("utf-8"))
+        template = REPOSITORY / "configs" / "chat_templates" / "chatml-tools.jinja"
+        return with_adapters(driver.small, directory, plain, template)
+
+    def _seeing(self) -> Path:
+        driver = self._driver
+        plain = json.loads((driver.small / "model.json").read_text("utf-8"))
+        mark = "\x01" if driver.rehearsal else vision_model.PLACEHOLDER
+        arguments = {**plain, "max_num_seqs": 512, "max_model_len": 4096}
+        return vision_model.write(driver.root / "models" / "resume-images", arguments, mark)
 
     def _of_bytes(self) -> Path:
         """A model of the double, whose grammars know bytes alone."""

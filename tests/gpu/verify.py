@@ -20,6 +20,7 @@ from pathlib import Path
 import arguments
 import bench
 import embedder
+import energy
 import many
 import models
 import multicast
@@ -87,11 +88,11 @@ _ROLE = "vLLM EngineCore"
 _BUDGET_S = 540
 _BUDGETS = {
     **{**many.BUDGETS, **parking.BUDGETS, **nodes.BUDGETS},
-    **{**resumed.BUDGETS, **start_marks.BUDGETS},
+    **{**resumed.BUDGETS, **start_marks.BUDGETS, **energy.BUDGETS},
 }
 _LEAST = {
     **{**many.LEAST, **parking.LEAST, **nodes.LEAST},
-    **{**resumed.LEAST, **start_marks.LEAST},
+    **{**resumed.LEAST, **start_marks.LEAST, **energy.LEAST},
 }
 
 
@@ -174,6 +175,7 @@ class Driver:
             **resumed.Resumed(self).phases(),
             **nodes.TwoNodes(self).phases(),
             **start_marks.Starts(self).phases(),
+            **energy.Energy(self).phases(),
         }
 
     def _write_tables(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, Protocol, Self
+from typing import IO, Any, Literal, Protocol, Self, cast
 
 from backports import zstd
 
@@ -84,12 +84,21 @@ def read(tar_path: Path) -> Iterator[Member]:
             if header.issym():
                 yield Member(name, link=_link_target(header))
             elif header.isreg():
-                content = _Content(tar_path, plain, header)
+                content = _Content(tar_path, plain, name, header.size, header.offset_data)
                 yield Member(name, header.size, content=content, offset=header.offset_data)
             elif name != ".":
                 yield Member(name)
     if not names.files:
         raise EngineCorrupt(f"{tar_path}: has no files in it")
+
+
+@contextmanager
+def content_apart(tar_path: Path, member: Member) -> Iterator[io.RawIOBase]:
+    """Content of a member of a tar without compression, to be read beside the others."""
+    with coded_errors(tar_path):
+        file = tar_path.open("rb", 0)
+    with file:
+        yield _Content(tar_path, cast("Source", file), member.name, member.size, member.offset)
 
 
 @contextmanager
@@ -239,25 +248,25 @@ def _link_target(header: tarfile.TarInfo) -> str:
 class _Content(io.RawIOBase):
     """Content of a member, read without tarfile, which copies it twice."""
 
-    def __init__(self, tar_path: Path, plain: Source, header: tarfile.TarInfo) -> None:
-        self._tar_path, self._plain, self._header = tar_path, plain, header
+    def __init__(self, tar_path: Path, plain: Source, name: str, size: int, offset: int) -> None:
+        self._tar_path, self._plain, self._name = tar_path, plain, name
+        self._size, self._offset = size, offset
         self._done = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        size = self._header.size
-        view = memoryview(buffer)[: size - self._done]
+        view = memoryview(buffer)[: self._size - self._done]
         if not view:
             return 0
         with coded_errors(self._tar_path):
-            self._plain.seek(self._header.offset_data + self._done)
+            self._plain.seek(self._offset + self._done)
             count = self._plain.readinto(view) or 0
         if not count:
             raise EngineCorrupt(
-                f"{self._tar_path}: member {self._header.name!r} ends after {self._done}"
-                f" of {size} bytes"
+                f"{self._tar_path}: member {self._name!r} ends after {self._done}"
+                f" of {self._size} bytes"
             )
         self._done += count
         return count

@@ -93,6 +93,10 @@ def manifest_of(
     )
 
 
+MOST_SEALED = 4 << 30
+"""Most bytes of the seals in a tar; that of an 8B model for one kind of GPU has 31 MB."""
+
+
 @dataclass(frozen=True)
 class OtherSeal:
     """A seal of another engine.tar, and its files by their names in a tar."""
@@ -108,11 +112,11 @@ def seals_of(
 
     Raises:
         EngineIncompatible: it is of another config.
-        EngineCorrupt: it is damaged.
+        EngineCorrupt: it is damaged, or its seals have over `MOST_SEALED` bytes.
         DiskFull: there is no room for its seals.
     """
     held: Members = {}
-    text = b""
+    text, left = b"", MOST_SEALED
     place.mkdir(parents=True)
     with atomic_write.disk_full_errors(place, f"--add-seal {tar}: needs room for its seals", 0):
         for member in tar_members.read(tar):
@@ -121,6 +125,8 @@ def seals_of(
             if member.name == MANIFEST_NAME:
                 text = member.content.read(engine_manifest.MAX_TEXT + 1) or b""
             elif member.name.startswith(f"{seal.DIRECTORY}/"):
+                if (left := left - member.size) < 0:  # its compression may promise any size
+                    raise EngineCorrupt(f"{tar}: has more than {MOST_SEALED} bytes of seals")
                 path = held[member.name] = place / member.name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("wb") as file:

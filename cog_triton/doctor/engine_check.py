@@ -14,6 +14,7 @@ from cog_triton.engines.registry import FAMILIES, open_engine
 from cog_triton.engines.vllm.seal_trust import SealedManifest, checked_pins
 from cog_triton.errors import CogTritonError, EngineCorrupt, EngineIncompatible, ModelUnavailable
 from cog_triton.inspection.engine_contents import no_engine
+from cog_triton.serving.sealed_engine import unsigned
 from cog_triton.settings import Settings
 from cog_triton.system.printable import printable
 
@@ -72,6 +73,8 @@ def check_seals(path: Path, settings: Settings) -> Check | None:
     except CogTritonError as error:
         return fail("seal", error.detail, "name an engine that is whole")
     sealed = f"for {', '.join(found.manifest.seals)}"
+    if why is not None and settings.seal_signer is not None:
+        why = f"{why}; {unsigned(settings, settings.seal_signer, None)}"
     if why is not None:
         return warn("seal", f"{sealed}: left unread: {why}", "pin it, if you trust its maker")
     return ok("seal", f"{sealed}: trusted; the start tells whether it fits")

@@ -6,6 +6,7 @@ import logging
 import shutil
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cog_triton.artifact import engine_manifest
@@ -22,6 +23,7 @@ from cog_triton.system.redaction import redact_address
 
 _log = logging.getLogger(__name__)
 _COSIGN_S = 60.0
+_HASHERS = 4
 
 
 def options(settings: Settings, directory: Path, weights: str | None) -> dict[str, str]:
@@ -40,7 +42,7 @@ def options(settings: Settings, directory: Path, weights: str | None) -> dict[st
     reference = Reference.parse(weights) if weights and is_oci(weights) else None
     why = found.distrust(settings.work_dir, pins, reference.digest if reference else None)
     if why is not None and settings.seal_signer is not None:
-        why = _unsigned(settings, settings.seal_signer, reference)
+        why = unsigned(settings, settings.seal_signer, reference)
     required = settings.seal == "required" or found.manifest.seal_required
     if why is None:
         from cog_triton.engines.vllm.sealed_caches import check_seal  # few servers have one
@@ -55,8 +57,8 @@ def options(settings: Settings, directory: Path, weights: str | None) -> dict[st
     return {}
 
 
-def _unsigned(settings: Settings, key: str, reference: Reference | None) -> str | None:
-    """Why an engine in a registry is not known to be signed with `key`; None if cosign says so."""
+def unsigned(settings: Settings, key: str, reference: Reference | None) -> str | None:
+    """Why an engine is not known to be signed with `key`; None if cosign says that it is."""
     if reference is None or reference.digest is None:
         return f"SEAL_SIGNER={key}: is for an engine in a registry, as oci://REF@sha256:..."
     name = f"{reference.host}/{reference.repository}@{reference.digest}"
@@ -94,12 +96,14 @@ def with_weights(settings: Settings, directory: Path) -> Path:
         if _is_whole(view, wanted):
             return view
         place = _place(wanted, settings.work_dir / "serve" / "models")
-        for file, entry in wanted.files.items():
-            path = place / file
-            if not path.is_file():
+        for file in wanted.files:
+            if not (place / file).is_file():
                 raise EngineCorrupt(f"{name}: has no {file}, which the engine's manifest names")
-            sha256 = engine_manifest.sha256_of(path)
-            engine_manifest.check_entry(f"{name}: {file}", entry, path.stat().st_size, sha256)
+        with ThreadPoolExecutor(_HASHERS, "sha256") as pool:  # a core has some 1.5 GB/s
+            sums = pool.map(engine_manifest.sha256_of, [place / file for file in wanted.files])
+            for (file, entry), sha256 in zip(wanted.files.items(), sums, strict=True):
+                size = (place / file).stat().st_size
+                engine_manifest.check_entry(f"{name}: {file}", entry, size, sha256)
         with disk_space.scratch(view) as fresh:
             held = {file: place / file for file in wanted.files}
             for file, path in {**engine_manifest.files_of(directory), **held}.items():

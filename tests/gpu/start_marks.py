@@ -179,8 +179,8 @@ class Starts:
         except NotStarted as error:
             phase.check(f"{part}: it starts", False, error)
             return
-        phase.add("starts", found)
         made = sorted(_files(place / "home") - sealed.files())
+        phase.add("starts", {**found, "files made": len(made)})
         phase.check(f"{part}: nothing is compiled", not made, made)
 
     def _values(self, home: Path) -> dict[str, str]:

@@ -60,6 +60,36 @@ def test_packing_and_unpacking_preserve_files(name: str, tmp_path: Path) -> None
     assert leftovers(tmp_path) == []
 
 
+@pytest.fixture
+def side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file is one of those that threads copy."""
+    monkeypatch.setattr(engine_tar, "_APART", 1)
+
+
+@pytest.mark.usefixtures("side_by_side")
+def test_files_that_are_copied_side_by_side_are_the_same(tmp_path: Path) -> None:
+    blocks = {f"part-{n}": os.urandom(3 * engine_tar.PIECE + n) for n in range(7)}
+    tar = engine_tar.pack(blocks, tmp_path / "engine.tar", described)
+    assert unpack(tar, tmp_path / "out").manifest is not None
+    assert all((tmp_path / "out" / n).read_bytes() == block for n, block in blocks.items())
+
+
+@pytest.mark.usefixtures("side_by_side")
+def test_damage_is_found_in_files_that_are_copied_side_by_side(tmp_path: Path) -> None:
+    blocks = {f"part-{n}": os.urandom(engine_tar.PIECE) for n in range(5)}
+    tar = engine_tar.pack(blocks, tmp_path / "engine.tar", described)
+    whole = tar.read_bytes()
+    at = whole.index(blocks["part-3"])
+    tar.write_bytes(whole[:at] + b"damaged" + whole[at + 7 :])
+    with pytest.raises(EngineCorrupt, match="part-3"):
+        unpack(tar, tmp_path / "out")
+    tar.write_bytes(whole[: at + 1000])
+    with pytest.raises(EngineCorrupt, match=r"not a whole, readable tar|ends after 1000"):
+        unpack(tar, tmp_path / "out")
+    assert leftovers(tmp_path) == []
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_files_give_equal_bytes(name: str, tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()

@@ -24,7 +24,7 @@ from sealed_engines import CONFIG, SEAL, SealedBuilds, manifest_of, rewritten, u
 from stack import processes_of, shared_memory, wait_until
 
 from cog_triton.artifact.engine_manifest import FileEntry, sha256_of
-from cog_triton.builder import other_user
+from cog_triton.builder import other_user, sealed_package
 from cog_triton.builder.sealed_config import SealedConfig, parse_any
 from cog_triton.download.partial_file import PIECE
 from cog_triton.errors import BuildConfigInvalid, EngineCorrupt, ModelUnavailable
@@ -144,6 +144,17 @@ def test_a_seal_of_another_config_is_not_added(referring: SealedBuilds) -> None:
     assert "was built of another config" in refused.stderr
     assert not (referring.directory / "other.tar").exists()
     assert referring.journal.read_text() == journal
+
+
+def test_an_added_tar_that_promises_more_than_seals_is_not_unpacked(tmp_path: Path) -> None:
+    header = tarfile.TarInfo(f"sealed/{SEAL}/model")
+    header.size = 5 << 30
+    tar = tmp_path / "bomb.tar"
+    tar.write_bytes(header.tobuf(format=tarfile.PAX_FORMAT))
+    model: Any = None
+    with pytest.raises(EngineCorrupt, match="more than 4294967296 bytes of seals"):
+        sealed_package.seals_of(tar, sealed(""), model, tmp_path / "place")
+    assert not [path for path in (tmp_path / "place").rglob("*") if path.is_file()]
 
 
 def killed(builds: SealedBuilds, config: dict[str, Any], there: Callable[[], object]) -> None:

@@ -126,6 +126,9 @@ def test_doctor_tells_whether_a_seal_is_trusted(
         assert other is not None
         assert (trusted.state, other.state) == (State.OK, State.WARN)
         assert f"set SEAL_SHA256={digest_of(engine)}" in other.found
+        signed = engine_check.check_seals(path, settings(tmp_path, SEAL_SIGNER="cosign.pub"))
+        assert signed is not None
+        assert "; SEAL_SIGNER=cosign.pub: is for an engine in a registry" in signed.found
 
 
 @pytest.mark.usefixtures("gpu")

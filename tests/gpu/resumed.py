@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -147,7 +148,7 @@ class Told:
             [top or {} for one in log_probs for top in one["top_logprobs"]],
             "".join(_text(choice) for choice in found),
             "hung" if stream.hung else ends[-1] if ends and not errors else ended,
-            bytes(stream.answer[: stream.before]).count(b'"logprobs":{'),
+            len(re.findall(rb'"logprobs":\s*\{', stream.answer[: stream.before])),
         )
 
     @property

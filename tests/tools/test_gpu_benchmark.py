@@ -439,3 +439,13 @@ def test_cpu_time_is_summed_by_role(gpu: SimpleNamespace) -> None:
     roles = {1: "engine", 2: "stub", 3: "stub"}
     used = gpu.processes.cores(roles, {1: 1.0, 2: 1.0}, {1: 5.0, 2: 2.0, 3: 1.0}, seconds=2.0)
     assert used == {"engine": 2.0, "stub": 1.0}
+
+
+def test_joules_a_token_are_a_column_of_runs_that_have_them(gpu: SimpleNamespace) -> None:
+    seen = rows("vllm serve", [100, 100])
+    assert "J a token" not in gpu.table.benchmark(gpu.bench.medians(seen))
+    made = sum(row["tokens_per_s"] * row["seconds"] for row in seen)
+    told = [{**row, "joules": made} for row in seen]
+    table = gpu.table.benchmark(gpu.bench.medians(told))
+    assert table.splitlines()[0].endswith("| J a token |")
+    assert table.splitlines()[-1].endswith("| 2.00 |")

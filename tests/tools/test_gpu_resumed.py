@@ -91,3 +91,14 @@ def test_eight_classes_are_asked(resumed: Any) -> None:
     body = resumed.Asked("JSON schema", 1).body(resumed.Prompt("a", []), 9)
     assert body["response_format"]["type"] == "json_schema"
     assert (body["max_tokens"], body["logprobs"], body["ignore_eos"]) == (9, 20, False)
+
+
+def test_a_chat_is_read_as_completions_are(resumed: Any) -> None:
+    top = [{"token": "x", "logprob": -0.1}, {"token": "y", "logprob": -2.5}]
+    told_one = {"content": [{"token": "x", "logprob": -0.1, "top_logprobs": top}]}
+    choice = {"delta": {"content": "x"}, "logprobs": told_one, "finish_reason": "length"}
+    event = b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n"
+    found = resumed.Told.of(resumed.Stream(bytearray(b"HTTP/1.1 200 OK\r\n\r\n" + event)))
+    assert found.whole
+    assert (found.tokens, found.text) == (["x"], "x")
+    assert found.likeliest == [{"x": -0.1, "y": -2.5}]

@@ -51,8 +51,8 @@ class Listener:
         """Accept no more."""
         self._loop.remove_reader(self._socket)
         self._socket.close()
-        for task in self._tasks:
-            task.cancel()
+        for task in list(self._tasks):
+            self._end(task)
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
@@ -67,24 +67,29 @@ class Listener:
                 continue  # a client that has left already
             task = self._loop.create_task(self._connect(accepted))
             self._tasks[task] = accepted
-            task.add_done_callback(self._on_connected)
+            task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
             if len(self._tasks) > _MOST_HANDSHAKES:
-                next(iter(self._tasks)).cancel()
+                self._end(next(iter(self._tasks)))
 
     async def _connect(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)
         secured: dict[str, Any] = {}
         if self._certificate is not None:
-            secured = {"ssl": self._certificate.context, "ssl_handshake_timeout": _HANDSHAKE_S}
+            secured = {
+                "ssl": self._certificate.context,
+                "ssl_handshake_timeout": _HANDSHAKE_S,
+                "ssl_shutdown_timeout": _LINGER_S,
+            }
         try:
             await self._loop.connect_accepted_socket(self._factory, accepted, **secured)
         except OSError:  # those of ssl, too
             accepted.close()
 
-    def _on_connected(self, task: asyncio.Task[None]) -> None:
+    def _end(self, task: asyncio.Task[None]) -> None:
+        """End a handshake; it counts no more, though it ends in a moment only."""
         accepted = self._tasks.pop(task)
-        if task.cancelled():
-            accepted.close()
+        task.add_done_callback(lambda _: accepted.close() if task.cancelled() else None)
+        task.cancel()
 
     def _pause(self, error: OSError) -> None:
         """Leave new connections in the backlog until others have ended."""
@@ -177,11 +182,12 @@ class Connections:
             connection.abort()
 
     def _close_one(self) -> bool:
-        oldest = next((one for one in self._open if not one.is_answered), None)
+        able = [one for one in self._open if not one.is_answered]
+        oldest = next((one for one in able if not one.has_unread), next(iter(able), None))
         if oldest is None:
             return False
         self.remove(oldest)
-        oldest.close()
+        oldest.abort()  # a client that takes nothing, or no end of TLS, would hold its place
         return True
 
 

@@ -21,6 +21,7 @@ from cog_triton.door.access import Access, GuessLimit, Refusals, is_loopback
 from cog_triton.door.client_connection import ClientConnection, Connections, Listener
 from cog_triton.door.cog_gate import CogGate
 from cog_triton.door.control import ControlSocket
+from cog_triton.door.file_reader import keep_current
 from cog_triton.door.gate import Gate, MetricsGate, OpenAIGate
 from cog_triton.door.keyring import Keyring
 from cog_triton.door.large_bodies import LargeBodies
@@ -28,7 +29,7 @@ from cog_triton.door.relay import ReadCoalescing
 from cog_triton.door.request_parser import Limits
 from cog_triton.door.rolling import Rolling
 from cog_triton.door.swapping import Swapping, first_variant
-from cog_triton.door.tls import Certificate, keep_current
+from cog_triton.door.tls import Certificate
 from cog_triton.door.triton_gate import TritonGate
 from cog_triton.door.upstream import ChainLauncher, Route, Upstream, Upstreams
 from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules

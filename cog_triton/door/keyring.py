@@ -9,25 +9,26 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field, ValidationError
 
-from cog_triton.errors import CogTritonError, InvalidArgument
+from cog_triton.door.file_reader import FileReader, read_files
+from cog_triton.errors import InvalidArgument
 from cog_triton.serving.tenants import Tenant
+from cog_triton.system.printable import printable
 
 Api = Literal["predictions", "openai", "triton", "metrics", "adapters", "admin"]
 APIS: tuple[Api, ...] = ("predictions", "openai", "triton", "metrics", "adapters", "admin")
 MOST_BYTES = 8 << 20
 MOST_KEYS = 10_000
+MOST_FILES = 1000
 _NO_HASH = "0" * 64
 _PREFIX = 16
-_LOG = logging.getLogger(__name__)
 
 
 class Key(Tenant):
@@ -54,21 +55,27 @@ def sha256_of(key: bytes) -> str:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of keys at `path`, in order; hidden ones are Kubernetes' own."""
+    """The files of keys at `path`, in order; hidden ones are Kubernetes' own. Raises E1005."""
     if not path.is_dir():
         return [path]
-    return sorted(file for file in path.iterdir() if not file.name.startswith("."))
+    found = sorted(file for file in path.iterdir() if not file.name.startswith("."))
+    if len(found) > MOST_FILES:
+        raise InvalidArgument(f"COG_TRITON_KEYS={path}: {len(found)} files; {MOST_FILES} at most")
+    return found
 
 
 def read_keys(path: Path) -> list[Key]:
     """The keys of a file, or of a directory's; raises E1005 with file, line and rule."""
     try:
-        texts = [(file, _bounded(file)) for file in files_of(path)]
+        return _keys_of(read_files(files_of(path), MOST_BYTES))
     except OSError as error:
         raise InvalidArgument(f"COG_TRITON_KEYS={path}: {error.strerror}") from error
+
+
+def _keys_of(texts: Iterable[tuple[str, bytes]]) -> list[Key]:
     found: dict[str, Key] = {}
-    for file, data in texts:
-        for where, key in parse_keys(data, file.name):
+    for name, data in texts:
+        for where, key in parse_keys(data, name):
             if key.sha256 in found:
                 raise InvalidArgument(
                     f"{where}: sha256: the same key as of {found[key.sha256].name}"
@@ -77,14 +84,6 @@ def read_keys(path: Path) -> list[Key]:
             if len(found) > MOST_KEYS:
                 raise InvalidArgument(f"{where}: more than {MOST_KEYS} keys")
     return list(found.values())
-
-
-def _bounded(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        data = opened.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise InvalidArgument(f"{file.name}: more than {MOST_BYTES} bytes")
-    return data
 
 
 def parse_keys(data: bytes, name: str) -> Iterator[tuple[str, Key]]:
@@ -97,13 +96,27 @@ def parse_keys(data: bytes, name: str) -> Iterator[tuple[str, Key]]:
             continue
         where = f"{name}:{number}"
         try:
-            yield where, Key.model_validate(json.loads(line))
+            yield where, Key.model_validate(json.loads(line, object_pairs_hook=_unique))
+        except _Repeated as error:
+            raise InvalidArgument(f"{where}: {error}: is there twice") from None
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(map(str, first["loc"])) or "line"
             raise InvalidArgument(f"{where}: {field[:80]}: {first['msg'][:200]}") from None
         except (ValueError, RecursionError):
             raise InvalidArgument(f"{where}: must be a JSON object on one line") from None
+
+
+class _Repeated(ValueError):
+    """A name that an object has twice, of which JSON's readers take one or the other."""
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Repeated(printable(next(each for each in names if names.count(each) > 1)[:80]))
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +132,15 @@ class _Table:
         return found if same else None
 
 
-class Keyring:
-    """The keys of now; a file that cannot be read leaves those of before, with a line in the log.
+class Keyring(FileReader):
+    """The keys of now; see `FileReader`.
 
     `api_key` is one more with every right, of the tenant `default`.
     """
+
+    most_bytes = MOST_BYTES
+    kept = "the keys of before stay, as the new ones are wrong"
+    renewed = "new keys are in use"
 
     def __init__(self, path: Path, api_key: str | None = None) -> None:
         """Raises E1005 where the file is wrong."""
@@ -131,8 +148,20 @@ class Keyring:
         self._own: tuple[Key, ...] = ()
         if api_key:
             self._own = (Key(name="default", sha256=sha256_of(api_key.encode()), apis=APIS),)
-        self._seen = self._signature()
-        self._table = self._read()
+        super().__init__(f"COG_TRITON_KEYS={path}")
+
+    def files(self) -> list[Path]:
+        """See `FileReader`."""
+        return files_of(self._path)
+
+    def take(self, data: Iterable[tuple[str, bytes]]) -> None:
+        """See `FileReader`."""
+        of_files = _keys_of(data)
+        by_name: dict[str, list[Key]] = {}
+        for key in of_files:
+            by_name.setdefault(key.name, []).append(key)
+        keys = [*self._own, *of_files]
+        self._table = _Table({key.sha256[:_PREFIX]: key for key in keys}, by_name)
 
     def find(self, sent: bytes) -> Key | None:
         """The key that a client has sent; it may have expired."""
@@ -144,31 +173,3 @@ class Keyring:
         None for COG_TRITON_API_KEY's: whoever may choose a name must not have every right.
         """
         return next((key for key in self._table.by_name.get(name, ()) if not key.expired), None)
-
-    def refresh(self) -> None:
-        """Read the files again if they have changed; blocks."""
-        try:
-            if (seen := self._signature()) == self._seen:
-                return
-            self._seen = seen
-            self._table = self._read()
-        except CogTritonError as error:
-            _LOG.error("the keys of before stay, as the new ones are wrong: %s", error)
-        else:
-            _LOG.info("%d keys are in use", len(self._table.keys))
-
-    def _read(self) -> _Table:
-        of_files = read_keys(self._path)
-        by_name: dict[str, list[Key]] = {}
-        for key in of_files:
-            by_name.setdefault(key.name, []).append(key)
-        keys = [*self._own, *of_files]
-        return _Table({key.sha256[:_PREFIX]: key for key in keys}, by_name)
-
-    def _signature(self) -> object:
-        """What tells of a change: a Secret's files are links that are replaced."""
-        try:
-            found = [(str(file), file.stat()) for file in files_of(self._path)]
-        except OSError as error:
-            return error.errno
-        return [(name, one.st_ino, one.st_mtime_ns, one.st_size) for name, one in found]

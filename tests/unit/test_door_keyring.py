@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_door import answered, gates, passed, status
 
 from cog_triton.door.access import Access, GuessLimit, network_of
-from cog_triton.door.keyring import MOST_BYTES, Key, Keyring, parse_keys, read_keys, sha256_of
+from cog_triton.door.keyring import (
+    MOST_BYTES,
+    MOST_FILES,
+    Key,
+    Keyring,
+    parse_keys,
+    read_keys,
+    sha256_of,
+)
 from cog_triton.door.message import Refused
 from cog_triton.errors import CogTritonError, InvalidArgument, Unauthorized
 from cog_triton.serving.tenants import HEADER, Tenant
@@ -73,6 +83,11 @@ def test_a_directory_of_files_is_read_and_hidden_files_are_not(tmp_path: Path) -
         (line("a", "k", concurrent=0), "keys:2: concurrent: "),
         (line("a", "k", expires="2027-01-31T00:00:00"), "keys:2: expires: "),
         (line("a", "k", secret="k"), "keys:2: secret: Extra inputs are not permitted"),
+        (line("a", "k", expires=1e300), "keys:2: expires: "),
+        (line("a", "k", weight=10**400), "keys:2: weight: "),
+        ('{"name": ' + "9" * 5000 + "}", "keys:2: must be a JSON object on one line"),
+        (line("a", "k")[:-1] + ', "name": "root"}', "keys:2: name: is there twice"),
+        (line("a", "k")[:-1] + ', "apis": [], "\\u0061pis": []}', "keys:2: apis: is there twice"),
         (line("b", "k0"), "keys:2: sha256: the same key as of a"),
     ],
 )
@@ -94,21 +109,135 @@ def test_a_file_that_is_too_long_or_absent_is_refused(tmp_path: Path) -> None:
 
 
 FIELDS = st.sampled_from([*Key.model_fields, "x"])
-VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.text())
-LINES = st.dictionaries(FIELDS, VALUES, max_size=4).map(
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.datetimes().map(str),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner, max_size=3),
+)
+LINES = st.dictionaries(FIELDS, JSON, max_size=4).map(
     lambda more: json.dumps({**json.loads(line("a", "k")), **more}).encode()
 )
+ODD = st.sampled_from([b"[" * 10_000, b'{"name":' * 5000, b"9" * 5000, b"\xef\xbb\xbf{}", b"\0"])
+FILES = st.lists(st.binary(max_size=60) | LINES | ODD, max_size=4).map(b"\n".join)
 
 
-@given(st.lists(st.binary(max_size=60) | LINES, max_size=4))
-def test_any_file_is_read_or_refused_with_its_line(lines: list[bytes]) -> None:
+@given(FILES)
+def test_any_file_is_read_or_refused_with_its_line(data: bytes) -> None:
     refusal, keys = "f:", []
     try:
-        keys = [key for _, key in parse_keys(b"\n".join(lines), "f")]
+        keys = [key for _, key in parse_keys(data, "f")]
     except InvalidArgument as error:
         refusal = error.detail
     assert refusal.startswith("f:")
+    assert len(refusal) < 400
     assert all(Tenant.decoded(key.encoded()).name == key.name for key in keys)
+    assert all(key.expired in (True, False) for key in keys)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(FILES, min_size=1, max_size=3))
+def test_whatever_is_written_the_keys_are_all_of_it_or_those_of_before(
+    tmp_path: Path, versions: list[bytes]
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(line("own", "own"))
+    ring = Keyring(file)
+    for data in versions:
+        before = ring._table
+        file.write_bytes(data)
+        ring.refresh()
+        try:
+            assert list(ring._table.keys.values()) == read_keys(file)
+        except InvalidArgument:
+            assert ring._table is before
+
+
+def test_a_file_that_is_being_written_never_gives_half_of_its_keys(tmp_path: Path) -> None:
+    text = "\n".join(line(f"t{place}", f"k{place}") for place in range(3)).encode()
+    file = tmp_path / "keys"
+    file.write_bytes(text)
+    ring = Keyring(file)
+    for end in range(len(text) + 1):
+        file.write_bytes(text[:end])
+        ring.refresh()
+        named = [key.name for key in ring._table.keys.values()]
+        assert named == [f"t{place}" for place in range(len(named))]
+    assert len(named) == 3
+
+
+def test_a_change_that_shows_in_no_time_and_no_size_is_seen(tmp_path: Path) -> None:
+    ring = keyring(tmp_path, line("a", "ka"))
+    file = tmp_path / "keys"
+    ring.refresh()
+    shown = file.stat()
+    file.write_text(file.read_text().replace(sha256_of(b"ka"), sha256_of(b"kb")))
+    os.utime(file, ns=(shown.st_atime_ns, shown.st_mtime_ns))
+    ring.refresh()
+    assert (ring.find(b"ka"), (ring.find(b"kb") or Key).name) == (None, "a")
+
+
+def test_keys_that_could_not_be_read_are_read_later_though_they_did_not_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring = keyring(tmp_path, line("a", "ka"))
+    file = tmp_path / "keys"
+    file.write_text(line("b", "kb"))
+    os.utime(file, (1, 1))
+
+    def scarce(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+        patch.setattr("os.open", scarce)
+        ring.refresh()
+        ring.refresh()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    ring.refresh()
+    assert (ring.find(b"ka"), (ring.find(b"kb") or Key).name) == (None, "b")
+
+
+def test_a_mounted_secret_is_switched_whole(tmp_path: Path) -> None:
+    def generation(number: int) -> None:
+        """As the kubelet does: a new directory, and one link to it that is replaced."""
+        new = tmp_path / f"..{number}"
+        new.mkdir()
+        for name in ("one", "two"):
+            (new / name).write_text(line(name, f"{name}{number}"))
+            os.utime(new / name, (1, 1))
+        (tmp_path / "..data_tmp").symlink_to(new.name)
+        (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+
+    generation(1)
+    for name in ("one", "two"):
+        (tmp_path / name).symlink_to(f"..data/{name}")
+    ring = Keyring(tmp_path)
+    for number in (2, 3):
+        generation(number)
+        ring.refresh()
+        assert ring.find(f"one{number - 1}".encode()) is None
+        assert all(ring.find(f"{name}{number}".encode()) for name in ("one", "two"))
+    (tmp_path / "..3" / "two").write_text("{")
+    ring.refresh()
+    assert ring.find(b"two3") is not None
+
+
+def test_what_is_no_file_or_too_much_is_refused_by_name_and_holds_up_nothing(
+    tmp_path: Path,
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "some" / "deep").mkdir(parents=True)
+    refused = {tmp_path / "pipe": "pipe: must be a file", tmp_path / "some": "deep: must be a file"}
+    refused |= {Path("/dev/zero"): "zero: must be a file"}
+    (tmp_path / "many").mkdir()
+    for place in range(MOST_FILES + 1):
+        (tmp_path / "many" / str(place)).touch()
+    refused[tmp_path / "many"] = f"{MOST_FILES + 1} files; {MOST_FILES} at most"
+    (tmp_path / "large").mkdir()
+    for place in range(3):
+        (tmp_path / "large" / str(place)).write_bytes(b"#" * (MOST_BYTES // 2))
+    refused[tmp_path / "large"] = f"large/2: more than {MOST_BYTES} bytes, with the files before it"
+    for path, words in refused.items():
+        with pytest.raises(InvalidArgument, match=words):
+            Keyring(path)
 
 
 def test_keys_change_without_a_restart_and_a_wrong_file_changes_nothing(

@@ -12,6 +12,7 @@ import pkgutil
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
@@ -24,10 +25,12 @@ from small_door import TENSORS, route_to
 import cog_triton.door
 from cog_triton.door.access import Access
 from cog_triton.door.json_body import JSONLimits, Numbers, require_bounded
+from cog_triton.door.keyring import MOST_BYTES, parse_keys
 from cog_triton.door.large_bodies import LARGE, LargeBodies
 from cog_triton.door.message import Forward, Headers, Refused, Request
 from cog_triton.door.request_parser import Limits, RequestParser
 from cog_triton.door.triton_bodies import rewritten_generation, rewritten_inference
+from cog_triton.errors import InvalidArgument
 
 Pattern = re.Pattern[Any]
 RUNS = 5
@@ -238,6 +241,15 @@ def test_bounds_of_json_are_found_in_linear_time(numbers: Numbers) -> None:
         require_linear("require_bounded", bounded, unit * (size // len(unit)))
     for unit in (rb"\"", rb"\\", b'aa"aa"'):
         require_linear("require_bounded", bounded, b'"' + unit * (size // len(unit)))
+
+
+@pytest.mark.parametrize("unit", [b"\n", b"[", b'"', b'{"name":', b'{"name":"a"} ', b"9", b"#"])
+def test_a_file_of_keys_is_read_in_linear_time(unit: bytes) -> None:
+    def read(data: bytes) -> None:
+        with suppress(InvalidArgument):
+            list(parse_keys(data, "keys"))
+
+    require_linear("keys", read, unit * (MOST_BYTES // len(unit)))
 
 
 def test_bodies_for_triton_are_checked_in_linear_time() -> None:

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,22 +50,22 @@ class HelloGate(PassGate):
 
 
 @asynccontextmanager
-async def secured(certificate: Certificate) -> AsyncIterator[int]:
-    limits = Limits()
-    connections = Connections(limits.connections, limits.all_bodies_bytes)
+async def secured(certificate: Certificate, connections: int = 4096) -> AsyncIterator[int]:
+    limits = replace(Limits(), connections=connections)
+    counted = Connections(limits.connections, limits.all_bodies_bytes)
     sock = bind("PORT", "127.0.0.1", 0, BACKLOG)
     coalescing = ReadCoalescing(asyncio.get_running_loop())
     gate = HelloGate(1)
 
     def connection() -> ClientConnection:
-        return ClientConnection(gate, limits, connections, coalescing)
+        return ClientConnection(gate, limits, counted, coalescing)
 
     listener = Listener(sock, connection, certificate)
     try:
         yield sock.getsockname()[1]
     finally:
         listener.close()
-        connections.abort_all()
+        counted.abort_all()
         await asyncio.sleep(0)
 
 
@@ -155,6 +156,7 @@ def test_handshakes_that_hang_are_bounded_and_keep_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_connection, "_MOST_HANDSHAKES", 5)
+    monkeypatch.setattr(client_connection, "_HANDSHAKE_S", 1000.0)
 
     async def main() -> None:
         chain, key = make(tmp_path)
@@ -163,6 +165,31 @@ def test_handshakes_that_hang_are_bounded_and_keep_nobody_out(
             try:
                 assert (await asked(port, chain)).endswith(b"hello")
                 assert await asyncio.gather(*map(is_closed, held[:30])) == [True] * 30
+            finally:
+                for each in held:
+                    each.close()
+
+    run(main())
+
+
+def test_connections_that_take_no_end_of_tls_give_their_descriptors_back(tmp_path: Path) -> None:
+    def shaken(port: int) -> ssl.SSLSocket:
+        raw = socket.create_connection(("127.0.0.1", port))
+        return ssl._create_unverified_context().wrap_socket(raw)
+
+    def descriptors() -> int:
+        return len([*Path("/proc/self/fd").iterdir()])
+
+    async def main() -> None:
+        chain, key = make(tmp_path)
+        async with secured(Certificate(chain, key), 5) as port:
+            held: list[ssl.SSLSocket] = []
+            before = descriptors()
+            try:
+                for _ in range(40):
+                    held.append(await asyncio.to_thread(shaken, port))
+                await asyncio.sleep(0)
+                assert descriptors() - before - len(held) <= 5 + 1
             finally:
                 for each in held:
                     each.close()

@@ -14,12 +14,13 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / ".work" / "attack"
 MARKS = {
     name: (f"<!-- made by make attack: {name} -->\n", f"<!-- end: {name} -->")
-    for name in ("inputs", "stops", "drains", "tars")
+    for name in ("inputs", "stops", "drains", "keys", "tars")
 }
 PAGES = {
     "inputs": ROOT / "docs" / "security.md",
     "stops": ROOT / "docs" / "reliability.md",
     "drains": ROOT / "docs" / "reliability.md",
+    "keys": ROOT / "docs" / "security.md",
     "tars": ROOT / "docs" / "security.md",
 }
 _Row = Mapping[str, Any]
@@ -43,7 +44,7 @@ def failures(report: _Row) -> list[str]:
     for one in report.get("drains", ()):
         where = f"{one['sent']} to {one['way']}, {one['killed'] or 'none'} killed"
         found += [f"{where}: {problem}" for problem in one["problems"]]
-    for one in report.get("tars", ()):
+    for one in (*report.get("keys", ()), *report.get("tars", ())):
         found += [f"{one['name']}: {problem}" for problem in one["problems"]]
     if "stops" in report and not report["stops"]:
         found.append("no process was stopped")
@@ -86,7 +87,8 @@ def write() -> None:
 
 
 def _table(name: str, rows: list[tuple[str, Any]]) -> Grid:
-    return {"inputs": _inputs, "stops": _stops, "drains": _drains, "tars": _tars}[name](rows)
+    made = {"inputs": _inputs, "stops": _stops, "drains": _drains, "keys": _keys, "tars": _tars}
+    return made[name](rows)
 
 
 def _inputs(rows: list[tuple[str, Any]]) -> Grid:
@@ -144,6 +146,20 @@ def _drains(rows: list[tuple[str, Any]]) -> Grid:
                 *(one["way"], engine, one["sent"], one["killed"] or "none", _counts(streams)),
                 *(_counts(one["newcomers"]), _counts(one["webhooks"]), round(one["seconds"], 1)),
                 *(round(one["gap"], 1), len(one["problems"]) or "none"),
+            )
+    return table
+
+
+def _keys(rows: list[tuple[str, Any]]) -> Grid:
+    columns = ("wrong keys", "engine", "addresses", "answers", "s", "CPU us each", "right keys",
+               "broken rules")  # fmt: skip
+    table = Grid("", columns)
+    for engine, data in rows:
+        for one in data:
+            table.add(
+                *(one["name"], engine, one["addresses"], _counts(one["answers"])),
+                *(round(one["seconds"], 1), round(one["cpu_us"]), _counts(one["right"])),
+                "; ".join(one["problems"]) or "none",
             )
     return table
 

@@ -4,12 +4,13 @@
     make attack ARGS="engine.tar --only stops --match keeper"
 
 Phases: `inputs` (a table of hostile inputs, crowds of clients, mutated requests), `stops` (SIGSTOP
-and SIGKILL of every process), `drains` (SIGTERM under streams of every API), `tars` (engine.tars of
-vLLM with a hostile seal, through the double; needs a C compiler). It fails when a process died of
-an input, a 4xx or 5xx has no code, a control stream has other text or is silent for too long,
-memory stays above --growth, a request hangs or is lost without a code, a stop cuts what it promised
-to end, or anything of a tar runs. The report is .work/attack/ENGINE.json; --write puts it into the
-pages.
+and SIGKILL of every process), `drains` (SIGTERM under streams of every API), `keys` (guesses before
+5000 keys, of one address and of thousands), `tars` (engine.tars of vLLM with a hostile seal,
+through the double; needs a C compiler). It fails when a process died of an input, a 4xx or 5xx has
+no code, a control stream has other text or is silent for too long, memory stays above --growth, a
+request hangs or is lost without a code, a stop cuts what it promised to end, a wrong key passes or
+more are tried than may be, or anything of a tar runs. The report is .work/attack/ENGINE.json;
+--write puts it into the pages.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ from _attack_clients import Attack, Findings, ServerEnded  # noqa: E402
 from _attack_inputs import hostile  # noqa: E402
 from _control_stream import controlled  # noqa: E402
 from _drained import DRAIN_S, drain_each  # noqa: E402
+from _key_trials import try_keys  # noqa: E402
 from _report import machine_name, say  # noqa: E402
 from _servers import Server, mock_server, server  # noqa: E402
 from _stopped_processes import strike_each, warm_up  # noqa: E402
 
 SETTLE_S, UNDISTURBED_S = 30.0, 5.0
-PHASES = ("inputs", "stops", "drains", "tars")
+PHASES = ("inputs", "stops", "drains", "keys", "tars")
 TPS = 100
 
 
@@ -87,6 +89,13 @@ def main() -> int:
         patient = Start(start.path, {**start.environment, "DRAIN_TIMEOUT": str(DRAIN_S)})
         drains = asyncio.run(drain_each(patient, engine, options.match))
         report["drains"] = [one.row() for one in drains]
+    if "keys" in options.only:
+
+        def with_keys(environment: dict[str, str]) -> AbstractContextManager[Server]:
+            return Start(start.path, {**start.environment, **environment})()
+
+        trials = asyncio.run(try_keys(with_keys, options.seed))
+        report["keys"] = [one.row() for one in trials]
     if "tars" in options.only:
         tars = _hostile_tars.try_each(options.match, options.jobs, options.growth)
         report["tars"] = [one.row() for one in tars]

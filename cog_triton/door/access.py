@@ -9,12 +9,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from cog_triton import errors
 from cog_triton.door.keyring import Api, Key, Keyring, sha256_of
 from cog_triton.door.message import Answer, Bearer, Refused, Request, with_samples
+from cog_triton.serving.tenant_limits import TokenBucket
 from cog_triton.serving.tenants import MOST_TENANTS, OTHER
 from cog_triton.system.redaction import KEY_HEADERS, sent_key
 
@@ -23,53 +24,61 @@ _SEND_KEY = "send the server's API key, as Authorization: Bearer KEY"
 _NO_KEY = "as no COG_TRITON_API_KEY is set"
 
 
-_BURST = 60.0
-_PER_S = 1.0
+_EACH, _ALL = 60, 600
 _MOST_PEERS = 4096
 _MOST_GOOD = 64
 _COUNTED = (401, 403, 429)
-
-
-@dataclass(slots=True)
-class _Peer:
-    """Wrong keys that an address may still send, and hashes of right ones that it has sent."""
-
-    left: float = _BURST
-    since: float = 0.0
-    good: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
 
 class GuessLimit:
     """Rate limit of wrong keys: 60 at once and one a second from an address, or an IPv6 /64.
 
     Beyond it, the address is let in with keys alone that it has used before, such as those of
-    others behind the same proxy. It knows 4096 addresses; the one that came last comes first.
+    others behind the same proxy. Of all addresses together 600 at once and ten a second are tried;
+    beyond that, one a minute of each. It knows 4096 addresses that guess, and while all of them
+    do, newcomers have to wait; those with right keys are apart, so that no guess makes one of them
+    forgotten.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._peers: OrderedDict[str, _Peer] = OrderedDict()
+        self._peers: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._good: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
+        self._all = TokenBucket(clock(), _ALL)
 
     def check(self, address: str, sent: bytes, right: bool) -> None:
         """Raise E2107, with 429, for a key of an address that has guessed too often."""
         name, now = network_of(address), self._clock()
-        if (peer := self._peers.get(name)) is None:
-            peer = self._peers[name] = _Peer(since=now)
-            if len(self._peers) > _MOST_PEERS:
-                self._peers.popitem(last=False)
-        self._peers.move_to_end(name)
-        peer.left = min(_BURST, peer.left + (now - peer.since) * _PER_S)
-        peer.since = now
-        known = right and sha256_of(sent) in peer.good
-        if peer.left < 1 and not known:
+        made = sha256_of(sent) if right else ""
+        if made in self._good.get(name, ()):
+            self._good.move_to_end(name)
+            return
+        peer = self._peers.get(name) or TokenBucket(now, _EACH)
+        level, crowded = peer.level(now, _EACH), self._all.level(now, _ALL) < 1
+        is_late = name not in self._peers and len(self._peers) >= _MOST_PEERS
+        if crowded and (level < _EACH or is_late):
+            rule = "too many wrong keys, of this address or many others; try again in a minute"
+            raise Refused(429, errors.Overloaded(rule))
+        if level < 1:
             rule = "too many wrong keys from this address; it may send one a second"
             raise Refused(429, errors.Overloaded(rule))
-        if not right:
-            peer.left -= 1
-        elif not known:
-            peer.good[sha256_of(sent)] = None
-            if len(peer.good) > _MOST_GOOD:
-                peer.good.popitem(last=False)
+        if right:
+            good = self._good.setdefault(name, OrderedDict())
+            good[made] = None
+            _keep(good, _MOST_GOOD)
+            _keep(self._good, _MOST_PEERS)
+            return
+        peer.take(_EACH if crowded else 1)
+        if not crowded:
+            self._all.take(1)
+        self._peers[name] = peer
+        self._peers.move_to_end(name)
+        _keep(self._peers, _MOST_PEERS)
+
+
+def _keep(of: OrderedDict[str, Any], most: int) -> None:
+    if len(of) > most:
+        of.popitem(last=False)
 
 
 class Refusals:

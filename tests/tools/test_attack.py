@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ipaddress
 import random
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import _attack_report
 import _hostile_tars
+import _key_trials
 import pytest
 from _attack_clients import Findings
 from _attack_inputs import PORTS, Hostile, Inputs, hostile
@@ -137,6 +140,23 @@ def test_drains_are_of_both_commands_with_and_without_a_death() -> None:
     deaths = {(as_image, killed) for as_image, sent, killed in PLAN if sent == "SIGTERM"}
     assert {killed for _, killed in deaths} == {"", "engine", "stub tensorrt_llm", "tritonserver"}
     assert {(not as_image, killed) for as_image, killed in deaths} == deaths
+
+
+def test_guesses_are_wrong_and_come_from_addresses_of_this_machine() -> None:
+    right = {_key_trials.key_of(place) for place in range(_key_trials.TENANTS)}
+    tried = set(islice(_key_trials.guesses(random.Random(1)), 5000))
+    assert not tried & right
+    assert any(each[:-1] in right for each in tried)
+    found = [*_key_trials.addresses(2, 2000), *_key_trials.addresses(4, 6000)]
+    assert len({ipaddress.ip_address(each) for each in found}) == 8000
+    assert all(ipaddress.ip_address(each).is_loopback for each in found)
+
+
+def test_more_guesses_than_may_be_and_a_key_that_passes_fail() -> None:
+    trial = _key_trials.Trial("one address", 1, 100, Counter({"401": 100}), problems=["x", "x"])
+    assert _key_trials.most_tried(1, 2.0) == 62
+    assert _key_trials.most_tried(2000, 60.0) == 600 + 600 + 4000
+    assert _attack_report.failures({"keys": [trial.row()]}) == ["one address: x"]
 
 
 @pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")

@@ -37,7 +37,7 @@ class Abilities:
     from their opening on, `native_tags` whether tags that vLLM has made for its parser guide it.
     `images` is how many a prompt may have; `image_placeholder` stands for
     one in its text (``{}`` is the image's number), None if only the model's chat template knows
-    what does.
+    what does. `priorities` is whether its scheduler heeds those of requests.
     """
 
     generation: bool = True
@@ -50,6 +50,7 @@ class Abilities:
     native_tags: bool = False
     images: int = 0
     image_placeholder: str | None = None
+    priorities: bool = False
 
     def require_generation(self) -> None:
         """Raise E1005 if the model makes embeddings alone."""

@@ -41,6 +41,7 @@ class EngineRequest:
     numbers.
     `made` are output tokens already, of a generation whose engine died, for an engine that takes
     them; all else is as it was asked, and what follows them is told.
+    `priority` is for an engine whose scheduler heeds it: lower is earlier.
     """
 
     input_ids: Sequence[int]
@@ -60,6 +61,7 @@ class EngineRequest:
     embeds: bool = row(False, tensor="")
     dimensions: int | None = row(None, tensor="")
     made: Sequence[int] = row((), tensor="")
+    priority: int = row(0, tensor="")
     return_num_input_tokens: bool = row(False)
     return_num_output_tokens: bool = row(False)
 

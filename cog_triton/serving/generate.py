@@ -103,12 +103,15 @@ class TextGenerator:
         on_failure: Callable[[], None] = lambda: None,
         observer: Observer | None = None,
         resume_rules: ResumeRules | None = None,
+        *,
+        priorities: bool = False,
     ) -> None:
         """`to_error` gives the coded error behind an engine's error text.
 
         `on_failure` is called, on any thread, when the engine or Triton has failed a request.
         `observer` gets every generation. Without `admission`, the engine's batch size is the
-        concurrency limit, and the queue is unbounded.
+        concurrency limit, and the queue is unbounded. With `priorities` the engine's scheduler is
+        told those of requests.
         """
         self.limits = limits
         self._end_id = limits.end_id if settings.end_id is None else settings.end_id
@@ -132,6 +135,7 @@ class TextGenerator:
         self.adapter_use = AdapterUse()
         self.quarantine = Quarantine()
         self.tenant_limits = TenantLimits()
+        self._priorities = priorities
         self._inboxes = ThreadInboxes()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -174,7 +178,10 @@ class TextGenerator:
             end_id=self._end_id if request.end_id is None else request.end_id,
             pad_id=self._pad_id if request.pad_id is None else request.pad_id,
         )
-        return GenerationRequest(engine=engine, stops=stops, notes=notes, **others)
+        planned = GenerationRequest(engine=engine, stops=stops, notes=notes, **others)
+        if not self._priorities:
+            return planned
+        return replace(planned, engine=replace(engine, priority=planned.priority))
 
     def stream(self, request: GenerationRequest, ticket: Ticket | None = None) -> Stream:
         """Text as it is generated, for a thread to iterate; closing it stops the engine.
@@ -260,7 +267,8 @@ class Generation:
         self.request = request
         self.result = GenerationResult()
         self.ticket = ticket or Ticket()
-        self.ticket.tenant, self.ticket.priority = request.tenant, request.priority
+        if (tenant := request.tenant) is not None:  # else in order of arrival
+            self.ticket.tenant, self.ticket.priority = tenant, request.priority
         self.ticket.prompt_tokens = len(request.engine.input_ids)
         self.ticket.made = self._made
         self._generator = generator

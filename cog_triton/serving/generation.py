@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import EMBEDDING, LENGTH, NO_TOKEN, PROMPT, StepItem
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
-from cog_triton.serving.tenants import CURRENT, Tenant
+from cog_triton.serving.tenants import CURRENT, LOWEST, Tenant
 from cog_triton.text.stop_strings import TextStream
 from cog_triton.text.tokenizer import EngineTokenizer
 
@@ -64,8 +64,10 @@ class GenerationRequest:
 
     @property
     def priority(self) -> int:
-        """Its priority within the bounds of its tenant's key; 0 without tenants."""
-        return 0 if self.tenant is None else self.tenant.bounded_priority(self.asked_priority)
+        """Its priority within the bounds of its tenant's key; without tenants as it was asked."""
+        if self.tenant is None:
+            return max(-LOWEST, min(LOWEST, self.asked_priority or 0))
+        return self.tenant.bounded_priority(self.asked_priority)
 
 
 @dataclass(slots=True)

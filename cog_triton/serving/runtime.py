@@ -103,6 +103,7 @@ class Runtime:
             on_failure=lambda: self.supervisor.check_engine(),
             observer=observer,
             resume_rules=family.resume_rules,
+            priorities=family.abilities.priorities,
         )
         self.supervisor = Supervisor(
             settings, server, client, transport, self.generator.probe, admission, on_failed, engines

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -30,11 +31,12 @@ from cog_triton import errors
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.generate_stream import to_error
-from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.request import EXTRAS, EngineRequest, decode_extras, encode_extras
 from cog_triton.errors import PromptTooLong, TritonUnavailable
 from cog_triton.serving.admission import Admission, Ticket
 from cog_triton.serving.generate import Stream, TextGenerator
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
+from cog_triton.serving.tenants import Tenant
 from cog_triton.settings import Settings, load_settings
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.stop_strings import TextStream
@@ -83,6 +85,23 @@ def generating(
 
 def asked(ids: list[int], **sampling: Any) -> EngineRequest:
     return EngineRequest(input_ids=ids, sampling=SamplingParams(**sampling))
+
+
+@pytest.mark.parametrize(("tenant", "priority"), [(None, -10), (Tenant(name="a", priority=2), 2)])
+def test_the_engines_scheduler_is_told_priorities_within_bounds(
+    tenant: Tenant | None, priority: int
+) -> None:
+    for heeds in (True, False):
+        generator = TextGenerator(
+            load_settings(), limits(), TOKENIZER, IDLE, to_error, priorities=heeds
+        )
+        planned = generator.plan(asked([1], max_tokens=1), asked_priority=-99, tenant=tenant)
+        assert planned.engine.priority == (priority if heeds else 0)
+        assert decode_extras(
+            asked([1], max_tokens=1), encode_extras(planned.engine).get(EXTRAS, "{}")
+        ) == (replace(asked([1], max_tokens=1), priority=planned.engine.priority))
+        queued = generator.stream(planned).generation.ticket
+        assert (queued.tenant, queued.priority) == (tenant, 0 if tenant is None else 2)
 
 
 def started(generator: TextGenerator, stops: Sequence[str] = ()) -> Stream:

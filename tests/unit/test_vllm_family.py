@@ -50,6 +50,14 @@ def refusal(
     return caught.value.detail
 
 
+@pytest.mark.parametrize(("policy", "heeds"), [("priority", True), ("fcfs", False), (None, False)])
+def test_priorities_are_told_to_a_scheduler_that_heeds_them(
+    tmp_path: Path, policy: str | None, heeds: bool
+) -> None:
+    arguments = {} if policy is None else {"scheduling_policy": policy}
+    assert open_engine(vllm_engine(tmp_path, **arguments)).abilities.priorities is heeds
+
+
 def test_registry_opens_a_vllm_engine(tmp_path: Path) -> None:
     engine = open_engine(vllm_engine(tmp_path))
     assert isinstance(engine, VLLMFamily)

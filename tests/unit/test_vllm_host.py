@@ -374,6 +374,12 @@ def test_biases_of_a_client_reach_vllm_by_token_id(host: Running) -> None:
     assert "out of range" in failure(host.guest(), text("a", {"logit_bias": {"99999": 1}})).detail
 
 
+def test_priorities_reach_vllm(host: Running) -> None:
+    for client in (host.guest(), host.engine):
+        ask(client, replace(tokens(ABC), priority=-3))
+        assert host.calls("add_request")[-1]["priority"] == -3
+
+
 def test_structured_outputs_reach_vllm(host: Running) -> None:
     request = text("hi", {"structured_outputs": '{"choice": ["yes", "no"]}'})
     (event,) = ask(host.guest(), request)

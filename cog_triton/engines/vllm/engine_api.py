@@ -145,7 +145,13 @@ class StepOutputs:
         processor.update_scheduler_stats = end_step
 
     async def add_request(
-        self, name: str, prompt: Any, params: Any, put: Put, lora: Any = None
+        self,
+        name: str,
+        prompt: Any,
+        params: Any,
+        put: Put,
+        lora: Any = None,
+        priority: int = 0,
     ) -> bool:
         """Start a request; returns whether vLLM had made outputs before this returned.
 
@@ -153,7 +159,9 @@ class StepOutputs:
         It is called before the end of the step that made the output, or at any time for an
         exception, for an aborted request, and for those outputs that were made before.
         """
-        collector = await self._engine.add_request(name, prompt, params, lora_request=lora)
+        collector = await self._engine.add_request(
+            name, prompt, params, lora_request=lora, priority=priority
+        )
         try:
             early = collector.get_nowait()
         except Exception as error:  # noqa: BLE001 - what `put` is for

@@ -299,7 +299,9 @@ class VLLMHost(AsyncEngine):
             self.emit(number, prompt_length(length))
         name, converter = str(number), TokenOutputConverter(request)
         if self._steps is None:
-            outputs = self._engine.generate(prompt, params, name, lora_request=lora)
+            outputs = self._engine.generate(
+                prompt, params, name, lora_request=lora, priority=request.priority
+            )
             await self._iterate(number, converter, outputs)
             return
 
@@ -307,7 +309,7 @@ class VLLMHost(AsyncEngine):
             if self._put(number, converter, output):
                 self.abort(number)
 
-        if await self._steps.add_request(name, prompt, params, put, lora):
+        if await self._steps.add_request(name, prompt, params, put, lora, request.priority):
             self.flush_soon()
 
     async def _start_text(self, number: int, request: TextRequest) -> None:

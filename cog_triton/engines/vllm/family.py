@@ -148,6 +148,7 @@ class VLLMFamily(EngineFamily):
             native_tags=True,
             images=images.most,
             image_placeholder=images.placeholder,
+            priorities=self.model.arguments.get("scheduling_policy") == "priority",
         )
 
     @classmethod

@@ -115,7 +115,8 @@ class AsyncLLM:
         written = {f.name: getattr(params, f.name) for f in fields(params)}
         del written["output_kind"]
         lora = lora_request and lora_request.lora_name
-        self._write("add_request", {"id": request_id, "params": written, "lora": lora})
+        call = {"id": request_id, "params": written, "lora": lora, "priority": priority}
+        self._write("add_request", call)
         if self.errored:
             raise EngineDeadError
         tasks = await self.get_supported_tasks()
@@ -229,7 +230,7 @@ class AsyncLLM:
         q: RequestOutputCollector | None = None
         try:
             q = await self.add_request(
-                request_id, prompt, sampling_params, lora_request=lora_request
+                request_id, prompt, sampling_params, lora_request=lora_request, priority=priority
             )
             finished = False
             while not finished:

@@ -258,14 +258,18 @@ class OpenAIGate(PrivateGate):
             return replace(self._forward(request), revise=self._with_metrics)
         if swapping is None:
             return self._forward(request)
+        tenant = request.tenant
+        models = [each for each in swapping.models if tenant is None or tenant.may_name(each["id"])]
         if reads and request.path == _MODELS:
-            return json_answer(200, {"object": "list", "data": swapping.models})
+            return json_answer(200, {"object": "list", "data": models})
         if reads:
             asked = request.path.removeprefix(f"{_MODELS}/")
-            described = [model for model in swapping.models if model["id"] == asked]
+            described = [model for model in models if model["id"] == asked]
             return json_answer(200, described[0]) if described else self._forward(request)
         body = request.body
         name = await self.large_bodies.run(len(body), model_of, body)
+        if tenant is not None and name is not None:
+            tenant.require_model(name)  # before its turn, which would stop another model
         return self._forward(request, await self.route.upstream_of(name))
 
 

@@ -62,9 +62,13 @@ class Tenant(BaseModel):
         except ValidationError as error:
             raise Unauthorized("the front door has told of no tenant") from error
 
+    def may_name(self, model: str) -> bool:
+        """Whether the key is for a model or adapter."""
+        return not self.models or model in self.models
+
     def require_model(self, name: str) -> None:
         """Raise E1009 for a model or adapter that the key is not for."""
-        if self.models and name not in self.models:
+        if not self.may_name(name):
             raise NotFound(f"model={name[:80]!r}: the key of {self.name} is not for it")
 
     def require_length(self, prompt_tokens: int) -> None:

@@ -70,9 +70,11 @@ class ServedModels:
         return base if adapter is None else {**base, "id": adapter, "parent": self.base}
 
     def objects(self, base: dict[str, Any]) -> list[dict[str, Any]]:
-        """The model objects of the base model and of each adapter."""
+        """The model objects of the base model and of each adapter that the tenant may name."""
         names = self.adapters.adapters() if self.adapters else {}
-        return [base, *(self.object(base, name) for name in names)]
+        every = [base, *(self.object(base, name) for name in names)]
+        tenant = CURRENT.get()
+        return [each for each in every if tenant is None or tenant.may_name(each["id"])]
 
 
 T = TypeVar("T")
@@ -187,4 +189,7 @@ class AdapterRoutes:
 
     async def _parse(self, request: Request, kind: type[B]) -> B:
         body = await read_body(request, self._api.settings.max_request_bytes)
-        return validate(kind, parse_body(body))
+        parsed = validate(kind, parse_body(body))
+        if (tenant := CURRENT.get()) is not None:
+            tenant.require_model(parsed.lora_name)
+        return parsed

@@ -1,11 +1,12 @@
 """Tenants on one engine: what a flood of one adds to another's TTFT, and shares by weight.
 
 The mock engine has 64 streams, steps of 20 ms, and 0.05 ms a prompt token, so that a prompt of 4000
-takes 200 ms. One tenant floods with 200 prompts of 4000 tokens, again and again, while another
-asks each 200 ms: alone, beside the flood by a key of its own, and with one key for both. Then three
-tenants of weights 1, 2 and 4 ask for more than there is. CPU a token is of tenants over one key.
+takes 200 ms. One tenant floods with 200 prompts of 4000 tokens, again and again, while another asks
+each 200 ms: alone, beside the flood by a key of its own, and with one key for both. Then three
+tenants of weights 1, 2 and 4 ask for more than there is. CPU a token is that with three tenants by
+that with one key, in pairs, with the interval of their median.
 
-    .venv/bin/python benchmarks/tenants.py
+    .venv/bin/python benchmarks/tenants.py --cost-only --pairs 60 --against COMMIT
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import re
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import _resource_usage
 import _servers
+import against_commit
 from _report import Figure, Grid, Report, Target, main, say
 
 from cog_triton.door.keyring import sha256_of
@@ -30,6 +34,7 @@ STREAMS, STEP_MS, PREFILL_MS = 64, 20.0, 0.05
 FLOOD, LONG, PERIOD_S = 200, 4000, 0.2
 WEIGHTS = {"one": 1, "two": 2, "four": 4}
 MOST_ADDED_MS = STEP_MS + LONG * PREFILL_MS
+MOST_COST, RESAMPLES, TOTAL = 1.03, 4000, "all"
 OWN, SAME = "a key of its own", "one key for both"
 ONE_KEY = {"COG_TRITON_API_KEY": "a", "LOG_REQUESTS": "0", "MAX_QUEUE": "1000"}
 _MODEL = "mock"
@@ -163,21 +168,88 @@ async def measure_shares(base: str, seconds: float, each: int) -> dict[str, floa
     return {name: after[name] - before.get(name, 0.0) for name in WEIGHTS}
 
 
-async def cpu_us(server: _servers.Server, key: str, streams: int, output: int) -> float:
-    """CPU microseconds a token of all server processes."""
+async def cpu_us(server: _servers.Server, keys: Sequence[str], output: int) -> Mapping[str, float]:
+    """CPU microseconds a token of each part of a server, whose streams are of these keys in turns.
+
+    `TOTAL` is that of all processes.
+    """
     client = Client(server.openai)
-    await client.ask(key, 20, 8)
-    before = sum(server.cpu_seconds().values())
-    made = await asyncio.gather(*(client.ask(key, 20, output) for _ in range(streams)))
-    return (sum(server.cpu_seconds().values()) - before) * 1e6 / sum(made)
+    before = server.cpu_seconds()
+    asked = (client.ask(keys[place % len(keys)], 20, output) for place in range(STREAMS))
+    made = sum(await asyncio.gather(*asked))
+    used = _resource_usage.spent(before, server.cpu_seconds())
+    return {
+        part: seconds * 1e6 / made for part, seconds in {**used, TOTAL: sum(used.values())}.items()
+    }
+
+
+def interval(values: Sequence[float], seed: int = 1) -> tuple[float, float]:
+    """Bootstrap interval of 95 % of the median."""
+    some = random.Random(seed)
+    medians = sorted(
+        statistics.median(some.choices(values, k=len(values))) for _ in range(RESAMPLES)
+    )
+    return medians[RESAMPLES // 40], medians[-RESAMPLES // 40]
+
+
+def measure_cost(pairs: int, output: int, against: str) -> Iterator[Figure | Grid]:
+    """CPU a token with keys of three tenants over that with one key, and over another commit's.
+
+    All servers run at once and are asked in turns, each pair in the opposite order of the one
+    before (ABBA), so that what the machine does meanwhile is in both.
+    """
+    with ExitStack() as stack:
+
+        def served(environment: dict[str, str], checkout: Path | None = None) -> _servers.Server:
+            started = _servers.mock_server(
+                tps=100, clock=_servers.STEP_CLOCK, environment=environment, checkout=checkout
+            )
+            return stack.enter_context(started)
+
+        sides = {"three tenants": (served(stack.enter_context(tenants(WEIGHTS))), [*WEIGHTS])}
+        sides["one key"] = served(ONE_KEY), ["a"]
+        if against:
+            sides[against] = served(ONE_KEY, against_commit.checkout(against)), ["a"]
+        cost: dict[str, list[Mapping[str, float]]] = {name: [] for name in sides}
+        for place in range(-1, pairs):  # the first one warms up
+            for name in [*sides][:: -1 if place % 2 else 1]:
+                found = asyncio.run(cpu_us(*sides[name], output))
+                if place >= 0:
+                    cost[name].append(found)
+    parts = sorted({part for found in cost.values() for part in found[0]} - {TOTAL})
+    grid = Grid(f"CPU us a token, medians of {pairs}", ("", "all", *parts))
+    for name, found in cost.items():
+        medians = (statistics.median(one.get(part, 0) for one in found) for part in (TOTAL, *parts))
+        grid.add(name, *(f"{median:.1f}" for median in medians))
+    yield grid
+    own, *others = cost
+    for other in others:
+        ratios = [a[TOTAL] / b[TOTAL] for a, b in zip(cost[own], cost[other], strict=True)]
+        low, high = interval(ratios)
+        told = f"CPU a token over that of {other} ({low:.3f} to {high:.3f} in 95 %)"
+        target = Target(MOST_COST) if other == "one key" else None
+        yield Figure(told, statistics.median(ratios), "x", target)
+        say(f"{told}: {statistics.median(ratios):.3f} in {pairs} pairs")
 
 
 def run(args: argparse.Namespace) -> Report:
     """Measure the flood, the shares and the cost."""
-    count, flood, seconds, rounds, output = args.requests, FLOOD, args.seconds, args.rounds, 1000
+    count, flood, seconds, pairs, output = args.requests, FLOOD, args.seconds, args.pairs, 100
     if args.quick:
-        count, flood, seconds, rounds, output = 5, 70, 2.0, 1, 50
+        count, flood, seconds, pairs, output = 5, 70, 2.0, 2, 50
     report = Report("tenants", "several tenants on one engine")
+    if not args.cost_only:
+        measure_sharing(report, count, flood, seconds)
+    for found in measure_cost(pairs, output, args.against):
+        if isinstance(found, Grid):
+            report.grids.append(found)
+        else:
+            report.figures.append(found)
+    return report
+
+
+def measure_sharing(report: Report, count: int, flood: int, seconds: float) -> None:
+    """Put into the report what a flood adds to another's TTFT, and shares in overload."""
     options = (f"--step-ms={STEP_MS:g}", f"--prefill={PREFILL_MS:g}", "--max-batch-size=64")
     mock = ("--engine", "mock", *options)
     times = {}
@@ -212,28 +284,14 @@ def run(args: argparse.Namespace) -> Report:
     report.figures.append(
         Figure("Jain's index of weighted shares", index, "", Target(0.98, least=True))
     )
-    ratios = []
-    with tenants({"a": 1}) as keys:
-        ways = {"tenants": keys, "one key": ONE_KEY}
-        for _ in range(rounds):
-            cost = {}
-            for name, environment in ways.items():
-                with _servers.mock_server(
-                    tps=100, clock=_servers.STEP_CLOCK, environment=environment
-                ) as server:
-                    cost[name] = asyncio.run(cpu_us(server, "a", STREAMS, output))
-            ratios.append(cost["tenants"] / cost["one key"])
-            say(f"CPU a token: {cost['tenants']:.1f} us with tenants, {cost['one key']:.1f} us")
-    report.figures.append(
-        Figure("CPU a token over that of one key", statistics.median(ratios), "x", Target(1.03))
-    )
-    return report
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=500, help="of who asks seldom")
     parser.add_argument("--seconds", type=float, default=40, help="of overload")
-    parser.add_argument("--rounds", type=int, default=3, help="of CPU a token")
+    parser.add_argument("--pairs", type=int, default=100, help="of CPU a token")
+    parser.add_argument("--cost-only", action="store_true", help="CPU a token alone")
+    parser.add_argument("--against", default="", help="another commit, whose CPU a token is told")
 
 
 if __name__ == "__main__":

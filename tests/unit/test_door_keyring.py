@@ -8,12 +8,13 @@ import logging
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_door import answered, gates, passed, status
+from small_door import answered, gates, passed, route_to, status
 
 from cog_triton.door.access import Access, GuessLimit, network_of
 from cog_triton.door.keyring import (
@@ -26,6 +27,7 @@ from cog_triton.door.keyring import (
     sha256_of,
 )
 from cog_triton.door.message import Refused
+from cog_triton.door.upstream import Upstream
 from cog_triton.errors import CogTritonError, InvalidArgument, Unauthorized
 from cog_triton.serving.tenants import HEADER, Tenant
 
@@ -321,6 +323,27 @@ def test_a_key_is_good_for_its_apis_alone(
     assert refusal.status == 403
     assert f"the key of b is not for {api}" in refusal.body.decode()
     assert status(doors[port], method, path, b"{}", bearer("kc")) == 401
+
+
+def test_a_key_swaps_no_model_in_that_it_is_not_for(tmp_path: Path) -> None:
+    turns: list[str | None] = []
+
+    async def turn_of(model: str | None) -> Upstream:
+        turns.append(model)
+        return route.upstream
+
+    route = route_to(status="READY")
+    models = [{"id": "m"}, {"id": "other"}]
+    route.upstreams.swapping = SimpleNamespace(models=models, turn_of=turn_of)  # type: ignore[assignment]
+    ring = keyring(tmp_path, line("a", "ka", models=["m"]), line("b", "kb"))
+    door = gates(route, Access(None, True, ring))["openai"]
+    for key, ids in (("ka", ["m"]), ("kb", ["m", "other"])):
+        listed = answered(door, "GET", "/v1/models", b"", bearer(key))
+        assert [model["id"] for model in json.loads(listed.body)["data"]] == ids
+    other = CHAT.replace(b'"m"', b'"other"')
+    chats = [(CHAT, "ka"), (other, "ka"), (other, "kb")]
+    found = [status(door, "POST", "/v1/chat/completions", body, bearer(key)) for body, key in chats]
+    assert (found, turns) == ([200, 404, 200], ["m", "other"])
 
 
 def test_health_needs_no_key_and_the_old_key_has_all_rights(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from cog_triton.errors import InvalidArgument, NotFound
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.openai import listeners
 from cog_triton.serving.openai.served_models import ServedModels
+from cog_triton.serving.tenants import HEADER, Tenant
 from cog_triton.settings import load_settings
 
 KEY = {"Authorization": "Bearer k"}
@@ -73,6 +74,31 @@ def test_model_selects_the_base_model_or_an_adapter(tmp_path: Path) -> None:
             "sql",
             "poems",
         ]
+
+
+def test_a_tenant_sees_and_changes_the_models_of_its_key_alone(tmp_path: Path) -> None:
+    options = {"cog_triton_tenants_at_door": True, "cog_triton_key_at_door": True}
+    with served(tmp_path, ("sql", "poems"), **options) as running:
+
+        def told(*models: str) -> dict[str, str]:
+            return {HEADER: Tenant(name="a", models=models).encoded()}
+
+        def post(path: str, models: str, name: str) -> int:
+            body = {"lora_name": name}
+            if "unload" not in path:
+                body |= {"lora_path": str(tmp_path / "adapters" / name), "load_inplace": True}
+            url = f"{running.url}{path}"
+            return httpx.post(url, json=body, headers=told(models)).status_code
+
+        def listed(*models: str) -> list[str]:
+            body = httpx.get(f"{running.url}/v1/models", headers=told(*models)).json()
+            return [model["id"] for model in body["data"]]
+
+        assert listed() == ["small", "sql", "poems"]
+        assert listed("sql", "none") == ["sql"]
+        for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            assert post(path, "poems", "sql") == 404
+            assert post(path, "sql", "sql") == 200
 
 
 def test_an_unknown_model_is_not_found_with_the_nearest_name(tmp_path: Path) -> None:

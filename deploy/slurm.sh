@@ -23,7 +23,12 @@ export ENGINE=${ENGINE:?set ENGINE to an engine directory that all nodes see}
 export WORLD_SIZE=$SLURM_NTASKS PORT=${PORT:-5000}
 container=()
 if [[ -n ${IMAGE:-} ]]; then
-  container=("--container-image=$IMAGE" "--container-mounts=$ENGINE,$SLURM_SUBMIT_DIR")
+  mounts=$ENGINE,$SLURM_SUBMIT_DIR
+  # By their directories: a file that is replaced would stay the old one in the container.
+  for file in "${COG_TRITON_KEYS:-}" "${TLS_CERT_FILE:-}" "${TLS_KEY_FILE:-}"; do
+    [[ -z $file ]] || mounts+=",$(dirname "$file")"
+  done
+  container=("--container-image=$IMAGE" "--container-mounts=$mounts")
 fi
 
 # TensorRT-LLM has to know on how many machines its ranks are.
@@ -33,11 +38,15 @@ if [[ -z ${COG_TRITON_CONFIG:-} ]]; then
   trap 'rm -f "$COG_TRITON_CONFIG"' EXIT
 fi
 
-echo "cog-triton: $WORLD_SIZE ranks on $SLURM_JOB_NODELIST; http://$(hostname):$PORT"
+echo "cog-triton: $WORLD_SIZE ranks on $SLURM_JOB_NODELIST; http${TLS_CERT_FILE:+s}://$(hostname):$PORT"
 # Rank 0 drains when asked from its own machine, which is this one; to signal the tasks would end all of them.
 stopping=
 stop() {
   stopping=1
+  if [[ -n ${TLS_CERT_FILE:-} ]]; then # of another name than 127.0.0.1; this machine needs no key
+    curl -ksf -m 10 -o /dev/null -X POST "https://127.0.0.1:$PORT/shutdown"
+    return
+  fi
   local answer=
   { exec 3<>"/dev/tcp/127.0.0.1/$PORT"; } 2>/dev/null &&
     printf 'POST /shutdown HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n' >&3 &&

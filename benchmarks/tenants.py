@@ -217,10 +217,10 @@ def measure_cost(pairs: int, output: int, against: str) -> Iterator[Figure | Gri
                 if place >= 0:
                     cost[name].append(found)
     parts = sorted({part for found in cost.values() for part in found[0]} - {TOTAL})
-    grid = Grid(f"CPU us a token, medians of {pairs}", ("", "all", *parts))
+    grid = Grid(f"CPU us a token, means of {pairs}", ("", "all", *parts))
     for name, found in cost.items():
-        medians = (statistics.median(one.get(part, 0) for one in found) for part in (TOTAL, *parts))
-        grid.add(name, *(f"{median:.1f}" for median in medians))
+        means = (statistics.mean(one.get(part, 0) for one in found) for part in (TOTAL, *parts))
+        grid.add(name, *(f"{mean:.1f}" for mean in means))
     yield grid
     own, *others = cost
     for other in others:

@@ -289,7 +289,7 @@ class CogGate(PrivateGate):
                 await self.webhooks.expect(url)
                 request = replace(request, body=body)
         if request.tenant is not None:
-            told = request.tenant.encoded()
+            told = request.tenant.encoded
             body = await self.large_bodies.run(len(body), with_tenant, body, told)
             request = replace(request, body=body)
         state = self.route.upstream.state

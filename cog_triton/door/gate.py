@@ -133,9 +133,10 @@ class PrivateGate(ABC):
 
     def _forward(self, request: Request, to: Upstream | None = None) -> Forward:
         upstream = to or self.route.upstream
-        headers = [pair for pair in request.headers if pair[0] not in (*self.dropped, _TENANT)]
+        dropped = {*self.dropped, _TENANT}
+        headers = [pair for pair in request.headers if pair[0] not in dropped]
         if request.tenant is not None:
-            headers.append((_TENANT, request.tenant.encoded().encode()))
+            headers.append((_TENANT, request.tenant.encoded.encode()))
         return Forward(
             upstream.connections,
             upstream.ports[self.route.port],

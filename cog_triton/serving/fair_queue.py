@@ -99,6 +99,8 @@ class FairQueue(Generic[Item]):
         """Those that hold a slot."""
         self.waiting = 0
         """Number of those that wait."""
+        self._prompts = 0
+        """Prompt tokens of those that run."""
 
     def __iter__(self) -> Iterator[Item]:
         return (each for flow in self._flows.values() for each in flow.waiting)
@@ -145,6 +147,7 @@ class FairQueue(Generic[Item]):
         flow.admitted, flow.refused = now, 0
         flow.running.add(item)
         self.running.add(item)
+        self._prompts += item.prompt_tokens
         return item
 
     def remove(self, item: Item) -> None:
@@ -155,6 +158,7 @@ class FairQueue(Generic[Item]):
         if item in flow.running:
             flow.running.remove(item)
             self.running.remove(item)
+            self._prompts -= item.prompt_tokens
             flow.settled += item.served / flow.weight
             flow.seen = self._clock()
         elif item in flow.waiting:
@@ -206,8 +210,11 @@ class FairQueue(Generic[Item]):
         """
         if len(flow.running) >= reserve and self._slots - len(self.running) <= reserve:
             return False
+        most = PREFILL_TOKENS - flow.waiting[0].prompt_tokens
+        if self._prompts <= most:
+            return True
         unmade = sum(each.prompt_tokens for each in self.running if not each.prefilled)
-        return not unmade or unmade + flow.waiting[0].prompt_tokens <= PREFILL_TOKENS
+        return not unmade or unmade <= most
 
 
 def _is_guarded(flow: Flow[Item], reserve: int, now: float) -> bool:

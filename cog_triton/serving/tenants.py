@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -49,6 +49,7 @@ class Tenant(BaseModel):
     concurrent: Limit = None
     max_prompt_tokens: Limit = None
 
+    @cached_property
     def encoded(self) -> str:
         """What the header says, in ASCII; what a subclass adds is left out."""
         values = self.model_dump(include=set(Tenant.model_fields), exclude_defaults=True)

@@ -131,7 +131,7 @@ def test_any_file_is_read_or_refused_with_its_line(data: bytes) -> None:
         refusal = error.detail
     assert refusal.startswith("f:")
     assert len(refusal) < 400
-    assert all(Tenant.decoded(key.encoded()).name == key.name for key in keys)
+    assert all(Tenant.decoded(key.encoded).name == key.name for key in keys)
     assert all(key.expired in (True, False) for key in keys)
 
 
@@ -457,9 +457,9 @@ def test_a_tenant_is_told_whole() -> None:
         concurrent=3,
         max_prompt_tokens=4,
     )
-    told = Tenant.decoded(key.encoded())
+    told = Tenant.decoded(key.encoded)
     assert told == Tenant(**{name: getattr(key, name) for name in Tenant.model_fields})
-    assert key.encoded().isascii()
+    assert key.encoded.isascii()
     for call in (lambda: told.require_model("y"), lambda: told.require_length(5)):
         with pytest.raises(CogTritonError):
             call()

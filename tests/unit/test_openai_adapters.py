@@ -81,7 +81,7 @@ def test_a_tenant_sees_and_changes_the_models_of_its_key_alone(tmp_path: Path) -
     with served(tmp_path, ("sql", "poems"), **options) as running:
 
         def told(*models: str) -> dict[str, str]:
-            return {HEADER: Tenant(name="a", models=models).encoded()}
+            return {HEADER: Tenant(name="a", models=models).encoded}
 
         def post(path: str, models: str, name: str) -> int:
             body = {"lora_name": name}

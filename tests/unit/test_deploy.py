@@ -41,8 +41,10 @@ def program(directory: Path, name: str, text: str) -> None:
     path.chmod(0o755)
 
 
-def sbatch(directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    program(directory, "srun", SRUN)
+def sbatch(
+    directory: Path, srun: str = SRUN, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    program(directory, "srun", srun)
     program(directory, "cog-triton", COG_TRITON)
     program(directory, "scontrol", '#!/bin/sh\necho "$@" > scontrol-arguments\n')
     return subprocess.run(
@@ -76,6 +78,24 @@ def test_slurm_starts_cog_on_rank_0_and_triton_alone_on_the_others(tmp_path: Pat
     config = yaml.safe_load((tmp_path / "config-1").read_text())
     assert config == {"tensorrt_llm": {"args": {"num_nodes": 2}}}
     assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_slurm_mounts_keys_and_certificates_by_their_directories(tmp_path: Path) -> None:
+    keys, chain = "/shared/tenants/keys", "/shared/tls/chain.pem"
+    done = sbatch(tmp_path, ENGINE="/e", IMAGE="i", COG_TRITON_KEYS=keys, TLS_CERT_FILE=chain)
+    mounts = f"--container-mounts=/e,{tmp_path},/shared/tenants,/shared/tls"
+    assert mounts in (tmp_path / "srun-arguments").read_text().splitlines()
+    assert "; https://" in done.stdout
+
+
+def test_slurm_asks_a_server_with_tls_to_drain(tmp_path: Path) -> None:
+    program(tmp_path, "curl", '#!/bin/bash\nprintf "%s\\n" "$@" > curl-arguments\ntouch asked\n')
+    # The job's own process is sent SIGTERM, as by --signal=B:TERM, and its task ends once asked.
+    ends = '#!/bin/bash\nkill -TERM $PPID\nuntil [[ -e asked ]]; do sleep 0.05; done\n'
+    done = sbatch(tmp_path, srun=ends, ENGINE="/e", TLS_CERT_FILE="/c", PORT="7")
+    assert done.returncode == 0, done.stderr
+    asked = (tmp_path / "curl-arguments").read_text().splitlines()
+    assert asked[-3:] == ["-X", "POST", "https://127.0.0.1:7/shutdown"]
 
 
 def test_slurm_in_an_image(tmp_path: Path) -> None:

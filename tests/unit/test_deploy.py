@@ -41,9 +41,7 @@ def program(directory: Path, name: str, text: str) -> None:
     path.chmod(0o755)
 
 
-def sbatch(
-    directory: Path, srun: str = SRUN, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def sbatch(directory: Path, srun: str = SRUN, **variables: str) -> subprocess.CompletedProcess[str]:
     program(directory, "srun", srun)
     program(directory, "cog-triton", COG_TRITON)
     program(directory, "scontrol", '#!/bin/sh\necho "$@" > scontrol-arguments\n')
@@ -91,7 +89,7 @@ def test_slurm_mounts_keys_and_certificates_by_their_directories(tmp_path: Path)
 def test_slurm_asks_a_server_with_tls_to_drain(tmp_path: Path) -> None:
     program(tmp_path, "curl", '#!/bin/bash\nprintf "%s\\n" "$@" > curl-arguments\ntouch asked\n')
     # The job's own process is sent SIGTERM, as by --signal=B:TERM, and its task ends once asked.
-    ends = '#!/bin/bash\nkill -TERM $PPID\nuntil [[ -e asked ]]; do sleep 0.05; done\n'
+    ends = "#!/bin/bash\nkill -TERM $PPID\nuntil [[ -e asked ]]; do sleep 0.05; done\n"
     done = sbatch(tmp_path, srun=ends, ENGINE="/e", TLS_CERT_FILE="/c", PORT="7")
     assert done.returncode == 0, done.stderr
     asked = (tmp_path / "curl-arguments").read_text().splitlines()

@@ -287,12 +287,12 @@ def measure_cost(pairs: int, output: int, against: str) -> Iterator[Figure | Gri
         low, high = interval(ratios)
         told = f"CPU a token over that of {other} ({low:.3f} to {high:.3f} in 95 %)"
         target = Target(MOST_COST) if other == "one key" else None
+        say(f"{told}: {statistics.median(ratios):.3f} in {pairs} pairs")
         yield Figure(told, statistics.median(ratios), "x", target)
         if other == "one key":
             added, base = added_us(), statistics.median(one[TOTAL] for one in cost[other])
             told = f"the same by what {added:.0f} us a request add, {output} tokens each"
             yield Figure(told, 1 + added / output / base, "x", target)
-        say(f"{told}: {statistics.median(ratios):.3f} in {pairs} pairs")
 
 
 def run(args: argparse.Namespace) -> Report:

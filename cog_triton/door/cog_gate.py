@@ -289,6 +289,9 @@ class CogGate(PrivateGate):
                 await self.webhooks.expect(url)
                 request = replace(request, body=body)
         if request.tenant is not None:
+            first = swapping.first_names if swapping is not None else []
+            if first and not any(map(request.tenant.may_name, first)):
+                request.tenant.require_model(first[0])  # before its turn: Cog's would be too late
             told = request.tenant.encoded
             body = await self.large_bodies.run(len(body), with_tenant, body, told)
             request = replace(request, body=body)

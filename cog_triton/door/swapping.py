@@ -106,6 +106,11 @@ class Swapping:
         """All models, as the OpenAI API lists them."""
         return [model for seat in self._seats for model in seat.models]
 
+    @property
+    def first_names(self) -> list[str]:
+        """Names of the first model, which predictions go to, and of its adapters."""
+        return [str(each["id"]) for each in self._first.models] or [self._first.name]
+
     async def turn_of(self, model: str | None) -> Upstream:
         """Wait for a model's turn; the first model's for None. See `Route.upstream_of`."""
         seat = self._seat(model)

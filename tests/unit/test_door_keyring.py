@@ -334,9 +334,12 @@ def test_a_key_swaps_no_model_in_that_it_is_not_for(tmp_path: Path) -> None:
 
     route = route_to(status="READY")
     models = [{"id": "m"}, {"id": "other"}]
-    route.upstreams.swapping = SimpleNamespace(models=models, turn_of=turn_of)  # type: ignore[assignment]
-    ring = keyring(tmp_path, line("a", "ka", models=["m"]), line("b", "kb"))
-    door = gates(route, Access(None, True, ring))["openai"]
+    route.upstreams.swapping = SimpleNamespace(  # type: ignore[assignment]
+        models=models, turn_of=turn_of, first_names=["m"], ready=True
+    )
+    lines = line("a", "ka", models=["m"]), line("b", "kb"), line("c", "kc", models=["other"])
+    doors = gates(route, Access(None, True, keyring(tmp_path, *lines)))
+    door = doors["openai"]
     for key, ids in (("ka", ["m"]), ("kb", ["m", "other"])):
         listed = answered(door, "GET", "/v1/models", b"", bearer(key))
         assert [model["id"] for model in json.loads(listed.body)["data"]] == ids
@@ -344,6 +347,11 @@ def test_a_key_swaps_no_model_in_that_it_is_not_for(tmp_path: Path) -> None:
     chats = [(CHAT, "ka"), (other, "ka"), (other, "kb")]
     found = [status(door, "POST", "/v1/chat/completions", body, bearer(key)) for body, key in chats]
     assert (found, turns) == ([200, 404, 200], ["m", "other"])
+    ask = ("POST", "/predictions", b'{"input": {"prompt": "a"}}')
+    assert status(doors["cog"], *ask, bearer("kc")) == 404
+    assert turns == ["m", "other"]
+    assert status(doors["cog"], *ask, bearer("ka")) == 200
+    assert turns == ["m", "other", None]
 
 
 def test_health_needs_no_key_and_the_old_key_has_all_rights(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def engine_environment(settings: Settings) -> dict[str, str]:
         "SERVED_MODEL_NAME": settings.served_model_name or "",
         **{name.upper(): "" for name in type(settings).model_fields if name.startswith("mock_")},
         **{f"MOCK_{name.upper()}": str(v) for name, v in settings.mock_options.items()},
+        "MOCK_ANSWERS": str(settings.mock_answers.resolve()) if settings.mock_answers else "",
     }
 
 

@@ -183,7 +183,7 @@ async def _engine_directory(settings: Settings, weights: str | None) -> Path:
             f"{settings.cog_triton_engine}, which needs no weights; set one of them"
         )
     with work_dir_errors(settings.work_dir):
-        return make_engine(settings.work_dir / "engines")
+        return make_engine(settings.work_dir / "engines", settings.mock_answers)
 
 
 def _require_compatible(

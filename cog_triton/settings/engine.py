@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -158,6 +159,9 @@ class MockSettings(SettingsGroup):
     mock_max_batch_size: OptionalInt = Field(
         None, ge=1, description="Streams at once; more wait. Unset: 256."
     )
+    mock_answers: OptionalPath = Field(
+        None, description="Script of answers, a file of JSON (mock.md). Unset: the passage."
+    )
 
     @property
     def mock_options(self) -> dict[str, float]:
@@ -165,7 +169,7 @@ class MockSettings(SettingsGroup):
         return {
             name.removeprefix(_MOCK): value
             for name in type(self).model_fields
-            if name.startswith(_MOCK) and (value := getattr(self, name)) is not None
+            if name.startswith(_MOCK) and not isinstance(value := getattr(self, name), Path | None)
         }
 
 

@@ -126,6 +126,7 @@ def test_settings_are_passed_on_as_variables() -> None:
         mock_tps=100,
         mock_max_batch_size=8,
         mock_join=False,
+        mock_answers="/a/script.json",
         cog_triton_vllm_python="/env/bin/python",
         served_model_name="org/name",
     )
@@ -142,6 +143,7 @@ def test_settings_are_passed_on_as_variables() -> None:
             "COG_TRITON_ENGINE": "mock",
             "MOCK_TPS": "100.0",
             "MOCK_MAX_BATCH_SIZE": "8",
+            "MOCK_ANSWERS": "/a/script.json",
             "COG_TRITON_VLLM_PYTHON": "/env/bin/python",
             "SERVED_MODEL_NAME": "org/name",
         }.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,9 +13,11 @@ from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.base import Abilities, EngineFamily, EngineLimits, ResumeRules
 from cog_triton.engines.mock.mock_directory import MODEL_FILE, read_model
 from cog_triton.engines.mock.mock_request import INPUTS, MockOptions
+from cog_triton.text.guide import GuideKind
 from cog_triton.text.sampling import ABILITIES
 
 MAX_LORA_RANK = 64
+_GUIDES: frozenset[GuideKind] = frozenset({"json_schema", "regex", "grammar"})
 
 
 class MockFamily(EngineFamily):
@@ -36,7 +38,7 @@ class MockFamily(EngineFamily):
     @classmethod
     def open(cls, directory: Path) -> Self:
         model = read_model(directory)
-        return cls(
+        family = cls(
             directory,
             EngineLimits(
                 max_input_len=model.max_seq_len - 1,
@@ -46,6 +48,9 @@ class MockFamily(EngineFamily):
                 pad_id=None,
             ),
         )
+        if model.answers:  # whoever scripts an answer has it fit the guide
+            family.abilities = replace(cls.abilities, guides=_GUIDES)
+        return family
 
     def lora_limits(self) -> LoRALimits:
         """See `EngineFamily.lora_limits`."""

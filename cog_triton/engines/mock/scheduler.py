@@ -160,8 +160,7 @@ class Stream:
         self.log_probs = request.return_log_probs
         self.top = request.top_log_probs
         self.prompt = request.echoed
-        own = request.sampling.allowed_token_ids or output.start
-        self.plain = group == 1 and not self.log_probs and not own
+        self.plain = group == 1 and not self.log_probs and not output.start
         self.sendable = min(output.tokens, output.steps)
         self.made = self.sent = 0
         self.live = True
@@ -196,7 +195,7 @@ class Scheduler:
         self._clock = clock
         self._end_ids = frozenset(model.eos_ids)
         self._slots: dict[int, Stream] = {}
-        self._queued: dict[int, tuple[MockRequest, PlannedOutput]] = {}
+        self._queued: dict[int, tuple[MockRequest, PlannedOutput, list[int]]] = {}
         self._order = itertools.count()
         self._heap: list[tuple[float, int, Stream]] = []
 
@@ -223,7 +222,7 @@ class Scheduler:
         turned = passage[start:] + passage[:start] if start else passage
         output = plan_output(request, turned, request.end_ids(self._end_ids))
         output = replace(output, start=start) if start else output
-        self._queued[handle] = request.as_prompt(), output
+        self._queued[handle] = request.as_prompt(), output, passage
         self._admit()
 
     def cancel(self, handle: int) -> bool:
@@ -291,7 +290,8 @@ class Scheduler:
 
     def _passage(self, request: MockRequest) -> list[int]:
         """The tokens that the output goes round in: of the model's, or else of those allowed."""
-        passage, allowed = self._model.output_ids, request.sampling.allowed_token_ids
+        passage = self._model.output_for(request.input_ids)
+        allowed = request.sampling.allowed_token_ids
         if not allowed:
             return passage
         kept = frozenset(allowed)
@@ -305,7 +305,7 @@ class Scheduler:
     def _admit(self) -> None:
         while self._queued and len(self._slots) < self._options.max_batch_size:
             handle = next(iter(self._queued))
-            request, output = self._queued.pop(handle)
+            request, output, passage = self._queued.pop(handle)
             options = self._options
             token_ms = _or_default(request.prefill_ms, options.prefill_ms)
             schedule = TokenSchedule(
@@ -315,9 +315,8 @@ class Scheduler:
                 request.sampling.seed,
             )
             group = request.tokens_per_response or options.tokens_per_response
-            stream = self._slots[handle] = Stream(
-                handle, request, output, schedule, group, self._passage(request)
-            )
+            stream = self._slots[handle] = Stream(handle, request, output, schedule, group, passage)
+            stream.plain &= passage is self._model.output_ids
             self._schedule(stream)
 
     def _schedule(self, stream: Stream) -> None:
@@ -327,7 +326,7 @@ class Scheduler:
         model = self._model
         check_prompt(request, max_seq_len=model.max_seq_len, vocab_size=model.vocab_size)
         for attribute, name in _UNSUPPORTED.items():
-            if getattr(request, attribute):
+            if getattr(request, attribute) and not (attribute == "guide" and model.answers):
                 raise InvalidArgument(f"{name}: this engine does not support {name}")
 
 

@@ -80,10 +80,20 @@ def make() -> Tokenizer:
     return tokenizer
 
 
+def spelled(text: str) -> str:
+    """A text in the byte alphabet, as tokens are spelled."""
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return "".join(piece for piece, _ in split.pre_tokenize_str(text))
+
+
+def pieces(tokenizer: Tokenizer) -> list[str]:
+    """Every token in the byte alphabet, by its id."""
+    return sorted(vocabulary := tokenizer.get_vocab(), key=vocabulary.__getitem__)
+
+
 def _spelled_words() -> list[str]:
     """Every word in the byte alphabet, with and without a capital and a space before it."""
     told = filter(str.isascii, re.findall(r"\w+", PASSAGE))
     words = sorted({*WORDS.split(), *told})
     cases = dict.fromkeys(form for word in words for form in (word, word.capitalize()))
-    split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
-    return [split(space + word)[0][0] for word in cases for space in ("", " ")]
+    return [spelled(space + word) for word in cases for space in ("", " ")]

@@ -10,6 +10,7 @@ from cog_triton.environment_types import (
     LogLevel,
     OptionalInt,
     OptionalPath,
+    OptionalSecret,
     ReasoningParser,
     SettingsGroup,
     ToolCallParser,
@@ -66,6 +67,12 @@ class RequestSettings(SettingsGroup):
         description="Responses that `/v1/responses` keeps in `responses` of the work directory, in"
         " bytes together; beyond, the oldest go first, of the tenant that has most. 0: none is kept"
         " (openai.md).",
+    )
+    response_store_url: OptionalSecret = Field(
+        None,
+        description="Redis or Valkey that keeps them instead, so that each of several replicas"
+        " answers for all: `redis://[USER:PASSWORD@]HOST:PORT/NUMBER`, `rediss://` with TLS,"
+        " `unix://PATH` (openai.md).",
     )
     response_store_age: float = Field(86400, gt=0, description="Seconds that a response is kept.")
     detached_responses: int = Field(

@@ -1,4 +1,4 @@
-"""Packages and servers of object stores for these tests, where scripts/setup-stores puts them."""
+"""Packages and servers of stores for these tests, where scripts/setup-stores puts them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / ".work" / "stores"))
+sys.path.append(str(Path(__file__).parents[1] / "unit"))  # its server of the API
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    needed = ("adlfs", "gcp_storage_emulator", "gcsfs", "moto", "s3fs")
+    needed = ("adlfs", "gcp_storage_emulator", "gcsfs", "moto", "redis", "s3fs")
     lacking = [name for name in needed if importlib.util.find_spec(name) is None]
     for item in items if lacking else ():
         if Path(__file__).parent in item.path.parents:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from cog_triton.errors import CogTritonError, NotFound
-from cog_triton.serving.openai.response_file import RUNNING, ResponseFile
+from cog_triton.serving.openai.response_book import RUNNING, Changes
+from cog_triton.serving.openai.response_file import ResponseFile
 from cog_triton.serving.openai.response_store import Recording, ResponseStore
 from cog_triton.settings import load_settings
 
@@ -64,6 +65,18 @@ def worker(path: Path, *names: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+def execute(store: ResponseStore, statement: str) -> list[Any]:
+    """What a statement gives on the writer's connection."""
+    rows: list[Any] = []
+
+    def apply(changes: Changes) -> None:
+        connection: sqlite3.Connection = changes._connection  # type: ignore[attr-defined]
+        rows.extend(connection.execute(statement))
+
+    store.change("", apply).result()
+    return rows
+
+
 def keep(store: ResponseStore, name: str, tenant: str = "", length: int = 0) -> None:
     body = {"id": name, "status": "completed", "output": [], "text": "x" * length}
     asyncio.run(store.keep(Recording(name, tenant, None, "[]", False), body))
@@ -100,8 +113,8 @@ def test_another_worker_ends_what_this_one_makes(tmp_path: Path) -> None:
         stopped = asyncio.Event()
         recording = Recording("a", "", None, "[]", True, stopped.set)
         await store.begin(recording, {"id": "a", "status": RUNNING, "output": []})
-        other.change("a", lambda file: None).result()
-        other.change("a", lambda file: file.execute("DELETE FROM responses").close()).result()
+        other.change("a", lambda changes: None).result()
+        other.change("a", lambda changes: changes.delete("a")).result()
         store.append(recording, EVENT)
         await asyncio.wait_for(stopped.wait(), 10)
         assert recording.cancelled
@@ -132,13 +145,10 @@ def test_what_is_old_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with opened(tmp_path) as store:
         keep(store, "a")
         past = "UPDATE responses SET created = created - 4000"
-        store.change("a", lambda file: file.execute(past).close()).result()
+        execute(store, past)
         assert not has(store, "a")
         keep(store, "b")
-        rows: list[Any] = []
-        count = "SELECT count(*) FROM responses"
-        store.change("b", lambda file: rows.extend(file.execute(count))).result()
-        assert rows == [(1,)]
+        assert execute(store, "SELECT count(*) FROM responses") == [(1,)]
 
 
 def test_a_file_that_cannot_be_read_is_put_aside(tmp_path: Path) -> None:
@@ -174,8 +184,8 @@ def test_a_disk_that_is_full_is_told_and_leaves_no_half(tmp_path: Path) -> None:
         return {"id": name, "status": "completed", "text": "x" * 200_000}
 
     def bound(store: ResponseStore, *, full: bool) -> None:
-        pages = f"PRAGMA max_page_count = {1 if full else 1 << 20}"  # 1: as large as it is now
-        store.change("a", lambda file: file.execute(pages).close()).result()
+        # 1: as large as it is now
+        execute(store, f"PRAGMA max_page_count = {1 if full else 1 << 20}")
 
     with opened(tmp_path) as store:
         asyncio.run(main(store))

@@ -285,13 +285,11 @@ def test_questions_that_are_refused(store: ResponseStore, query: str, words: str
 def test_who_waits_has_an_answer_that_cannot_be_kept(
     store: ResponseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(connection: Any) -> None:
+    def full(changes: Any) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     with api(THREE, store=store) as served:
-        monkeypatch.setattr(
-            store._file.__class__, "sweep", lambda self, connection: full(connection)
-        )
+        monkeypatch.setattr("cog_triton.serving.openai.response_file._FileChanges.sweep", full)
         store._swept = float("-inf")
         whole = served.post("/v1/responses", BODY).json()
         store._swept = float("-inf")

@@ -89,6 +89,8 @@ class HTTPListeners:
                     " server by `cog-triton serve` or `python -m cog_triton.door`"
                 )
         self._settings = settings
+        # Before the engine loads, which would be for nothing where the address is wrong.
+        self._store = ResponseStore.of(settings) if settings.openai_port else None
         self._telemetry = telemetry
         self._metrics = telemetry.metrics
         self._triton = TritonMetrics(settings.triton_host, settings.triton_metrics_port)
@@ -112,8 +114,7 @@ class HTTPListeners:
                 models = ServedModels(model_name(runtime), runtime.adapters, _model_id(runtime))
                 abilities = runtime.family.abilities
                 given = (runtime.generator, models, abilities, runtime.sampling_defaults)
-                store = ResponseStore.of(self._settings)
-                api = ServedAPI(self._settings, *given, runtime.borrowed, store)
+                api = ServedAPI(self._settings, *given, runtime.borrowed, self._store)
                 routes += [
                     *OpenAIRoutes(api).routes(),
                     Route("/openapi.json", _schema, methods=["GET"]),

@@ -12,21 +12,28 @@ import logging
 import os
 import secrets
 import sqlite3
+import threading
 import time
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from cog_triton import errors
 from cog_triton.errors import CogTritonError
+from cog_triton.serving.openai.response_book import (
+    MOST_PARTS,
+    RUNNING,
+    Changes,
+    Entry,
+    Events,
+    Kept,
+    Object,
+    events_from,
+    failure,
+)
 
 _log = logging.getLogger(__name__)
 
-Object = dict[str, Any]
-RUNNING = "in_progress"
-END = b"\n\n"
-"""What ends an event."""
 _VERSION = 1
 _SCHEMA = f"""
 PRAGMA auto_vacuum = INCREMENTAL;
@@ -41,53 +48,86 @@ CREATE TABLE IF NOT EXISTS events (
     count INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (response, first));
 PRAGMA user_version = {_VERSION};
 """
-_ROWS = 64
 _PAGE = 4096
 _ENDED = f"status <> '{RUNNING}'"
 
 
-class Kept(NamedTuple):
-    """A response as it is kept; `owner` is the worker that makes it, or has."""
-
-    status: str
-    owner: str
-    streamed: int
-    previous: str | None
-    input: str
-    body: str
-
-    def told(self) -> Object:
-        """The response object."""
-        found: Object = json.loads(self.body)
-        return found
-
-
-class Events(NamedTuple):
-    """Events of a stream, joined, and their number; `left` says whether more are there already.
-
-    `status` is that of the response, None once it is gone.
-    """
-
-    data: bytes
-    number: int
-    left: bool
-    status: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class ResponseFile:
     """The file in `directory`, which holds `size` bytes of responses for `age` seconds."""
 
-    directory: Path
-    size: int
-    age: float
+    def __init__(self, directory: Path, size: int, age: float) -> None:
+        """Open it, and fail what workers have left that live no more, as when all was killed.
 
-    @property
-    def _path(self) -> Path:
-        return self.directory / f"responses-{_VERSION}.sqlite3"
+        A file that cannot be read is put aside. Raises OSError or sqlite3.Error.
+        """
+        self.directory, self._size, self._age = directory, size, age
+        self._path = directory / f"responses-{_VERSION}.sqlite3"
+        self._writer, self._reader = self._open(), self._open()
+        self._read_lock = threading.Lock()
+        self.owner, self._lock = self._new_owner()
+        self._fail_orphans()
 
-    def open(self) -> sqlite3.Connection:
-        """A connection, for any thread; a file that cannot be read is put aside."""
+    def read(self, name: str, tenant: str) -> Kept | None:
+        """See `ResponseBook.read`."""
+        if not name.isascii():  # SQLite takes no lone surrogates
+            return None
+        with self._read_lock:
+            row = self._reader.execute(
+                "SELECT status, owner, streamed, previous, input, body FROM responses"
+                " WHERE id = ? AND tenant = ? AND created > ?",
+                (name, tenant, time.time() - self._age),
+            ).fetchone()
+        return None if row is None else Kept(*row)
+
+    def owner_of(self, name: str) -> tuple[str, str] | None:
+        """See `ResponseBook.owner_of`."""
+        if not name.isascii():
+            return None
+        with self._read_lock:
+            return self._owner_of(name)
+
+    def events(self, name: str, first: int) -> Events:
+        """See `ResponseBook.events`."""
+        with self._read_lock:
+            # Before its events, of which the last is written with it.
+            owned = self._owner_of(name)
+            rows = self._reader.execute(
+                "SELECT first, count, data FROM events WHERE response = ? AND first + count > ?"
+                f" ORDER BY first LIMIT {MOST_PARTS}",
+                (name, first),
+            ).fetchall()
+        return events_from(first, rows, owned and owned[0])
+
+    def lives(self, owner: str) -> bool:
+        """Whether a worker lives; the lock file of one that does not is removed."""
+        try:
+            lock = _locked(self._lock_of(owner), os.O_RDWR)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+        self._lock_of(owner).unlink(missing_ok=True)
+        os.close(lock)
+        return False
+
+    @contextmanager
+    def writing(self) -> Iterator[Changes]:
+        """See `ResponseBook.writing`."""
+        try:
+            with self._writer:
+                self._writer.execute("BEGIN IMMEDIATE")
+                yield _FileChanges(self._writer, self.owner, self._size, self._age)
+        except sqlite3.Error as error:
+            raise coded(error) from error
+
+    def close(self) -> None:
+        """See `ResponseBook.close`."""
+        with self._read_lock:
+            self._reader.close()
+        self._writer.close()
+        os.close(self._lock)
+
+    def _open(self) -> sqlite3.Connection:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             return self._connected()
@@ -102,7 +142,7 @@ class ResponseFile:
         os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(self._path, timeout=10, check_same_thread=False)
         connection.executescript(_SCHEMA)
-        pages = (self.size + (self.size >> 2) + (64 << 20)) // _PAGE
+        pages = (self._size + (self._size >> 2) + (64 << 20)) // _PAGE
         for pragma in (
             *("synchronous = NORMAL", "foreign_keys = ON", "secure_delete = ON"),
             *(f"max_page_count = {pages}", "journal_size_limit = 8388608"),
@@ -110,49 +150,25 @@ class ResponseFile:
             connection.execute(f"PRAGMA {pragma}").fetchall()
         return connection
 
-    def read(self, connection: sqlite3.Connection, name: str, tenant: str) -> Kept | None:
-        """A response of a tenant, if it is kept."""
-        row = connection.execute(
-            "SELECT status, owner, streamed, previous, input, body FROM responses"
-            " WHERE id = ? AND tenant = ? AND created > ?",
-            (name, tenant, time.time() - self.age),
-        ).fetchone()
-        return None if row is None else Kept(*row)
+    def _owner_of(self, name: str) -> tuple[str, str] | None:
+        query = "SELECT status, owner FROM responses WHERE id = ?"
+        found: tuple[str, str] | None = self._reader.execute(query, (name,)).fetchone()
+        return found
 
-    def sweep(self, connection: sqlite3.Connection) -> None:
-        """Remove what is too old; then, of the tenant that has most, the oldest, down to `size`.
-
-        What is being made stays.
-        """
-        old = (time.time() - self.age,)
-        connection.execute(f"DELETE FROM responses WHERE created < ? AND {_ENDED}", old)
-        (total,) = connection.execute("SELECT coalesce(sum(size), 0) FROM responses").fetchone()
-        while total > self.size:
-            found = connection.execute(
-                f"SELECT id, size FROM responses WHERE {_ENDED} AND tenant = (SELECT tenant FROM"
-                f" responses WHERE {_ENDED} GROUP BY tenant ORDER BY sum(size) DESC LIMIT 1)"
-                " ORDER BY created LIMIT 1"
-            ).fetchone()
-            if found is None:
-                break
-            delete(connection, found[0])
-            total -= found[1]
-        connection.execute("PRAGMA incremental_vacuum(1024)").fetchall()
-
-    def fail_orphans(self, connection: sqlite3.Connection) -> None:
-        """Fail what workers have left that live no more, as when all was killed."""
+    def _fail_orphans(self) -> None:
         running = "SELECT id, owner FROM responses WHERE status = ?"
-        rows = connection.execute(running, (RUNNING,)).fetchall()
+        rows = self._writer.execute(running, (RUNNING,)).fetchall()
         lost = [name for name, owner in rows if not self.lives(owner)]
-        with connection:
+        with self._writer:
+            changes = _FileChanges(self._writer, self.owner, self._size, self._age)
             for name in lost:
-                fail(connection, name)
+                changes.end(name, failure())
         if lost:
             _log.warning("responses that were made when a server ended, now failed: %d", len(lost))
         for path in self.directory.glob("*.lock"):
             self.lives(path.stem)
 
-    def new_owner(self) -> tuple[str, int]:
+    def _new_owner(self) -> tuple[str, int]:
         """A name for this worker, and the descriptor of its lock, which ends with the process."""
         while True:
             owner = secrets.token_hex(8)
@@ -162,68 +178,63 @@ class ResponseFile:
                     return owner, lock
                 os.close(lock)
 
-    def lives(self, owner: str) -> bool:
-        """Whether a worker lives; the lock file of one that does not is removed."""
-        try:
-            lock = _locked(self._lock_of(owner), os.O_RDWR)
-        except BlockingIOError:
-            return True
-        except FileNotFoundError:
-            return False
-        self._lock_of(owner).unlink(missing_ok=True)
-        os.close(lock)
-        return False
-
     def _lock_of(self, owner: str) -> Path:
         return self.directory / f"{owner}.lock"
 
 
-def owner_of(connection: sqlite3.Connection, name: str) -> tuple[str, str] | None:
-    """Status and owner of a response, if it is kept."""
-    query = "SELECT status, owner FROM responses WHERE id = ?"
-    found: tuple[str, str] | None = connection.execute(query, (name,)).fetchone()
-    return found
+class _FileChanges:
+    """A transaction of the file; see `Changes`."""
 
+    def __init__(self, connection: sqlite3.Connection, owner: str, size: int, age: float) -> None:
+        self._connection, self._owner, self._size, self._age = connection, owner, size, age
 
-def events(connection: sqlite3.Connection, name: str, first: int) -> Events:
-    """Events of a response from number `first` on."""
-    owned = owner_of(connection, name)  # before its events, of which the last is written with it
-    rows = connection.execute(
-        "SELECT first, count, data FROM events WHERE response = ? AND first + count > ?"
-        f" ORDER BY first LIMIT {_ROWS}",
-        (name, first),
-    ).fetchall()
-    data, number = b"".join(row[2] for row in rows), sum(row[1] for row in rows)
-    if rows and (known := first - rows[0][0]) > 0:
-        data, number = data.split(END, known)[known], number - known
-    return Events(data, number, len(rows) == _ROWS, owned and owned[0])
+    def insert(self, entry: Entry) -> None:
+        given = (entry.name, entry.tenant, self._owner, entry.status, entry.created)
+        rest = (entry.streamed, entry.previous, entry.input, entry.body, entry.size)
+        places = ", ".join("?" * len((*given, *rest)))
+        self._connection.execute(f"INSERT INTO responses VALUES ({places})", (*given, *rest))
 
+    def append(
+        self, name: str, first: int, count: int, data: bytes, lost: Callable[[], None]
+    ) -> None:
+        found = self._connection.execute(
+            "UPDATE responses SET size = size + ? WHERE id = ? AND status = ?",
+            (len(data), name, RUNNING),
+        )
+        if not found.rowcount:
+            lost()
+            return
+        values = (name, first, count, data)
+        self._connection.execute("INSERT INTO events VALUES (?, ?, ?, ?)", values)
 
-def delete(connection: sqlite3.Connection, name: str) -> None:
-    """Remove a response, and its events."""
-    connection.execute("DELETE FROM responses WHERE id = ?", (name,))
+    def end(self, name: str, changes: Object) -> None:
+        row = self._connection.execute(
+            "SELECT body FROM responses WHERE id = ? AND status = ?", (name, RUNNING)
+        ).fetchone()
+        if row is not None:
+            text = json.dumps(json.loads(row[0]) | changes)
+            statement = "UPDATE responses SET status = ?, body = ? WHERE id = ?"
+            self._connection.execute(statement, (changes["status"], text, name))
 
+    def delete(self, name: str) -> None:
+        self._connection.execute("DELETE FROM responses WHERE id = ?", (name,))
 
-def fail(connection: sqlite3.Connection, name: str) -> None:
-    """Fail a response whose worker lives no more."""
-    error = errors.TritonUnavailable("the server ended while it made this response")
-    end(connection, name, {"status": "failed", "error": error_of(error)})
-
-
-def end(connection: sqlite3.Connection, name: str, changes: Object) -> None:
-    """Change the object of a response that is being made, its status above all."""
-    row = connection.execute(
-        "SELECT body FROM responses WHERE id = ? AND status = ?", (name, RUNNING)
-    ).fetchone()
-    if row is not None:
-        text = json.dumps(json.loads(row[0]) | changes)
-        statement = "UPDATE responses SET status = ?, body = ? WHERE id = ?"
-        connection.execute(statement, (changes["status"], text, name))
-
-
-def error_of(error: CogTritonError) -> Object:
-    """The `error` of a failed response: OpenAI's code, and ours in the message."""
-    return {"code": "server_error", "message": str(error)}
+    def sweep(self) -> None:
+        connection = self._connection
+        old = (time.time() - self._age,)
+        connection.execute(f"DELETE FROM responses WHERE created < ? AND {_ENDED}", old)
+        (total,) = connection.execute("SELECT coalesce(sum(size), 0) FROM responses").fetchone()
+        while total > self._size:
+            found = connection.execute(
+                f"SELECT id, size FROM responses WHERE {_ENDED} AND tenant = (SELECT tenant FROM"
+                f" responses WHERE {_ENDED} GROUP BY tenant ORDER BY sum(size) DESC LIMIT 1)"
+                " ORDER BY created LIMIT 1"
+            ).fetchone()
+            if found is None:
+                break
+            self.delete(found[0])
+            total -= found[1]
+        connection.execute("PRAGMA incremental_vacuum(1024)").fetchall()
 
 
 def coded(error: sqlite3.Error) -> CogTritonError:

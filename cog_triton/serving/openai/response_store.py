@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sqlite3
 import threading
 import time
@@ -18,22 +17,24 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from operator import methodcaller
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Self
 
 from cog_triton import errors
 from cog_triton.errors import CogTritonError
-from cog_triton.serving.openai import response_file
-from cog_triton.serving.openai.response_file import (
+from cog_triton.serving.openai.response_book import (
     END,
     RUNNING,
+    Changes,
+    Entry,
     Events,
     Kept,
     Object,
-    ResponseFile,
-    delete,
+    ResponseBook,
+    failure,
 )
+from cog_triton.serving.openai.response_file import ResponseFile
 from cog_triton.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ _log = logging.getLogger(__name__)
 FOLDER = "responses"
 _BATCH_S = 0.05
 _SWEEP_S = 1.0
-Apply = Callable[[sqlite3.Connection], None]
+Apply = Callable[[Changes], None]
 
 
 @dataclass(eq=False, slots=True)
@@ -62,11 +63,11 @@ class Recording:
     pending: deque[bytes] = field(default_factory=deque)
     queued: bool = False
     written: int = 0
-    """Events that are in the file."""
+    """Events that are in the book."""
 
 
 class _Change(NamedTuple):
-    """A change of the file: whom it wakes, whether it waits for others, and who waits for it."""
+    """A change of the book: whom it wakes, whether it waits for others, and who waits for it."""
 
     id: str
     apply: Apply
@@ -81,7 +82,7 @@ class ResponseStore:
     What awaits, and what begins or ends a response, is of one event loop; all else is thread-safe.
     """
 
-    def __init__(self, file: ResponseFile, detached: int, detached_s: float) -> None:
+    def __init__(self, book: ResponseBook, detached: int, detached_s: float) -> None:
         """`detached` responses that nobody waits for are made at once, each for `detached_s`."""
         self.live: dict[str, Recording] = {}
         """Those that this worker makes, by their ids."""
@@ -89,11 +90,7 @@ class ResponseStore:
         """Of those that were begun in the background."""
         self._detached: dict[str, asyncio.TimerHandle] = {}
         self._most_detached, self._detached_s = detached, detached_s
-        self._file = file
-        self._writer, self._reader = file.open(), file.open()
-        self._read_lock = threading.Lock()
-        self._owner, self._lock = file.new_owner()
-        file.fail_orphans(self._writer)
+        self._book = book
         self._changes: SimpleQueue[_Change | None] = SimpleQueue()
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -103,38 +100,38 @@ class ResponseStore:
 
     @classmethod
     def of(cls, settings: Settings) -> Self | None:
-        """The store by the settings; None where they have none, or it cannot be opened.
+        """The store by the settings; None where they have none, or the file cannot be opened.
 
-        Models that take turns (`--swap`) have none: their engines are taken from what nobody waits
-        for.
+        Raises E1005 where `RESPONSE_STORE_URL` is none that answers. Models that take turns
+        (`--swap`) have none: their engines are taken from what nobody waits for.
         """
         if not settings.response_store_bytes or settings.cog_triton_swap:
             return None
-        file = ResponseFile(
-            settings.work_dir / FOLDER, settings.response_store_bytes, settings.response_store_age
-        )
-        try:
-            return cls(file, settings.detached_responses, settings.detached_timeout)
-        except (OSError, sqlite3.Error) as error:
-            _log.error("responses are not kept in %s: %s", file.directory, error)
-            return None
+        bounds = settings.response_store_bytes, settings.response_store_age
+        directory = settings.work_dir / FOLDER
+        book: ResponseBook
+        if settings.response_store_url is not None:
+            from cog_triton.serving.openai.response_server import ResponseServer
+
+            book = ResponseServer(settings.response_store_url.get_secret_value(), *bounds)
+        else:
+            try:
+                book = ResponseFile(directory, *bounds)
+            except (OSError, sqlite3.Error) as error:
+                _log.error("responses are not kept in %s: %s", directory, error)
+                return None
+        return cls(book, settings.detached_responses, settings.detached_timeout)
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Write what is left, and close the book."""
         self._changes.put(None)
         self._thread.join()
-        with self._read_lock:
-            self._reader.close()
-        self._writer.close()
-        os.close(self._lock)
+        self._book.close()
 
     def read(self, name: str, tenant: str) -> Kept:
         """A response of a tenant; raises E1009. Blocks."""
-        kept = None
-        if name.isascii():  # SQLite takes no lone surrogates
-            self._fail_if_lost(name)
-            with self._read_lock:
-                kept = self._file.read(self._reader, name, tenant)
+        self._fail_if_lost(name)
+        kept = self._book.read(name, tenant)
         if kept is None:
             raise errors.NotFound(f"response={name[:80]!r}: there is none, or no longer")
         return kept
@@ -154,8 +151,7 @@ class ResponseStore:
     def events(self, name: str, first: int) -> Events:
         """Events from number `first` on; none once the response is gone. Blocks."""
         self._fail_if_lost(name)
-        with self._read_lock:
-            return response_file.events(self._reader, name, first)
+        return self._book.events(name, first)
 
     def conversation(self, name: str, tenant: str, most: int) -> list[Any]:
         """Items of a response's conversation, with those before it and its own output.
@@ -206,9 +202,12 @@ class ResponseStore:
             timer.cancel()
         append = self._appending(recording)
 
-        def apply(connection: sqlite3.Connection) -> None:
-            append(connection)
-            response_file.end(connection, recording.id, body)
+        def apply(changes: Changes) -> None:
+            append(changes)
+            if recording.broken:  # what could not be written then may be now
+                changes.delete(recording.id)
+            else:
+                changes.end(recording.id, body)
 
         self._changes.put(_Change(recording.id, apply, recording=recording))
 
@@ -262,38 +261,38 @@ class ResponseStore:
 
     async def _insert(self, recording: Recording, body: Object) -> None:
         self._loop = asyncio.get_running_loop()
-        text = json.dumps(body)
-        given = (recording.id, recording.tenant, self._owner, body["status"], time.time())
-        rest = (recording.streamed, recording.previous, recording.input, text)
-        row = (*given, *rest, len(text) + len(recording.input))
+        entry = Entry(
+            name=recording.id,
+            tenant=recording.tenant,
+            status=body["status"],
+            created=time.time(),
+            streamed=recording.streamed,
+            previous=recording.previous,
+            input=recording.input,
+            body=json.dumps(body),
+        )
 
-        def apply(connection: sqlite3.Connection) -> None:
+        def apply(changes: Changes) -> None:
             if (now := time.monotonic()) - self._swept > _SWEEP_S:
                 self._swept = now
-                self._file.sweep(connection)
-            places = ", ".join("?" * len(row))
-            connection.execute(f"INSERT INTO responses VALUES ({places})", row)
+                changes.sweep()
+            changes.insert(entry)
 
         await asyncio.wrap_future(self.change(recording.id, apply))
 
     def _appending(self, recording: Recording) -> Apply:
-        def apply(connection: sqlite3.Connection) -> None:
+        def apply(changes: Changes) -> None:
             recording.queued = False  # before it is emptied: what comes later is a change anew
             parts = []
             while recording.pending:
                 parts.append(recording.pending.popleft())
             if not (data := b"".join(parts)) or recording.broken:
                 return
-            found = connection.execute(
-                "UPDATE responses SET size = size + ? WHERE id = ? AND status = ?",
-                (len(data), recording.id, RUNNING),
-            )
-            if not found.rowcount:  # another worker has cancelled or deleted it
+
+            def lost() -> None:  # another worker has cancelled or deleted it
                 self._on_loop(lambda: self.cancel(recording))
-                return
-            count = data.count(END)
-            values = (recording.id, recording.written, count, data)
-            connection.execute("INSERT INTO events VALUES (?, ?, ?, ?)", values)
+
+            changes.append(recording.id, recording.written, count := data.count(END), data, lost)
             recording.written += count
 
         return apply
@@ -316,19 +315,18 @@ class ResponseStore:
             self._apply(changes)
 
     def _apply(self, changes: list[_Change]) -> None:
-        failure: CogTritonError | None = None
+        failed: CogTritonError | None = None
         try:
-            with self._writer:
-                self._writer.execute("BEGIN IMMEDIATE")
+            with self._book.writing() as batch:
                 for change in changes:
-                    change.apply(self._writer)
-        except sqlite3.Error as error:
-            failure = response_file.coded(error)
-            _log.error("%s", failure)
+                    change.apply(batch)
+        except CogTritonError as error:
+            failed = error
+            _log.error("%s", error)
             self._give_up([each.recording for each in changes if each.recording is not None])
         for change in changes:
-            if change.done is not None and failure is not None:
-                change.done.set_exception(failure)
+            if change.done is not None and failed is not None:
+                change.done.set_exception(failed)
             elif change.done is not None:
                 change.done.set_result(None)
         ids = {change.id for change in changes}
@@ -339,7 +337,7 @@ class ResponseStore:
         for recording in recordings:
             if not recording.broken:
                 recording.broken = True
-                self._changes.put(_Change(recording.id, partial(delete, name=recording.id)))
+                self._changes.put(_Change(recording.id, methodcaller("delete", recording.id)))
 
     def _on_loop(self, call: Callable[[], None]) -> None:
         if self._loop is not None:
@@ -354,9 +352,8 @@ class ResponseStore:
 
     def _fail_if_lost(self, name: str) -> None:
         """Fail a response whose worker lives no more."""
-        with self._read_lock:
-            found = response_file.owner_of(self._reader, name)
-        if found is None or found[0] != RUNNING or found[1] == self._owner:
+        found = self._book.owner_of(name)
+        if found is None or found[0] != RUNNING or found[1] == self._book.owner:
             return
-        if not self._file.lives(found[1]):
-            self.change(name, partial(response_file.fail, name=name)).result()
+        if not self._book.lives(found[1]):
+            self.change(name, lambda changes: changes.end(name, failure())).result()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -18,12 +17,11 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable
-from cog_triton.serving.openai import response_file
 from cog_triton.serving.openai.application import BODY_SEND
 from cog_triton.serving.openai.envelope import ResponseEnvelope
 from cog_triton.serving.openai.error_responses import error_response, json_response, to_coded_error
+from cog_triton.serving.openai.response_book import END, RUNNING, Kept, Object, error_of
 from cog_triton.serving.openai.response_choice import ResponseChoiceBuilder
-from cog_triton.serving.openai.response_file import END, RUNNING, Kept, Object
 from cog_triton.serving.openai.response_store import Recording, ResponseStore
 from cog_triton.serving.openai.streaming import STREAM_HEADERS, GenerationResponse
 from cog_triton.serving.tenants import CURRENT
@@ -151,7 +149,7 @@ class RecordedResponse(GenerationResponse):
             return envelope.response("cancelled", output, None)
         error = envelope.error or TritonUnavailable("the server stopped")
         failed = envelope.response("failed", output, None)
-        return {**failed, "error": response_file.error_of(error)}
+        return {**failed, "error": error_of(error)}
 
 
 class StoredResponses:
@@ -186,9 +184,7 @@ class StoredResponses:
 
     async def _delete(self, request: Request) -> Response:
         name, _ = await self._kept(request)
-        await asyncio.wrap_future(
-            self._store.change(name, partial(response_file.delete, name=name))
-        )
+        await asyncio.wrap_future(self._store.change(name, lambda book: book.delete(name)))
         if (recording := self._store.live.get(name)) is not None:
             self._store.cancel(recording)
         return json_response({"id": name, "object": "response", "deleted": True})
@@ -202,8 +198,9 @@ class StoredResponses:
                 await self._store.changed(name, _POLL_S)
                 _, kept = await self._kept(request)
         elif kept.status == RUNNING:  # another worker's, which sees it when it writes next
-            ended = partial(response_file.end, name=name, changes={"status": "cancelled"})
-            await asyncio.wrap_future(self._store.change(name, ended))
+            cancelled: Object = {"status": "cancelled"}
+            ended = self._store.change(name, lambda book: book.end(name, cancelled))
+            await asyncio.wrap_future(ended)
             _, kept = await self._kept(request)
         return json_response(kept.told())
 

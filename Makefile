@@ -41,14 +41,14 @@ test-nightly: setup ## the unit tests with 200 examples of each property, not 20
 test-tools: setup ## test scripts, benchmarks, faults and what images are made by: no product code
 	@$(PYTEST) -q $(or $(TESTS),tests/tools)
 
-test-clients: setup ## run released clients against a server (CLIENT="openai llm" ARGS=--help)
+test-clients: setup ## run released clients against a server, some in Node (CLIENT="openai llm" ARGS=--help)
 	@$(BIN)/python tests/clients/run_suite.py $(CLIENT) $(ARGS)
 
 test-deploy: setup ## render the Helm chart, hold deploy/ to the schemas of Kubernetes (fetches 100 MB once)
 	@scripts/setup-deploy
 	@$(BIN)/python -m pytest -q tests/deploy $(ARGS)
 
-test-stores: setup ## download from servers of S3, Google's and Azure's stores (fetches 75 MB once)
+test-stores: setup ## download from servers of S3, Google's and Azure's stores, keep responses in Redis (fetches 80 MB once)
 	@scripts/setup-stores
 	@$(BIN)/python -m pytest -q tests/stores $(ARGS)
 

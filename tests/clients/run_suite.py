@@ -16,10 +16,11 @@ from suite.suite_servers import Servers
 _EPILOG = """
 Each client runs in an environment of its own, .work/clients/NAME, made from
 requirements/clients/NAME.lock and kept: packages are installed when the lock has changed, and
-nothing else is fetched. The servers are `cog-triton serve` on free ports of 127.0.0.1, with the
-demo model (ENGINE_TAR, else built as `make test` does) and with the mock engine; each is started
-when the first client asks for it. A client is a runner, tests/clients/suite/runners/run_NAME.py,
-whose functions are its checks. Rows of docs/clients.md that did not run stay as they are.
+nothing else is fetched. Those for Node share one, of npm's lock. The servers are `cog-triton
+serve` on free ports of 127.0.0.1, with the demo model (ENGINE_TAR, else built as `make test` does)
+and with the mock engine; each is started when the first client asks for it. A client is a runner,
+tests/clients/suite/runners/run_NAME, whose functions are its checks. Rows of docs/clients.md that
+did not run stay as they are.
 
 examples:
   make test-clients                           all, as the page has them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 RUNNERS = Path(__file__).parent / "runners"
 LOCKS = ROOT / "requirements" / "clients"
-KINDS = ("openvino", "whole", "mock")
-"""The demo model, streaming; the same with one response a request in Triton; the mock engine."""
+NODE_LOCK = LOCKS / "node" / "package-lock.json"
+"""Of the clients for Node, which share one environment."""
+KINDS = ("openvino", "whole", "mock", "scripted")
+"""The demo model, streaming; the same with one response a request in Triton; the mock engine, and
+one whose answers are scripted: it calls tools (`agent_script.py`)."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,7 @@ class Client:
     """A client's package, or our reproduction of a script's requests."""
 
     name: str
-    """Of its row; of a package, its name on the index, and of its lock."""
+    """Of its row; of a Python package, its name on the index, and of its lock."""
     servers: tuple[str, ...] = ()
     """What it runs against: names of `KINDS`."""
     limit_s: float = 300
@@ -27,21 +31,31 @@ class Client:
 
     note: str = ""
     """What is not as released."""
+    npm: str = ""
+    """Of a client for Node: its package."""
+    command: bool = False
+    """Whether that is run as a command, by a runner in Python."""
 
     @property
     def runner(self) -> Path:
         if self.releases:
             return RUNNERS / "run_reproductions.py"
-        return RUNNERS / f"run_{self.name.replace('-', '_')}.py"
+        ending = ".mjs" if self.npm and not self.command else ".py"
+        return RUNNERS / f"run_{self.name.replace('-', '_')}{ending}"
 
     @property
     def lock(self) -> Path | None:
+        if self.npm:
+            return NODE_LOCK
         return None if self.releases else LOCKS / f"{self.name}.lock"
 
     def version(self) -> str:
         """The one that the lock pins, with the note; or the releases that are reproduced."""
         if self.lock is None:
             return self.releases
+        if self.npm:
+            pinned = json.loads(self.lock.read_text())["packages"]
+            return str(pinned[f"node_modules/{self.npm}"]["version"])
         found = re.search(rf"^{self.name}==(\S+)", self.lock.read_text(), re.MULTILINE)
         assert found, f"{self.lock} does not pin {self.name}"
         return f"{found[1]}, {self.note}" if self.note else found[1]
@@ -53,7 +67,18 @@ CLIENTS = (
     Client("litellm", ("openvino",)),
     Client("langchain-openai", ("openvino",)),
     Client("instructor", ("openvino",)),
+    Client("pydantic-ai-slim", ("openvino", "scripted")),
+    Client("openai-agents", ("openvino", "scripted")),
+    Client("smolagents", ("openvino", "scripted")),
+    Client("llama-index-core", ("openvino", "scripted")),
+    Client("haystack-ai", ("openvino", "scripted")),
+    Client("autogen-agentchat", ("openvino", "scripted")),
+    Client("dspy", ("openvino", "scripted")),
     Client("llm", ("openvino",)),
+    Client("openai-node", ("openvino", "scripted"), npm="openai"),
+    Client("vercel-ai", ("openvino", "scripted"), npm="ai"),
+    Client("langchain-openai-node", ("openvino", "scripted"), npm="@langchain/openai"),
+    Client("claude-code", ("openvino", "scripted"), npm="@anthropic-ai/claude-code", command=True),
     Client("lm-eval", ("openvino", "mock")),
     Client("aiperf", ("mock",)),
     Client("guidellm", ("mock",), note="with a stand-in for torch's DataLoader"),

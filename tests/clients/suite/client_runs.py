@@ -10,10 +10,11 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.client_list import ROOT, Client
-from suite.environments import HOME, python_of
+from suite.environments import HOME, NODE, command_of
 
 if TYPE_CHECKING:
     from suite.suite_servers import Servers
@@ -55,21 +56,22 @@ class Row:
 def run(client: Client, servers: Servers, only: str, verbose: bool) -> Row:
     """Run the checks with `only` in their names, and tell how it goes."""
     _progress(f"{client.name}: environment")
-    python = python_of(client)
+    command = command_of(client)
     _progress(f"{client.name}: servers")
     work = HOME / "work" / client.name
     work.mkdir(parents=True, exist_ok=True)
     described: dict[str, Any] = {kind: servers.described(kind) for kind in client.servers}
     if client.lock is not None:
         described["work"] = str(work)
+    if client.command:
+        described["packages"] = str(NODE / "node_modules")
     environment = {**os.environ, **ALONE, "COG_TRITON_SUITE": json.dumps(described)}
-    environment["PATH"] = f"{python.parent}:{os.environ['PATH']}"
+    environment["PATH"] = f"{Path(command[0]).parent}:{os.environ['PATH']}"
     row = Row(client)
     began = time.monotonic()
-    command = [str(python), str(client.runner), client.name, only]
     with (work / "stderr.log").open("w") as log:
         process = subprocess.Popen(
-            command,
+            [*command, client.name, only],
             env=environment,
             cwd=ROOT if client.lock is None else work,
             stdout=subprocess.PIPE,

@@ -18,7 +18,9 @@ An API is compatible when the clients that people have work with it, unmodified.
 before you port to this server; what differs by design is in [openai.md](openai.md).
 
 Released clients, unmodified, against `cog-triton serve`: real Cog, real Triton, SmolLM2-135M on the
-CPU; and the [mock engine](mock.md) where the likeliest tokens must be told, or a server be full.
+CPU; and the [mock engine](mock.md) where the likeliest tokens must be told, a server be full, or
+an agent's loop go as scripted ([answers by a script](mock.md#answers-by-a-script)): a call, its
+result, another call, an answer. What is for Node, and the coding agent, come from npm.
 `make test-clients` runs them and writes this page (`CLIENT=openai`: one; `ARGS=--help` tells more).
 Versions are pinned in `requirements/clients`. Scripts of other repositories are reproduced from
 reading them, release by release (`tests/clients`).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any, Self
 import clean_environment
 import httpx
 from stack import Stack
+from suite import agent_script
 from suite.client_list import ROOT
 from suite.environments import HOME
 
@@ -50,16 +52,15 @@ class Servers:
             "http": stack.triton.removeprefix("http://"),
             "grpc": f"127.0.0.1:{stack.grpc}",
             "metrics": f"{stack.own}/metrics",
-            "tokenizer": str(self._mocks_tokenizer() if kind == "mock" else self._tokenizer()),
+            "tokenizer": str(self._tokenizer(kind)),
             "places": PLACES,
             "model": httpx.get(f"{stack.own}/v1/models").json()["data"][0]["id"],
         }
 
-    def _mocks_tokenizer(self) -> Path:
-        (directory,) = (self._stacks["mock"].work_dir / "engines").glob("mock-*")
-        return directory
-
-    def _tokenizer(self) -> Path:
+    def _tokenizer(self, kind: str) -> Path:
+        if kind in ("mock", "scripted"):
+            made = (self._stacks[kind].work_dir / "engines").glob("mock-*")
+            return max(made, key=lambda path: path.stat().st_mtime)
         directory = HOME / "tokenizer"
         directory.mkdir(exist_ok=True)
         with tarfile.open(self._engine_tar()) as tar:
@@ -72,17 +73,20 @@ class Servers:
     def _stack(self, kind: str) -> Stack:
         work = HOME / "servers" / kind
         work.parent.mkdir(exist_ok=True)
+        # The demo model's own chat template knows no tools.
+        tools = {"CHAT_TEMPLATE": str(ROOT / "configs" / "chat_templates" / "chatml-tools.jinja")}
+        if kind == "scripted":
+            script = work.parent / "script.json"
+            script.write_text(json.dumps(agent_script.script(HOME / "work" / "claude-code")))
+            stack = Stack(work, None, MOCK_ANSWERS=str(script), TOOL_CALL_PARSER="hermes", **tools)
+            stack.command += ["--engine", "mock", "--tps", "200", "--no-join"]
+            return stack
         if kind == "mock":
             stack = Stack(work, None, MAX_CONCURRENCY=str(PLACES), MAX_QUEUE="0")
             stack.command += ["--engine", "mock", "--tps", "50"]
             return stack
-        settings = {}
-        if kind == "whole":
-            settings["COG_TRITON_CONFIG"] = str(ROOT / "configs" / "serve" / "whole-answers.yaml")
-        else:  # the model's own chat template knows no tools
-            template = ROOT / "configs" / "chat_templates" / "chatml-tools.jinja"
-            settings["CHAT_TEMPLATE"] = str(template)
-        return Stack(work, str(self._engine_tar()), **settings)
+        whole = {"COG_TRITON_CONFIG": str(ROOT / "configs" / "serve" / "whole-answers.yaml")}
+        return Stack(work, str(self._engine_tar()), **(whole if kind == "whole" else tools))
 
     def _engine_tar(self) -> Path:
         if self._tar is None:

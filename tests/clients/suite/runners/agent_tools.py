@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-TASK = "What is the temperature in Paris, plus 7? Use the tools."
-_WEATHER = {"Paris": 15}
+TASK = "What is the temperature in Paris, in millikelvin, plus 7000? Use the tools."
+_WEATHER = {"Paris": 288150, "Oslo": 273150, "Bern": 283150}
 
 
 def temperature(city: str) -> str:
-    """Temperature in a city, in degrees."""
-    return str(_WEATHER.get(city, 20))
+    """Temperature in a city, in millikelvin."""
+    return str(_WEATHER.get(city, 293150))
 
 
 def add(a: int, b: int) -> str:
@@ -39,3 +39,13 @@ TOOLS = [
     _function("add", str(add.__doc__), a="integer", b="integer"),
 ]
 """As OpenAI's chats take them."""
+
+
+def task(city: str) -> str:
+    """The task, of another city."""
+    return TASK.replace("Paris", city)
+
+
+def result(city: str = "Paris") -> str:
+    """What comes of the task."""
+    return add(int(temperature(city)), 7000)

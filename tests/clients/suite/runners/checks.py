@@ -110,4 +110,4 @@ def main() -> None:
             traceback.print_exc()
             detail, ok = f"{type(error).__name__}: {error}", False
         line = {"check": name, "ok": ok, "detail": detail[:1000], "upstream": upstream}
-        print(json.dumps(line), flush=True)
+        print(f"\n{json.dumps(line)}", flush=True)  # clients leave lines open

@@ -222,7 +222,7 @@ class ClientConnection(asyncio.Protocol):
             rule = f"{limit} connections ask for something, as many as may be open; try again"
             self._refuse(Refused(503, errors.Overloaded(rule)))
             return
-        self._wait(self._idle_s, self.close)
+        self._wait(self._first_s, self.close)
 
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing() or self._lingering:
@@ -301,8 +301,8 @@ class ClientConnection(asyncio.Protocol):
         self._transport.abort()
 
     @property
-    def _idle_s(self) -> float:
-        """Seconds to wait for a request; while the server stops, for one to refuse by name."""
+    def _first_s(self) -> float:
+        """Seconds to wait for the first request; while the server stops, to refuse it by name."""
         return _LINGER_S if self._connections.stopping else self._limits.idle_s
 
     @property
@@ -331,7 +331,10 @@ class ClientConnection(asyncio.Protocol):
             self.close()
         elif self._parser.is_between_requests:
             self._connections.used(self)
-            self._wait(self._idle_s, self.close)
+            if self._connections.stopping:
+                self.close()  # its client asks its next server, and not this one, to be refused
+            else:
+                self._wait(self._limits.idle_s, self.close)
         elif not self._arriving:
             self._arriving = True
             self._wait(self._limits.arrival_s, self._too_slow)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from small_door import gates, read_request, route_to, run, served, until, until_end
 
+from cog_triton.door import client_connection
 from cog_triton.door.client_connection import Connections
 from cog_triton.door.front_door import FrontDoor, GracefulStop
 from cog_triton.door.message import Refused, Request
@@ -77,7 +78,11 @@ def test_shutdown_is_a_stop_as_a_signal_is() -> None:
     assert (answer.status, asked) == (200, [True])
 
 
-def test_idle_connections_are_closed_and_busy_ones_answered_first() -> None:
+def test_idle_connections_are_closed_and_busy_ones_answered_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kept one is closed with its answer, not when another request was awaited, to refuse it."""
+    monkeypatch.setattr(client_connection, "_LINGER_S", 3600.0)
     go = asyncio.Event()
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -97,7 +102,7 @@ def test_idle_connections_are_closed_and_busy_ones_answered_first() -> None:
             late, its_writer = await door.connect()
             its_writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
             go.set()
-            assert (await until_end(busy)).endswith(b"ok")
+            assert (await asyncio.wait_for(until_end(busy), 30)).endswith(b"ok")
             assert b"connection: close" in await until_end(late)
             assert not door.connections.answering
 

@@ -7,6 +7,7 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from cog_triton import errors
@@ -210,11 +211,13 @@ class ClientConnection(asyncio.Protocol):
         self._lingering = False
         self._asked_at = 0.0
         self._held_bytes = 0
+        self._made_late = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports derive from no class of asyncio.
         self._transport = cast(asyncio.Transport, transport)
         self._coalescing.hurry()
+        self._made_late = self._connections.stopping
         peer = transport.get_extra_info("peername")
         self._parser = RequestParser(self._limits, str(peer[0]) if peer else "", self._take_bytes)
         if not self._connections.add(self):
@@ -340,7 +343,10 @@ class ClientConnection(asyncio.Protocol):
             self._wait(self._limits.arrival_s, self._too_slow)
 
     async def _answer(self, request: Request) -> None:
-        keep_alive = request.keep_alive and not self._connections.stopping
+        stopping = self._connections.stopping
+        keep_alive = request.keep_alive and not stopping
+        if stopping and not self._made_late:  # sent before this connection was seen to be closed
+            request = replace(request, unaware=True)
         head_only = request.method == "HEAD"
         size, path = len(request.body), request.path
         try:

@@ -102,7 +102,7 @@ class PrivateGate(ABC):
     async def decide(self, request: Request) -> Forward | Answer:
         """See `Gate`."""
         try:
-            if self.route.upstreams.stopping:
+            if self.route.upstreams.stopping and not request.unaware:
                 self._refuse_new(request)
             return await self._decide(await self.access.identified(request))
         except errors.CogTritonError as error:

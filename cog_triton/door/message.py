@@ -59,7 +59,7 @@ class Request:
     """A request that has arrived whole; header names are in lower case, `target` as it was sent.
 
     `peer` is the client's address, `version` the minor one of HTTP/1; a gate finds what a token
-    says, `bearer`, and the `tenant`.
+    says, `bearer`, and the `tenant`. `unaware`: its client could not know that the server stops.
     """
 
     method: str
@@ -71,6 +71,7 @@ class Request:
     version: int = 1
     tenant: Tenant | None = None
     bearer: Bearer | None = None
+    unaware: bool = False
 
     @property
     def path(self) -> str:

@@ -12,7 +12,7 @@ from small_door import gates, read_request, route_to, run, served, until, until_
 from cog_triton.door import client_connection
 from cog_triton.door.client_connection import Connections
 from cog_triton.door.front_door import FrontDoor, GracefulStop
-from cog_triton.door.message import Refused, Request
+from cog_triton.door.message import Forward, Refused, Request
 from cog_triton.door.upstream import Chain, Route, Upstream, Upstreams
 from cog_triton.settings import load_settings
 
@@ -107,6 +107,38 @@ def test_idle_connections_are_closed_and_busy_ones_answered_first(
             assert not door.connections.answering
 
     run(scenario())
+
+
+def test_a_request_that_was_sent_before_its_client_could_know_of_the_stop_is_answered() -> None:
+    go = asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        await go.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        writer.close()
+
+    async def scenario() -> None:
+        async with served(slow) as door:
+            kept, writer = await door.connect()
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
+            await until(lambda: door.connections.answering)
+            door.connections.refuse_reuse()
+            go.set()
+            answers = await asyncio.wait_for(until_end(kept), 30)
+            assert answers.count(b"200 OK") == 2
+            assert answers.count(b"connection: close") == 1
+
+    run(scenario())
+
+
+def test_what_its_client_sent_unaware_of_the_stop_is_not_refused() -> None:
+    route = route_to(status="READY")
+    route.upstreams.stopping = True
+    body = b'{"input": {}}'
+    headers = [(b"content-type", b"application/json"), (b"host", b"x")]
+    unaware = Request("POST", b"/predictions", headers, body, unaware=True)
+    assert isinstance(run(gates(route)["cog"].decide(unaware)), Forward)
 
 
 class Ended:

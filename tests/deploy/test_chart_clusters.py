@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import http.server
 import json
+import os
 import re
+import subprocess
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -334,6 +339,42 @@ def test_helm_test_asks_the_service() -> None:
     for kind in ("Service", "PodDisruptionBudget"):
         selector = spec_of(manifests, kind)["selector"]
         assert not selector.get("matchLabels", selector).items() <= labels.items()
+
+
+@pytest.mark.parametrize("key", [None, "k1"])
+def test_what_helm_test_asks_is_a_request_with_the_key_if_there_is_one(key: str | None) -> None:
+    """Without one, "Bearer " would be a header that HTTP does not have."""
+    asked: list[str | None] = []
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply({"data": [{"id": "m"}]})
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.reply({"usage": {"completion_tokens": 1}})
+
+        def reply(self, value: object) -> None:
+            asked.append(self.headers["authorization"])
+            body = json.dumps(value).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    (ask,) = rendered(example("mock"))["Pod", "cog-triton-test"]["spec"]["containers"]
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1/"
+        environment = {**os.environ, "URL": url, **({"KEY": key} if key else {})}
+        command = [sys.executable, "-c", ask["args"][-1]]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert asked == [f"Bearer {key}" if key else None] * 2
 
 
 def test_manifests_of_the_operator_are_read_as_yaml() -> None:

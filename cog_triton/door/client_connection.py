@@ -107,6 +107,8 @@ class Listener:
 _HALF_CLOSE_S = 0.05
 # Closing while a client still sends resets the connection, and takes from it the answer.
 _LINGER_S = 2.0
+# While the server stops: as long as a request that its client has sent may take to be read.
+_UNDER_WAY_S = 0.25
 _LOG = logging.getLogger(__name__)
 
 
@@ -139,15 +141,20 @@ class Connections:
         return any(one.is_answered for one in self._open)
 
     @property
+    def may_ask(self) -> bool:
+        """Whether a client may have sent a request, before it could see that the server stops."""
+        return any(one.may_ask for one in self._open)
+
+    @property
     def has_unread(self) -> bool:
         """Whether a client has not taken what was written."""
         return any(one.has_unread for one in self._open)
 
     def refuse_reuse(self) -> None:
-        """Close idle connections, and from now on each one after its next answer."""
+        """Close idle connections soon, and from now on each one after its next answer."""
         self.stopping = True
         for connection in [one for one in self._open if one.is_idle]:
-            connection.close()
+            connection.close_soon()
 
     def add(self, connection: ClientConnection) -> bool:
         """Count one more; whether there is room for it."""
@@ -282,6 +289,12 @@ class ClientConnection(asyncio.Protocol):
         )
 
     @property
+    def may_ask(self) -> bool:
+        """Whether it is from before the server was to stop, and not closed yet."""
+        late = self._made_late or not self._connections.stopping
+        return self.is_idle and not (late or self._lingering or self._transport.is_closing())
+
+    @property
     def is_answered(self) -> bool:
         """Whether a request has arrived whole, and its answer has not left whole."""
         return self._task is not None
@@ -298,6 +311,10 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._cancel_timer()
         self._transport.close()
+
+    def close_soon(self) -> None:
+        """Close the connection unless a request is under way to it: closing now would reset it."""
+        self._wait(_UNDER_WAY_S, self.close)
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -335,7 +352,7 @@ class ClientConnection(asyncio.Protocol):
         elif self._parser.is_between_requests:
             self._connections.used(self)
             if self._connections.stopping:
-                self.close()  # its client asks its next server, and not this one, to be refused
+                self.close_soon()
             else:
                 self._wait(self._limits.idle_s, self.close)
         elif not self._arriving:

@@ -84,7 +84,8 @@ class GracefulStop:
         for function in self._before:
             function()
         more = self.patience(0.0)
-        while self._connections.answering and self._lasts and more():
+        found = self._connections
+        while (found.answering or found.may_ask) and self._lasts and more():
             await asyncio.sleep(_POLL_S)
         left = max(0.0, self._deadline - time.monotonic())
         await asyncio.gather(*(one.drain(left) for one in self._upstreams))

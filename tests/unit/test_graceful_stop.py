@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from small_door import gates, read_request, route_to, run, served, until, until_end
+from small_door import answering, gates, read_request, route_to, run, served, until, until_end
 
 from cog_triton.door import client_connection
 from cog_triton.door.client_connection import Connections
@@ -128,6 +128,22 @@ def test_a_request_that_was_sent_before_its_client_could_know_of_the_stop_is_ans
             answers = await asyncio.wait_for(until_end(kept), 30)
             assert answers.count(b"200 OK") == 2
             assert answers.count(b"connection: close") == 1
+
+    run(scenario())
+
+
+def test_a_request_under_way_to_an_idle_connection_is_answered() -> None:
+    async def scenario() -> None:
+        async with served(answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")) as door:
+            kept, writer = await door.connect()
+            await until(lambda: len(door.connections) == 1)
+            door.connections.refuse_reuse()
+            assert door.connections.may_ask
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            answer = await asyncio.wait_for(until_end(kept), 30)
+            assert b"200 OK" in answer
+            assert b"connection: close" in answer
+            await until(lambda: not door.connections.may_ask)
 
     run(scenario())
 

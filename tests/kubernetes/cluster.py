@@ -1,9 +1,9 @@
 """Kubernetes of two nodes on this machine, of the user's binaries, in this process's namespaces.
 
 The Makefile starts the tests in new mount, pid and network namespaces, so that a cluster ends whole
-with them. Real: etcd, apiserver, controller manager, scheduler, and for each node containerd, runc
-and kubelet; kube-proxy, if there is one, else rules of ours. Stand-ins: one bridge for the pods of
-both nodes, no DNS, and every component is an administrator, by one certificate.
+with them. Real: etcd, apiserver, controller manager, scheduler, kube-proxy, and for each node
+containerd, runc and kubelet. Stand-ins: one network for both nodes, a bridge for their pods, a DNS
+of ours, and every component is an administrator, by one certificate.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from typing import Any
 
 import certificates
 import yaml
-from service_rules import ServiceRules
+from kubectl import Kubectl
+from name_server import NameServer
 from stack import wait_until
-from stand_in_image import PAUSE
+from stand_in_image import PAUSE, mounts
 
 NODES = ("node-a", "node-b")
 BINARIES = (
-    *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"),
-    *("kubelet", "kubectl", "containerd", "ctr", "runc", "iptables"),
+    *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy"),
+    *("kubelet", "kubectl", "containerd", "containerd-shim-runc-v2", "ctr", "runc", "iptables"),
 )
 _CNI = ("/opt/cni/bin", "/usr/lib/cni")
 _SERVER = "https://127.0.0.1:6443"
+_ADDRESS = "10.10.0.1"
+"""Of both nodes."""
 _SERVICES, _PODS = "10.96.0.0/16", "10.244.0.0/16"
 _SYSCTL = Path("/proc/sys")
 _SET_BY_KUBELETS = (
@@ -61,9 +64,10 @@ class Cluster:
 
     def __init__(self, directory: Path, binaries: Path) -> None:
         self.directory, self._binaries = directory, binaries
-        self.kubeconfig = directory / "kubeconfig"
+        self.kubectl = Kubectl(directory / "kubeconfig", binaries)
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._rules: ServiceRules | None = None
+        self._names: NameServer | None = None
+        self._made: list[str] = []
         self._kernel = {name: (_SYSCTL / name).read_text() for name in _SET_BY_KUBELETS}
 
     @classmethod
@@ -85,31 +89,25 @@ class Cluster:
         for number, node in enumerate(NODES):
             self._node(number, node, archive)
         wait_until(lambda: self._ready_nodes() == len(NODES), 300)
+        self._services()
 
     def _ready_nodes(self) -> int:
-        done = self._kubectl("get", "nodes", "-o", "json")
-        if done.returncode:
-            return 0
-        conditions = [
-            one for node in json.loads(done.stdout)["items"] for one in node["status"]["conditions"]
-        ]
+        nodes = self.kubectl.objects("nodes").values()
+        conditions = [one for node in nodes for one in node["status"]["conditions"]]
         return sum(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-
-    def _kubectl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        kubectl = find(self._binaries, "kubectl") or "kubectl"
-        command = [kubectl, f"--kubeconfig={self.kubeconfig}", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
 
     def _network(self) -> None:
         subprocess.run(["mount", "--make-rshared", "/"], check=True)
         for place in _WRITTEN:
-            Path(place).mkdir(parents=True, exist_ok=True)
+            if not Path(place).is_dir():
+                Path(place).mkdir(parents=True)
+                self._made.append(place)
             subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place], check=True)
         (_SYSCTL / "net/ipv4/ip_forward").write_text("1")
         for command in (
             "link set lo up",
             "link add node0 type bridge",
-            "addr add 10.10.0.1/24 dev node0",
+            f"addr add {_ADDRESS}/24 dev node0",
             "link set node0 up",
             "route add default dev node0",
         ):
@@ -130,19 +128,20 @@ class Cluster:
         self._run(
             "kube-apiserver",
             f"--etcd-servers={client}",
-            *("--secure-port=6443", "--bind-address=127.0.0.1", "--advertise-address=10.10.0.1"),
+            *("--secure-port=6443", "--bind-address=127.0.0.1", f"--advertise-address={_ADDRESS}"),
             f"--service-cluster-ip-range={_SERVICES}",
             "--authorization-mode=Node,RBAC",
             f"--client-ca-file={pki}/ca.crt",
             *(f"--tls-cert-file={pki}/server.crt", f"--tls-private-key-file={pki}/server.key"),
+            "--kubelet-preferred-address-types=InternalIP",
             f"--kubelet-client-certificate={pki}/admin.crt",
             f"--kubelet-client-key={pki}/admin.key",
             f"--service-account-key-file={pki}/admin.key",
             f"--service-account-signing-key-file={pki}/admin.key",
             f"--service-account-issuer={_SERVER}",
         )
-        wait_until(lambda: self._kubectl("get", "--raw", "/readyz").returncode == 0, 180)
-        with_key = (f"--kubeconfig={self.kubeconfig}", "--leader-elect=false")
+        wait_until(lambda: self.kubectl.succeeds("get", "--raw", "/readyz"), 180)
+        with_key = (f"--kubeconfig={self.kubectl.config}", "--leader-elect=false")
         self._run(
             "kube-controller-manager",
             *with_key,
@@ -151,17 +150,27 @@ class Cluster:
             f"--cluster-cidr={_PODS}",
         )
         self._run("kube-scheduler", *with_key)
-        if find(self._binaries, "kube-proxy") is None:
-            self._rules = ServiceRules(_SERVER, pki)
-            return
+
+    def _services(self) -> None:
+        """Names and addresses of Services, and policies: needs the nodes."""
+        with_key = f"--kubeconfig={self.kubectl.config}"
+        self._names = NameServer(_ADDRESS, self.kubectl)
         self._run(
             "kube-proxy",
-            *with_key[:1],
-            f"--hostname-override={NODES[0]}",  # both nodes have one network
+            with_key,
+            f"--hostname-override={NODES[0]}",  # whose address and network both have
             *("--proxy-mode=iptables", f"--cluster-cidr={_PODS}", "--conntrack-max-per-core=0"),
             "--conntrack-tcp-timeout-established=0",
             "--conntrack-tcp-timeout-close-wait=0",
         )
+        if find(self._binaries, "kube-router"):  # enforces NetworkPolicy, and does no more
+            self._run(
+                "kube-router",
+                with_key,
+                f"--hostname-override={NODES[0]}",
+                *("--run-firewall=true", "--run-router=false", "--run-service-proxy=false"),
+                *("--health-port=0", "--metrics-port=0"),
+            )
 
     def _node(self, number: int, node: str, archive: Path) -> None:
         home = self.directory / node
@@ -180,10 +189,15 @@ class Cluster:
                 ),
             )
         )
+        ctr = [find(self._binaries, "ctr") or "ctr", "-a", str(socket), "-n", "k8s.io"]
+        base = json.loads(
+            subprocess.run([*ctr, "oci", "spec"], capture_output=True, check=True).stdout
+        )
+        base["mounts"] += mounts()
+        (home / "base.json").write_text(json.dumps(base))
         (home / "cni").mkdir()
         (home / "cni" / "10-bridge.conflist").write_text(json.dumps(_cni(number, home)))
         self._run("containerd", f"--config={home}/containerd.toml", log=f"{node}-containerd")
-        ctr = [find(self._binaries, "ctr") or "ctr", "-a", str(socket), "-n", "k8s.io"]
         wait_until(
             lambda: (
                 not subprocess.run([*ctr, "version"], capture_output=True, check=False).returncode
@@ -214,8 +228,8 @@ class Cluster:
         self._run(
             "kubelet",
             f"--config={home}/kubelet.yaml",
-            f"--kubeconfig={self.kubeconfig}",
-            *(f"--hostname-override={node}", "--node-ip=10.10.0.1"),
+            f"--kubeconfig={self.kubectl.config}",
+            *(f"--hostname-override={node}", f"--node-ip={_ADDRESS}"),
             *(f"--root-dir={home}/kubelet", f"--cert-dir={home}/certificates"),
             log=f"{node}-kubelet",
         )
@@ -223,9 +237,14 @@ class Cluster:
     def _run(self, name: str, *arguments: str, log: str | None = None) -> None:
         binary = find(self._binaries, name)
         assert binary is not None, name
+        path = {
+            "PATH": f"{self._binaries}:{os.environ['PATH']}"
+        }  # containerd looks for its shim there
         with (self.directory / f"{log or name}.log").open("wb") as output:
             self._processes.append(
-                subprocess.Popen([binary, *arguments], stdout=output, stderr=output)
+                subprocess.Popen(
+                    [binary, *arguments], stdout=output, stderr=output, env={**os.environ, **path}
+                )
             )
 
     def _write_kubeconfig(self) -> None:
@@ -251,12 +270,12 @@ class Cluster:
             ],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
         }
-        self.kubeconfig.write_text(yaml.safe_dump(config))
+        self.kubectl.config.write_text(yaml.safe_dump(config))
 
     def _stop(self) -> None:
         """End the components, then what is in the nodes' cgroups; put back what kubelets set."""
-        if self._rules is not None:
-            self._rules.close()
+        if self._names is not None:
+            self._names.close()
         for process in reversed(self._processes):
             process.terminate()
         deadline = time.monotonic() + 20
@@ -275,12 +294,16 @@ class Cluster:
             for path in sorted(below, reverse=True):
                 wait_until(lambda path=path: not (path / "cgroup.procs").read_text(), 20)
                 path.rmdir()
+        for place in self._made:
+            subprocess.run(["umount", "--lazy", place], check=True)
+            Path(place).rmdir()
         for name, value in self._kernel.items():
             (_SYSCTL / name).write_text(value)
 
 
 def _group(node: str) -> str:
-    return f"/cog-triton-{os.getpid()}-{node}"
+    namespace = Path("/proc/self/ns/pid").stat().st_ino  # process numbers repeat in each
+    return f"/cog-triton-{namespace}-{node}"
 
 
 def _cgroups(group: str) -> list[Path]:
@@ -303,7 +326,7 @@ def _cni(number: int, home: Path) -> Mapping[str, Any]:
     bridge = {
         "type": "bridge",
         "bridge": "cni0",
-        "isGateway": True,
+        "isDefaultGateway": True,
         "hairpinMode": True,
         "ipam": {"type": "host-local", "ranges": [[addresses]], "dataDir": f"{home}/ipam"},
     }
@@ -326,7 +349,9 @@ _KUBELET = {
     "imageGCHighThresholdPercent": 100,
     "syncFrequency": "5s",
     "nodeStatusUpdateFrequency": "4s",
-    "clusterDNS": [],
+    "volumeStatsAggPeriod": "5s",
+    "clusterDNS": [_ADDRESS],
+    "clusterDomain": "cluster.local",
     "resolvConf": "",
 }
 _CONTAINERD = """\
@@ -346,6 +371,7 @@ state = "{home}/state"
     conf_dir = "{home}/cni"
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
+    base_runtime_spec = "{home}/base.json"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
       BinaryName = "{runc}"
 """

@@ -6,9 +6,9 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
 
 _ROOT = Path(__file__).parents[2]
 _TESTS = _ROOT / "tests"
@@ -19,13 +19,19 @@ sys.path[:0] = [str(_TESTS), str(_TESTS / "deploy"), str(_ROOT / ".work" / "depl
 
 import stand_in_image  # noqa: E402
 from cluster import Cluster, lacking  # noqa: E402
-from release import Release  # noqa: E402
+from engine_fixtures import engine_tar  # noqa: E402, F401
+from kubectl import Kubectl  # noqa: E402
+from release import Release, example  # noqa: E402
+from report import Report  # noqa: E402
+
+_REPORT = Report()
 
 
 @pytest.fixture(scope="session")
-def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
+    """kubectl for the cluster."""
     if KUBECONFIG:
-        yield Path(KUBECONFIG)
+        yield Kubectl(Path(KUBECONFIG))
         return
     if not KUBE_BIN:
         pytest.skip("no cluster: KUBECONFIG=FILE, or KUBE_BIN=DIR with Kubernetes' binaries")
@@ -34,22 +40,46 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("kubernetes")
     archive = stand_in_image.write(directory / "images.tar")
     with Cluster.running(directory, Path(KUBE_BIN), archive) as cluster:
-        yield cluster.kubeconfig
+        yield cluster.kubectl
 
 
 @pytest.fixture(scope="session")
-def values() -> dict[str, object]:
-    """The mock engine: of the checkout in a cluster of ours, of IMAGE elsewhere."""
-    example = _ROOT / "deploy" / "helm" / "examples" / "mock.yaml"
-    made: dict[str, object] = yaml.safe_load(example.read_text())
+def image() -> dict[str, str]:
+    """Values of the image: of the checkout in a cluster of ours, IMAGE elsewhere."""
+    if KUBECONFIG and not IMAGE:
+        pytest.skip("IMAGE=REPOSITORY:TAG: a CPU image that the cluster can pull")
     repository, _, tag = (IMAGE or stand_in_image.IMAGE).rpartition(":")
-    own = {} if IMAGE or KUBECONFIG else stand_in_image.mounts()
-    off = {"ingress": {"enabled": False}, "test": {"enabled": False}}
-    image = {"repository": repository, "tag": tag, "pullPolicy": "IfNotPresent"}
-    return {**made, **off, **own, "image": image, "replicas": 2}
+    return {"repository": repository, "tag": tag, "pullPolicy": "IfNotPresent"}
+
+
+@pytest.fixture(scope="session")
+def this_machine(kubectl: Kubectl) -> Path:
+    """Where nodes have this machine's files: in a cluster of ours."""
+    if KUBECONFIG:
+        pytest.skip("a cluster of KUBECONFIG does not see this machine's files")
+    return kubectl.config.parent
+
+
+@pytest.fixture(scope="session")
+def mock(image: dict[str, str]) -> dict[str, Any]:
+    """Values of two servers of the mock engine, by its example, on a machine that may be slow."""
+    slow = {"timeouts": {"tritonStart": 600, "download": 0}}
+    return {**example("mock"), **slow, "image": image, "replicas": 2}
 
 
 @pytest.fixture(scope="module")
-def release(kubeconfig: Path, values: dict[str, object]) -> Iterator[Release]:
-    with Release.installed(kubeconfig, values, KUBE_BIN) as made:
+def release(kubectl: Kubectl, mock: dict[str, Any]) -> Iterator[Release]:
+    """Two servers of the mock engine."""
+    with Release.installed(kubectl, mock) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def report() -> Report:
+    """The table that is printed at the end."""
+    return _REPORT
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _REPORT.rows:
+        terminalreporter.write_line(f"\n{_REPORT}\n")

@@ -1,7 +1,7 @@
 """OCI archive of two images: one that runs this checkout, and the pod's pause container.
 
-The first has no files of its own but directories: this machine's programs, Python and checkout are
-mounted over them, read-only, by what `mounts` adds to the chart's values.
+The first has no files of its own: this machine's programs, Python and checkout are mounted into
+every container, read-only, by the nodes' base specification of the runtime.
 """
 
 from __future__ import annotations
@@ -25,18 +25,15 @@ _DEMO = Path("/opt/cog-triton")
 _PASSWD = "root:x:0:0::/root:/bin/bash\ncog:x:1000:1000::/opt/cog-triton/work:/bin/bash\n"
 
 
-def mounts() -> dict[str, Any]:
-    """Values of the chart that put this machine's files into the image."""
+def mounts() -> list[dict[str, Any]]:
+    """Mounts of OCI's runtime specification that put this machine's files into a container."""
     paths = [*_SYSTEM, sys.base_prefix, str(ROOT)]
     if not _SITE.is_relative_to(ROOT):
         paths.append(str(_SITE))
-    names = {f"host-{number}": path for number, path in enumerate(dict.fromkeys(paths))}
-    return {
-        "extraVolumes": [{"name": n, "hostPath": {"path": p}} for n, p in names.items()],
-        "extraVolumeMounts": [
-            {"name": n, "mountPath": p, "readOnly": True} for n, p in names.items()
-        ],
-    }
+    return [
+        {"destination": path, "source": path, "type": "bind", "options": ["rbind", "ro"]}
+        for path in dict.fromkeys(paths)
+    ]
 
 
 def write(path: Path) -> Path:
@@ -102,7 +99,7 @@ def _image(blobs: dict[str, bytes], layer: bytes, config: dict[str, Any]) -> dic
 def _rootfs() -> bytes:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as tar:
-        named = [Path(mount["mountPath"]) for mount in mounts()["extraVolumeMounts"]]
+        named = [Path(mount["destination"]) for mount in mounts()]
         whole = {parent for path in named for parent in (path, *path.parents)}
         for path in sorted(
             whole | {Path("/tmp"), Path("/proc"), Path("/dev"), _DEMO, _DEMO / "work"}

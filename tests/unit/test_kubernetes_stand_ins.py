@@ -1,10 +1,11 @@
-"""What stands in for an image and for kube-proxy in tests/kubernetes, without a cluster."""
+"""What stands in for an image and for a cluster's DNS in tests/kubernetes, without a cluster."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import ssl
+import struct
 import sys
 import tarfile
 from pathlib import Path
@@ -14,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "kubernetes"))
 
 import certificates  # noqa: E402
-import service_rules  # noqa: E402
+import name_server  # noqa: E402
 import stand_in_image  # noqa: E402
 
 
@@ -42,42 +43,30 @@ def test_the_archive_is_whole_and_its_images_are_named(tmp_path: Path) -> None:
         assert all(blob(one) for one in manifest["layers"])
 
 
-def test_the_image_has_a_place_for_each_of_this_machines_directories() -> None:
-    values = stand_in_image.mounts()
-    names = [one["name"] for one in values["extraVolumes"]]
-    assert names == [one["name"] for one in values["extraVolumeMounts"]]
-    paths = {one["mountPath"] for one in values["extraVolumeMounts"]}
-    assert {"/usr", sys.base_prefix, str(ROOT)} <= paths
-    assert all(one["readOnly"] for one in values["extraVolumeMounts"])
+def test_a_container_has_this_machines_directories_read_only() -> None:
+    mounts = stand_in_image.mounts()
+    assert {"/usr", sys.base_prefix, str(ROOT)} <= {one["destination"] for one in mounts}
+    assert all(one["source"] == one["destination"] for one in mounts)
+    assert all("ro" in one["options"] for one in mounts)
 
 
-def test_connections_to_a_service_are_shared_by_its_ready_endpoints() -> None:
-    def endpoint(address: str, ready: bool) -> dict[str, Any]:
-        return {"addresses": [address], "conditions": {"ready": ready}}
+def test_a_service_has_an_address_and_nothing_else_has() -> None:
+    name, other = "llm.default.svc.cluster.local", "example.com"
+    addresses = {name: "10.96.0.9"}
 
-    services = [
-        {
-            "metadata": {"name": "llm"},
-            "spec": {"clusterIP": "10.96.0.9", "ports": [{"name": "openai", "port": 8080}]},
-        },
-        {"metadata": {"name": "bare"}, "spec": {"clusterIP": "None", "ports": [{"port": 1}]}},
-    ]
-    slices = [
-        {
-            "metadata": {"labels": {"kubernetes.io/service-name": "llm"}},
-            "ports": [{"name": "openai", "port": 8081}],
-            "endpoints": [endpoint("10.244.1.9", True), endpoint("10.244.1.8", True)],
-        },
-        {
-            "metadata": {"labels": {"kubernetes.io/service-name": "llm"}},
-            "ports": [{"name": "openai", "port": 8081}],
-            "endpoints": [endpoint("10.244.2.7", False)],
-        },
-    ]
-    first, second = service_rules._rules(services, slices)
-    assert "-d 10.96.0.9/32 -p tcp --dport 8080" in first
-    assert "--probability 0.500000 -j DNAT --to-destination 10.244.1.8:8081" in first
-    assert "--probability 1.000000 -j DNAT --to-destination 10.244.1.9:8081" in second
+    def asked(name: str, kind: int) -> bytes:
+        labels = b"".join(bytes([len(one)]) + one.encode() for one in name.split("."))
+        return b"\x12\x34\x01\x00\0\1\0\0\0\0\0\0" + labels + struct.pack("!BHH", 0, kind, 1)
+
+    query = asked(name.upper(), 1)
+    assert name_server.question(query) == (name, 1, len(query))
+    told = name_server.answer(query, addresses)
+    assert told[:2] == query[:2]
+    assert told[3] & 15 == 0
+    assert told.endswith(bytes([10, 96, 0, 9]))
+    no_address = name_server.answer(asked(name, 28), addresses)
+    assert (no_address[3] & 15, no_address[6:8]) == (0, b"\0\0")
+    assert name_server.answer(asked(other, 1), addresses)[3] & 15 == 3
 
 
 def test_the_certificates_are_of_one_authority(tmp_path: Path) -> None:

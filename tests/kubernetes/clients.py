@@ -15,14 +15,13 @@ _CHAT = {"messages": [{"role": "user", "content": "Hi there."}], "stream": True}
 class Clients:
     """Streams of both APIs, one after the other, over connections that are kept."""
 
-    def __init__(self, address: str, *, count: int = 4, tokens: int = 60) -> None:
+    def __init__(self, address: str, *, count: int = 4, tokens: int = 60, pause: float = 0) -> None:
+        """`pause` is the seconds between a client's streams, for engines that compute."""
         self.whole = 0
         self.lost: list[str] = []
-        self.longest = 0.0
-        """Seconds of the slowest stream that was whole."""
         self._end = threading.Event()
         self._lock = threading.Lock()
-        self._address, self._tokens = address, tokens
+        self._address, self._tokens, self._pause = address, tokens, pause
         models = httpx.get(f"http://{address}:8080/v1/models", trust_env=False)
         self._model = models.raise_for_status().json()["data"][0]["id"]
         kinds = [self._chat, self._predict] * (count // 2)
@@ -46,7 +45,6 @@ class Clients:
     def _run(self, kind: Any) -> None:
         with httpx.Client(timeout=120, trust_env=False) as client:
             while not self._end.is_set():
-                begun = time.monotonic()
                 try:
                     kind(client)
                 except (httpx.HTTPError, AssertionError) as error:
@@ -56,7 +54,7 @@ class Clients:
                     continue
                 with self._lock:
                     self.whole += 1
-                    self.longest = max(self.longest, time.monotonic() - begun)
+                self._end.wait(self._pause)
 
     def _chat(self, client: httpx.Client) -> None:
         url = f"http://{self._address}:8080/v1/chat/completions"

@@ -210,6 +210,8 @@ class Cluster:
             for name in ("cpuset.cpus", "cpuset.mems"):  # of v1, where a new group has none
                 if (controller.parent / name).exists():
                     (controller / name).write_text((controller.parent / name).read_text())
+            if (shares := controller / "cpu.shares").exists():
+                shares.write_text("3072")  # else all its pods get as much CPU as one process
         config = {
             **_KUBELET,
             "authentication": {

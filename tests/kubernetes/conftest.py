@@ -64,7 +64,9 @@ def this_machine(kubectl: Kubectl) -> Path:
 def mock(image: dict[str, str]) -> dict[str, Any]:
     """Values of two servers of the mock engine, by its example, on a machine that may be slow."""
     slow = {"timeouts": {"tritonStart": 600, "download": 0}}
-    return {**example("mock"), **slow, "image": image, "replicas": 2}
+    # More than the limit of memory, so that it can be reached.
+    shm = {"shm": {"size": "4Gi"}}
+    return {**example("mock"), **slow, **shm, "image": image, "replicas": 2}
 
 
 @pytest.fixture(scope="module")

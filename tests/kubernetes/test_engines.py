@@ -52,11 +52,12 @@ def test_the_demo_engine_from_an_older_chart_to_this_one(
     models: str, old_chart: Path, kubectl: Kubectl, image: dict[str, str], report: Report
 ) -> None:
     resources = example("cpu-demo")["resources"]
-    changed = {"image": image, "replicas": 2, "resources": resources}
+    slow = {"tritonStart": 600, "download": 120}
+    changed = {"image": image, "replicas": 2, "resources": resources, "timeouts": slow}
     values = {**example("cpu-demo", old_chart), **changed}
     with (
         Release.installed(kubectl, values, old_chart) as release,
-        Clients(release.address, tokens=16) as clients,
+        Clients(release.address, tokens=16, pause=1) as clients,
         report.operation(f"`helm upgrade` from {_OLD}'s chart, demo engine", clients) as row,
     ):
         clients.wait()

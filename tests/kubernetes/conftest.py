@@ -64,9 +64,10 @@ def this_machine(kubectl: Kubectl) -> Path:
 def mock(image: dict[str, str]) -> dict[str, Any]:
     """Values of two servers of the mock engine, by its example, on a machine that may be slow."""
     slow = {"timeouts": {"tritonStart": 600, "download": 0}}
-    # More than the limit of memory, so that it can be reached.
-    shm = {"shm": {"size": "4Gi"}}
-    return {**example("mock"), **slow, **shm, "image": image, "replicas": 2}
+    # /dev/shm can reach the limit of memory; what is asked for lowers the others' oom_score_adj.
+    resources = {"requests": {"cpu": "300m", "memory": "2Gi"}, "limits": {"memory": "2Gi"}}
+    memory = {"resources": resources, "shm": {"size": "4Gi"}}
+    return {**example("mock"), **slow, **memory, "image": image, "replicas": 2}
 
 
 @pytest.fixture(scope="module")

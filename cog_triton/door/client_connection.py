@@ -76,11 +76,8 @@ class Listener:
         accepted.setblocking(False)
         secured: dict[str, Any] = {}
         if self._certificate is not None:
-            secured = {
-                "ssl": self._certificate.context,
-                "ssl_handshake_timeout": _HANDSHAKE_S,
-                "ssl_shutdown_timeout": _LINGER_S,
-            }
+            secured = {"ssl": self._certificate.context, "ssl_handshake_timeout": _HANDSHAKE_S}
+            secured["ssl_shutdown_timeout"] = _LINGER_S
         try:
             await self._loop.connect_accepted_socket(self._factory, accepted, **secured)
         except OSError:  # those of ssl, too
@@ -107,7 +104,7 @@ class Listener:
 _HALF_CLOSE_S = 0.05
 # Closing while a client still sends resets the connection, and takes from it the answer.
 _LINGER_S = 2.0
-# While the server stops: as long as a request that its client has sent may take to be read.
+# While the server stops: as long as a request that has been sent may take to be read.
 _UNDER_WAY_S = 0.25
 _LOG = logging.getLogger(__name__)
 
@@ -360,9 +357,8 @@ class ClientConnection(asyncio.Protocol):
             self._wait(self._limits.arrival_s, self._too_slow)
 
     async def _answer(self, request: Request) -> None:
-        stopping = self._connections.stopping
-        keep_alive = request.keep_alive and not stopping
-        if stopping and not self._made_late:  # sent before this connection was seen to be closed
+        keep_alive = request.keep_alive and not self._connections.stopping
+        if self._connections.stopping and not self._made_late:  # sent before it could see that
             request = replace(request, unaware=True)
         head_only = request.method == "HEAD"
         size, path = len(request.body), request.path

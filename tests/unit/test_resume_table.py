@@ -16,9 +16,9 @@ from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import FatalRequest
 from cog_triton.pictures.image_limits import ImagePart
-from cog_triton.serving import generate, promises
-from cog_triton.serving.generate import Quarantine
+from cog_triton.serving import promises
 from cog_triton.serving.generation import GenerationRequest
+from cog_triton.serving.quarantine import QUARANTINE_S, Quarantine
 from cog_triton.serving.resume import Obstacle, continuation
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import DrawnSeed, SamplingParams, resolve_seed
@@ -189,7 +189,7 @@ def test_quarantine_refuses_a_prompt_for_a_while() -> None:
     others = ({"adapter": "sql"}, {"images": (ImagePart("messages[0]", b"a"),)})
     for other in (prompt(1), prompt(1, 2, 3), *(prompt(1, 2, **values) for values in others)):
         held.check(other)
-    now = generate.QUARANTINE_S
+    now = QUARANTINE_S
     held.check(prompt(1, 2))
     held.add(prompt(3))
     assert len(held._until) == 1

@@ -85,7 +85,8 @@ class Bench:
         if concurrency == 1:
             texts = self._prompts[-_SHORT_REQUESTS:]
             short = measure(endpoint, texts, _SHORT_REQUESTS, 1, _SHORT_TOKENS)
-            measured = replace(measured, ttft_p50=short.ttft_p50, ttft_p99=short.ttft_p99)
+            times = {name: getattr(short, name) for name in ("ttft_mean", "ttft_p50", "ttft_p99")}
+            measured = replace(measured, **times)
         print(f"  round {number} {measured}  cores {used}", flush=True)
         self._keep({"round": number, **measured.as_dict(), "server_cores": used, **spent})
 
@@ -120,7 +121,11 @@ def medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, 
             ]
             if chosen:
                 found.setdefault(endpoint, {})[str(concurrency)] = {
-                    **{name: statistics.median(r[name] for r in chosen) for name in numbers},
+                    **{
+                        name: statistics.median(r[name] for r in chosen)
+                        for name in numbers
+                        if name in chosen[0]
+                    },
                     "cores": statistics.median(sum(r["server_cores"].values()) for r in chosen),
                     "least": min(r["tokens_per_s"] for r in chosen),
                     "most": max(r["tokens_per_s"] for r in chosen),
@@ -142,3 +147,21 @@ def cores_by_process(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, f
     """CPU cores of each process, by endpoint, in the last round at the highest concurrency."""
     highest = max((row["concurrency"] for row in rows), default=0)
     return {row["endpoint"]: row["server_cores"] for row in rows if row["concurrency"] == highest}
+
+
+def token_cost_by_process(
+    rows: Sequence[Mapping[str, Any]],
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Microseconds of CPU a token, by endpoint, concurrency and process: medians over rounds."""
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for row in sorted(rows, key=lambda row: row["concurrency"]):
+        parts = found.setdefault(row["endpoint"], {}).setdefault(str(row["concurrency"]), {})
+        for role, used in row["server_cores"].items():
+            parts.setdefault(role, []).append(1e6 * used / row["tokens_per_s"])
+    return {
+        endpoint: {
+            concurrency: {role: round(statistics.median(each), 1) for role, each in parts.items()}
+            for concurrency, parts in of.items()
+        }
+        for endpoint, of in found.items()
+    }

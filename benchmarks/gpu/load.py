@@ -54,6 +54,7 @@ class LoadResult:
     requests: int
     tokens_per_s: float
     seconds: float
+    ttft_mean: float
     ttft_p50: float
     ttft_p99: float
     itl_p50: float
@@ -126,6 +127,7 @@ def combine(endpoint: str, concurrency: int, shares: Sequence[WorkerResult]) -> 
         sum(share.requests for share in shares),
         round(tokens / seconds, 1),
         round(seconds, 6),
+        _mean(all_of("ttft")),
         percentile(all_of("ttft"), 50),
         percentile(all_of("ttft"), 99),
         percentile(all_of("itl"), 50),
@@ -145,6 +147,11 @@ def _within_slo(share: WorkerResult) -> int:
     """Requests of several tokens whose TTFT and TPOT are within the SLO."""
     times = zip(share.ttft, share.tpot, strict=False)
     return sum(ttft <= SLO["ttft_s"] and tpot <= SLO["tpot_s"] for ttft, tpot in times)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Mean of seconds, in milliseconds."""
+    return round(1000 * sum(values) / len(values), 3) if values else 0.0
 
 
 def percentile(ordered: Sequence[float], rank: float) -> float:

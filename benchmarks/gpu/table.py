@@ -34,6 +34,7 @@ def benchmark(medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     rows = []
     first = next(iter(medians), "")
     told = any("joules_a_token" in row for of in medians.values() for row in of.values())
+    has_mean = any("ttft_mean" in row for of in medians.values() for row in of.values())
     for concurrency in medians.get(first, {}):
         base = medians[first][concurrency]
         for endpoint, found in medians.items():
@@ -59,19 +60,21 @@ def benchmark(medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
                     f"{row['cores']:.2f}",
                     _ratio(row["cores"], base["cores"]),
                     f"{row['load_cores']:.2f}, {row['load_lag_p99']:.1f}",
-                    *([_number(row, "joules_a_token")] if told else []),
+                    *([_number(row, "joules_a_token", 3)] if told else []),
+                    *([_number(row, "ttft_mean", 1)] if has_mean else []),
                 )
             )
-    return table((*_COLUMNS, *(["J a token"] if told else [])), rows)
+    further = [*(["J a token"] if told else []), *(["TTFT mean ms"] if has_mean else [])]
+    return table((*_COLUMNS, *further), rows)
 
 
 def _ratio(value: float, base: float, digits: int = 3) -> str:
     return f"{value / base:.{digits}f}" if base else "-"
 
 
-def _number(row: Mapping[str, float], name: str) -> str:
+def _number(row: Mapping[str, float], name: str, digits: int = 2) -> str:
     """A number that older runs have not."""
-    return f"{row[name]:.2f}" if name in row else "-"
+    return f"{row[name]:.{digits}f}" if name in row else "-"
 
 
 def _spread(row: Mapping[str, float]) -> str:
@@ -90,6 +93,24 @@ def cores(used: Mapping[str, Mapping[str, float]], concurrency: int) -> str:
         if share >= 0.005
     ]
     return table(("endpoint", f"process, at concurrency {concurrency}", "cores"), found)
+
+
+def token_costs(costs: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """Microseconds of CPU a token by process, at each concurrency; the dearest process first."""
+    rows = [
+        (int(concurrency), endpoint, parts)
+        for endpoint, of in costs.items()
+        for concurrency, parts in of.items()
+    ]
+    roles = {role for *_, parts in rows for role in parts}
+    most = {role: max(parts.get(role, 0.0) for *_, parts in rows) for role in roles}
+    shown = sorted((role for role in roles if most[role] >= 1), key=lambda role: -most[role])
+    found = [
+        (endpoint, concurrency, f"{sum(parts.values()):.0f}",
+         *(f"{parts[role]:.1f}" if role in parts else "-" for role in shown))
+        for concurrency, endpoint, parts in sorted(rows, key=lambda row: row[0])
+    ]  # fmt: skip
+    return table(("endpoint", "concurrency", "all", *shown), found)
 
 
 def checks(results: Mapping[str, Any]) -> str:
@@ -310,6 +331,8 @@ def sections(results: Mapping[str, Any]) -> dict[str, str]:
             made[f"{prefix}benchmark"] = benchmark(medians)
             highest = max(int(concurrency) for found in medians.values() for concurrency in found)
             made[f"{prefix}cores"] = cores(results[phase]["cores"], highest)
+        if costs := results.get(phase, {}).get("token_costs"):
+            made[f"{prefix}token costs"] = token_costs(costs)
     if any(results.get(phase, {}).get("medians") for phase in ("pair", "replicas")):
         made["two engines' benchmark"] = pair(results)
     for phase, name in {"kill": "killed worker", "replicas": "killed engine of two"}.items():

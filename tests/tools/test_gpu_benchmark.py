@@ -169,6 +169,7 @@ def test_measurements_of_processes_are_merged(gpu: SimpleNamespace) -> None:
     ]
     measured = gpu.load.combine("it", 2, shares)
     assert (measured.ttft_p50, measured.itl_p50, measured.seconds) == (200, 20, 2)
+    assert measured.ttft_mean == 200
     assert (measured.tokens_per_s, measured.tokens_per_read, measured.requests) == (8, 2, 3)
 
 
@@ -198,6 +199,16 @@ def rows(
 
 def measured(gpu: SimpleNamespace, seen: list[dict[str, Any]]) -> dict[str, Any]:
     return {"medians": gpu.bench.medians(seen), "cores": gpu.bench.cores_by_process(seen)}
+
+
+def test_a_token_costs_each_process_its_own(gpu: SimpleNamespace) -> None:
+    seen = [*rows("vllm serve", [100, 300, 200]), *rows("cog", [200], cores=1.5)]
+    costs = gpu.bench.token_cost_by_process(seen)
+    assert costs["vllm serve"] == {"1": {"engine": 5000.0, "rest": 1250.0}}
+    assert gpu.table.token_costs(costs).splitlines()[2:] == [
+        "| vllm serve | 1 | 6250 | 5000.0 | 1250.0 |",
+        "| cog | 1 | 7500 | 5000.0 | 2500.0 |",
+    ]
 
 
 def test_the_tables_are_written_between_their_marks(gpu: SimpleNamespace) -> None:
@@ -447,4 +458,4 @@ def test_joules_a_token_are_a_column_of_runs_that_have_them(gpu: SimpleNamespace
     made = sum(row["tokens_per_s"] * row["seconds"] for row in seen)
     told = [{**row, "joules": made} for row in seen]
     first, *_, last = gpu.table.benchmark(gpu.bench.medians(told)).splitlines()
-    assert (first.endswith("| J a token |"), last.endswith("| 2.00 |")) == (True, True)
+    assert (first.endswith("| J a token |"), last.endswith("| 2.000 |")) == (True, True)

@@ -49,14 +49,15 @@ _HEAD = """\
 
 <!-- written by `benchmarks/vllm_parsers.py` -->
 
-`TOOL_CALL_PARSER=vllm:NAME` ([openai.md](openai.md#parsers-of-vllm)) beside the same parser within
-the serving layer of vLLM 0.33, on a CPU: answers with text, reasoning, one call and several, cut
-ones, in each format's documented syntax; streamed in chunks of 1, 2, 3, 5 and all tokens, and
-without a stream. Here they go through our detokenizer, the child and the parser of `/v1`; there
-through vLLM's detokenizer, `ChatStreamProcessor` and `Parser.parse`. Tokenizers are made of a
-format's marks and all bytes.
+`TOOL_CALL_PARSER=vllm:NAME` ([openai.md](openai.md#parsers-of-vllm)) is compared with the same
+parser in the serving layer of vLLM 0.33, on a CPU: text, reasoning, one call and several, cut
+answers, in each format's documented syntax, streamed in chunks of 1, 2, 3, 5 and all tokens, and
+without a stream.
+
+<!-- parsers -->
 
 """
+_END = "\n<!-- /parsers -->\n"
 
 
 def tokenizer_of(form: Format, directory: Path) -> EngineTokenizer:
@@ -365,7 +366,7 @@ def main() -> int:
     if options.write:
         page = ROOT / "docs" / "clients.md"
         rest = _SECTION.sub("", page.read_text("utf-8")).rstrip("\n")
-        page.write_text(f"{rest}\n\n{_HEAD}{lines}", "utf-8")
+        page.write_text(f"{rest}\n\n{_HEAD}{lines}{_END}", "utf-8")
     return 0
 
 

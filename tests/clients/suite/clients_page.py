@@ -17,13 +17,14 @@ _HEAD = """\
 An API is compatible when the clients that people have work with it, unmodified. Look here for yours
 before you port to this server; what differs by design is in [openai.md](openai.md).
 
-Released clients, unmodified, against `cog-triton serve`: real Cog, real Triton, SmolLM2-135M on the
-CPU; and the [mock engine](mock.md) where the likeliest tokens must be told, a server be full, or
-an agent's loop go as scripted ([answers by a script](mock.md#answers-by-a-script)): a call, its
-result, another call, an answer. What is for Node, and the coding agent, come from npm.
-`make test-clients` runs them and writes this page (`CLIENT=openai`: one; `ARGS=--help` tells more).
-Versions are pinned in `requirements/clients`. Scripts of other repositories are reproduced from
-reading them, release by release (`tests/clients`).
+Released clients ran against `cog-triton serve`: real Cog, real Triton, SmolLM2-135M on the CPU.
+Where the likeliest tokens must be told, a server be full, or an agent's loop go as scripted, the
+[mock engine](mock.md#answers-by-a-script) served. Scripts of other repositories are reproduced
+from reading them, release by release (`tests/clients`).
+
+`make test-clients` runs them and writes this page; `CLIENT=openai` runs one, `ARGS=--help` tells
+more. Versions are pinned in `requirements/clients`; clients for Node, and the coding agent, come
+from npm.
 
 """
 _PARSERS = re.compile(r"^## Parsers of vLLM\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
@@ -49,7 +50,9 @@ def write(rows: Iterable[Row]) -> None:
             else:
                 lines += _not_ours(ran[client.name])
         if lines:
-            parts.append("\n".join([f"## {title}", "", head, *lines]) + "\n\n")
+            mark = title.lower()
+            parts.append(f"## {title}\n\n<!-- {mark} -->\n\n" + "\n".join([head, *lines]))
+            parts.append(f"\n\n<!-- /{mark} -->\n\n")
     parts += _PARSERS.findall(old)
     PAGE.write_text("".join(parts).rstrip("\n") + "\n", "utf-8")
 

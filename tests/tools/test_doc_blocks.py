@@ -42,7 +42,7 @@ from stack import REPOSITORY, Stack, processes_of
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 PAGES_TO_COME = {
-    *("build.md", "flake.md", "images.md", "lora.md", "migrate.md", "multi-gpu.md", "oci.md"),
+    *("flake.md", "images.md", "lora.md", "migrate.md", "multi-gpu.md", "oci.md"),
     *("pruning.md", "releases.md", "replicate.md", "supply-chain.md"),
     *("README.md", "bench.md", "clients.md", "deploy.md", "gpu-several.md", "gpu.md", "mock.md"),
     *("models.md", "openai.md", "parking.md", "performance.md", "reliability.md", "rolling.md"),
@@ -225,7 +225,8 @@ def shell(
     directory.mkdir()
     for name in ("configs", "deploy", "builder"):
         shutil.copytree(REPOSITORY / name, directory / name)
-    if re.search(r"\bengine\b", "\n".join(b.text for b in to_run(page))):
+    typed = "\n".join(command for block in to_run(page) for command, _ in block.commands())
+    if re.search(r"(?<![\w/-])engine(\.tar)?(?![\w-])", typed):
         (directory / "engine.tar").symlink_to(request.getfixturevalue("engine_tar"))
         (directory / "engine").symlink_to(request.getfixturevalue("engine_dir"))
     with ExitStack() as opened:

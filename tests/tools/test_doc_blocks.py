@@ -42,7 +42,7 @@ from stack import REPOSITORY, Stack, processes_of
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 PAGES_TO_COME = {
-    *("flake.md", "lora.md", "multi-gpu.md", "oci.md"),
+    *("flake.md", "lora.md", "oci.md"),
     *("pruning.md", "releases.md", "replicate.md", "supply-chain.md"),
     *("README.md", "bench.md", "clients.md", "deploy.md", "gpu-several.md", "gpu.md", "mock.md"),
     *("models.md", "openai.md", "parking.md", "performance.md", "reliability.md", "rolling.md"),

@@ -19,8 +19,8 @@ The mark is a comment on the line before the block, which no reader sees:
     Before a block of any kind: it is written to that file, for the blocks below it.
 
 The blocks of a page share a directory, with ``engine.tar`` (the demo engine), ``engine``, it
-unpacked, and a copy of ``configs``, ``deploy`` and ``builder``. Ports of the page are replaced by
-free ones.
+unpacked, ``adapters/sql`` for the mock, and a copy of ``configs``, ``deploy`` and ``builder``. The
+page's ports are replaced by free ones.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from pathlib import Path
 
 import local_registry
 import pytest
+from lora_adapters import adapter
 from stack import REPOSITORY, Stack, processes_of
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 PAGES_TO_COME = {
-    *("flake.md", "lora.md", "oci.md"),
     *("releases.md", "replicate.md"),
     *("README.md", "bench.md", "clients.md", "deploy.md", "gpu-several.md", "gpu.md", "mock.md"),
     *("models.md", "openai.md", "parking.md", "performance.md", "reliability.md", "rolling.md"),
@@ -65,6 +65,7 @@ make() {
   if [[ $4 != serve ]]; then command make "$@"; else serve_until_ready make "$@"; fi
 }
 serve_until_ready() {
+  : >server.log
   command "$@" >server.log 2>&1 &
   until grep -q 'Ready in' server.log; do
     kill -0 $! || { cat server.log; return 1; }
@@ -152,10 +153,8 @@ class Shell:
         commands = block.commands()
         script = [_BASH]
         for number, (command, _) in enumerate(commands):
-            script += [
-                f"echo '=={number}=='",
-                re.sub(r"(serve\b.*) &$", r"\1", command, flags=re.M),
-            ]
+            waited_for = re.sub(r"(serve\b.*) &$", r"\1", command, flags=re.MULTILINE)
+            script += [f"echo '=={number}=='", waited_for]
         text = self._with_ports("\n".join(script), server)
         environment = {**own.environment, "REPOSITORY": str(REPOSITORY)}
         try:
@@ -229,6 +228,8 @@ def shell(
     if re.search(r"(?<![\w/-])engine(\.tar)?(?![\w-])", typed):
         (directory / "engine.tar").symlink_to(request.getfixturevalue("engine_tar"))
         (directory / "engine").symlink_to(request.getfixturevalue("engine_dir"))
+    if "adapters" in typed:
+        adapter(directory / "adapters" / "sql", rank=2)
     with ExitStack() as opened:
         servers = {
             word: request.getfixturevalue(fixture)

@@ -43,7 +43,6 @@ from stack import REPOSITORY, Stack, processes_of
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 PAGES_TO_COME = {
-    *("releases.md", "replicate.md"),
     *("README.md", "bench.md", "clients.md", "deploy.md", "gpu-several.md", "gpu.md", "mock.md"),
     *("models.md", "openai.md", "parking.md", "performance.md", "reliability.md", "rolling.md"),
     *("serving.md", "setup.md", "supervision.md", "tenants.md", "vllm.md"),

@@ -98,7 +98,7 @@ def cores(used: Mapping[str, Mapping[str, float]], concurrency: int) -> str:
 def token_costs(costs: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     """Microseconds of CPU a token by process, at each concurrency; the dearest process first."""
     rows = [
-        (int(concurrency), endpoint, parts)
+        (int(concurrency), endpoint, _with_stubs_together(parts))
         for endpoint, of in costs.items()
         for concurrency, parts in of.items()
     ]
@@ -111,6 +111,14 @@ def token_costs(costs: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
         for concurrency, endpoint, parts in sorted(rows, key=lambda row: row[0])
     ]  # fmt: skip
     return table(("endpoint", "concurrency", "all", *shown), found)
+
+
+def _with_stubs_together(parts: Mapping[str, float]) -> Mapping[str, float]:
+    summed: dict[str, float] = {}
+    for role, cost in parts.items():
+        name = "Triton's stubs" if role.startswith("Triton stub") else role
+        summed[name] = summed.get(name, 0.0) + cost
+    return summed
 
 
 def checks(results: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 PHASES = ("resume", "resume-adapters", "resume-images")
 BUDGETS, LEAST = dict.fromkeys(PHASES, 560), dict.fromkeys(PHASES, 120)
 STREAMS, TOKENS = 64, 256
+REFUSED = "refused"
 NEAR = 0.1
 """In nats: the most that rounding may move a log probability, or a near tie be apart."""
 _KILLED_AT = (0.1, 0.35, 0.6, 0.85)
@@ -124,7 +125,10 @@ class Stream:
 
 @dataclass(frozen=True)
 class Told:
-    """What a stream has told: its tokens, the likeliest beside each, its text and its end."""
+    """What a stream has told: its tokens, the likeliest beside each, its text and its end.
+
+    One that was sent while no engine was there, and refused so, has ended as "refused".
+    """
 
     tokens: Sequence[str]
     likeliest: Sequence[Mapping[str, float]]
@@ -143,6 +147,8 @@ class Told:
         ends = [choice["finish_reason"] for choice in found if choice.get("finish_reason")]
         errors = [e["error"] for e in events(bytes(stream.answer)) if e.get("error")]
         ended = errors[-1].get("code") or str(errors[-1]) if errors else "cut"
+        if stream.answer.startswith(b"HTTP/1.1 503 "):
+            ended = REFUSED
         return cls(
             [token for one in log_probs for token in one["tokens"]],
             [top or {} for one in log_probs for top in one["top_logprobs"]],
@@ -162,8 +168,14 @@ def _flat(log_probs: Mapping[str, Any]) -> Mapping[str, Any]:
     if "content" not in log_probs:
         return log_probs
     told = log_probs["content"] or ()
-    likeliest = [{top["token"]: top["logprob"] for top in one["top_logprobs"]} for one in told]
-    return {"tokens": [one["token"] for one in told], "top_logprobs": likeliest}
+    likeliest = [{_token(top): top["logprob"] for top in one["top_logprobs"]} for one in told]
+    return {"tokens": [_token(one) for one in told], "top_logprobs": likeliest}
+
+
+def _token(told: Mapping[str, Any]) -> str:
+    """A token's text, and its bytes where these are no text: others have the same one then."""
+    text = str(told["token"])
+    return f"{text}{told.get('bytes')}" if "\ufffd" in text else text
 
 
 def _text(choice: Mapping[str, Any]) -> str:
@@ -342,11 +354,17 @@ class Resumed:
         for name, found in _told(streams).items():
             before = undisturbed[name]
             ends = Counter(told.end for told in found if not told.whole)
-            faults = [fault(CLASSES[name], *pair) for pair in zip(before, found, strict=True)]
+            refused = ends.pop(REFUSED, 0)
+            faults = [
+                fault(CLASSES[name], one, other)
+                for one, other in zip(before, found, strict=True)
+                if other.end != REFUSED
+            ]
             row = {
                 "when": when,
                 "class": name,
-                "whole": f"{sum(told.whole for told in found)} of {len(found)}",
+                "whole": f"{sum(told.whole for told in found)} of {len(found) - refused}",
+                **({"refused": refused} if refused else {}),
                 "same": sum(a.tokens == b.tokens for a, b in zip(before, found, strict=True)),
                 **shares(before, found),
                 "longest_pause_s": round(max(stream.pause for stream in streams[name]), 2),

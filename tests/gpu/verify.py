@@ -278,10 +278,12 @@ class Driver:
             with on_cores(self.load_cores):
                 self.compare(phase, model, endpoints)
             texts = prompts.make(model, 512, bench.INPUT_TOKENS, seed=5)
-            for endpoint, server in endpoints if self.options.profile else ():
+            spy, target = self.python.parent / "py-spy", self.root / "profiles"
+            if self.options.profile:
+                phase.check("py-spy is in the environment", spy.is_file(), str(spy))
+            for endpoint, server in endpoints if self.options.profile and spy.is_file() else ():
                 if time.monotonic() > self.until:
                     break
-                spy, target = self.python.parent / "py-spy", self.root / "profiles"
                 found = profiles.record(spy, endpoint, server, texts, target)
                 phase.check(f"py-spy saw {endpoint.name}", bool(found))
                 phase.add("profiles", {"endpoint": endpoint.name, "gil": found})

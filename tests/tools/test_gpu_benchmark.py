@@ -351,11 +351,11 @@ def test_marks_that_do_not_fit_the_run_are_errors(gpu: SimpleNamespace) -> None:
 @pytest.mark.parametrize(
     ("page", "expected"),
     [
-        ("gpu.md", {"h200", "h200-two", "h200-three"}),
+        ("gpu.md", {"h200", "h200-two", "h200-front-ends"}),
         ("gpu-image.md", {"h100-image"}),
         ("gpu-several.md", {"h200-x4"}),
         ("parking.md", {"h200-three", "h200-x2", "h200-park"}),
-        ("vllm.md", {"h200-three", "h200-prefix", "h200-seals", "h200-tp"}),
+        ("vllm.md", {"h200-three", "h200-prefix", "h200-seals", "h200-tp", "h200-images"}),
     ],
 )
 def test_pages_have_the_tables_of_their_results(
@@ -427,7 +427,8 @@ def test_two_nodes_have_their_words_and_their_kills(gpu: SimpleNamespace) -> Non
 def test_every_run_is_on_a_page() -> None:
     runs = {path.stem for path in (BENCHMARKS.parents[1] / "docs" / "gpu").glob("*.json")}
     older = {"h200", "h200-two", "h100-image", "h200-x2", "h200-x4", "h200-park"}
-    assert runs == older | {"h200-three", "h200-prefix", "h200-seals", "h200-tp"}
+    newer = {"h200-prefix", "h200-seals", "h200-tp", "h200-images", "h200-front-ends"}
+    assert runs == older | newer | {"h200-three"}
 
 
 def test_an_endpoint_without_answers_has_a_row(gpu: SimpleNamespace) -> None:

@@ -102,3 +102,20 @@ def test_a_chat_is_read_as_completions_are(resumed: Any) -> None:
     assert found.whole
     assert (found.tokens, found.text) == (["x"], "x")
     assert found.likeliest == [{"x": -0.1, "y": -2.5}]
+
+
+def test_a_refusal_is_no_broken_stream(resumed: Any) -> None:
+    body = b'{"error": {"code": "E2105", "message": "the engine is being restarted"}}'
+    head = b"HTTP/1.1 503 Service Unavailable\r\n\r\n"
+    assert resumed.Told.of(resumed.Stream(bytearray(head + body))).end == resumed.REFUSED
+    assert resumed.Told.of(resumed.Stream(bytearray(b"HTTP/1.1 200 OK\r\n\r\n"))).end == "cut"
+
+
+def test_tokens_without_a_text_differ_by_their_bytes(resumed: Any) -> None:
+    def one(number: int) -> dict[str, Any]:
+        return {"token": "\ufffd", "bytes": [number], "logprob": -0.5}
+
+    told_one = {"content": [{**one(200), "top_logprobs": [one(200), one(201)]}]}
+    flat = resumed._flat(told_one)
+    assert len(flat["top_logprobs"][0]) == 2
+    assert flat["tokens"][0] in flat["top_logprobs"][0]

@@ -20,6 +20,7 @@ from cog_triton.backend import python_backend, text_inputs, triton_log
 from cog_triton.backend.bls_engine import Engine, EngineCall, EngineRequest, OutputType
 from cog_triton.backend.bls_responses import PromptResponses, joined
 from cog_triton.backend.text_inputs import KNOWN_INPUTS, InputOptions, Prompt, Tensors
+from cog_triton.engines.generate_stream import TEXT_MODELS
 from cog_triton.engines.tensor_contract import ALIASES, check_parameters
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnknownError
 from cog_triton.text.prompt_encoder import PromptEncoder
@@ -112,6 +113,8 @@ class _TextRequest:
         self._parameters = python_backend.request_parameters(request)
         self._outputs = list(request.requested_output_names())
         self._id = request.request_id()
+        self._line = triton_log.RequestLine(options.inputs.model, self._id)
+        self._outcome = "stop"
         self._calls: list[EngineCall] = []
         self._lock = threading.Lock()
         self._stopped = False
@@ -161,6 +164,7 @@ class _TextRequest:
             text_inputs.to_prompt(self._options.inputs, row)
             for row in text_inputs.split(self._inputs)
         ]
+        self._line.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         if len(prompts) == 1:
             self._finish(self._run(0, prompts[0]))
         else:
@@ -190,7 +194,7 @@ class _TextRequest:
         outputs = text_inputs.requested(self._outputs)
         if prompt.sequences > 1:
             outputs.append("sequence_index")
-        engine_id = f"{self._id or 'bls'}-{uuid.uuid4().hex}"
+        engine_id = f"{TEXT_MODELS}{self._id}-{uuid.uuid4().hex}"
         call = options.engine.call(EngineRequest(engine_id, prompt.engine, outputs))
         self._calls.append(call)
         last: Tensors = {}
@@ -199,6 +203,8 @@ class _TextRequest:
                 self._send(last)
                 last = {}
                 answer = texts.feed(response)
+                self._line.arrived(texts.tokens)
+                self._outcome = response.finish or self._outcome
                 if texts.finished:
                     last = answer
                     break
@@ -223,6 +229,9 @@ class _TextRequest:
 
     def _finish(self, last: Tensors | CogTritonError) -> None:
         """Send the final flag, with the last response if any; the sender must not be used after."""
+        if not self.is_stop:
+            outcome = "cancelled" if self._stopped else self._outcome
+            self._line.ended(last if isinstance(last, CogTritonError) else outcome)
         with self._lock:
             self._finished = True
             if isinstance(last, CogTritonError):

@@ -166,6 +166,7 @@ class _HTTPCall:
                 if name in event and name in types
             },
             event.get("sequence_index", 0),
+            event.get(FINISH_REASON),
         )
 
 

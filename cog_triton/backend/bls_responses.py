@@ -23,6 +23,7 @@ class EngineResponse:
     beams: list[list[int]]
     outputs: Tensors
     sequence_index: int = 0
+    finish: str | None = None
 
 
 class TextResponses:
@@ -108,6 +109,8 @@ class PromptResponses:
             prompt_ids=prompt.ids if prompt.echo else (),
         )
         self._texts: dict[int, TextResponses] = {}
+        self.tokens = 0
+        """Tokens that the last response had."""
 
     @property
     def finished(self) -> bool:
@@ -122,6 +125,7 @@ class PromptResponses:
     def feed(self, response: EngineResponse) -> Tensors:
         """Add an engine response; returns the response to send now, empty if there is none yet."""
         rows = [self._prompt.without_input(row) for row in response.beams]
+        self.tokens = sum(map(len, rows))
         if self._prompt.beams > 1:
             return self._indexed(0, self._beams(rows, response.outputs))
         index, outputs = response.sequence_index, response.outputs

@@ -41,7 +41,8 @@ class ResponseStream:
         request: EngineRequest,
         sender: Any,
         model: Any,
-        indices: Set[str] = frozenset(),
+        indices: Set[str],
+        line: triton_log.RequestLine,
     ) -> None:
         """`indices` are the names of outputs that are 0: of the only prompt and sequence."""
         self.handle = handle
@@ -54,10 +55,16 @@ class ResponseStream:
         self._token_count = 0
         self._log_prob = 0.0
         self._next_check = 0.0
+        self._line = line
+        line.prompt_tokens = len(request.input_ids)
 
     def emit(self, event: TokenEvent) -> None:
         """Send an event; without streaming, keep it until the last one."""
         ended = event.finish is not None or event.error is not None
+        if event.error is None:
+            self._line.arrived(len(event.token_ids))
+        if ended:
+            self._line.ended(event.error or event.finish)
         if not self._request.streaming:
             self._held.append(event)
             if ended:
@@ -112,6 +119,7 @@ class TokenModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the engine; an exception ends tritonserver, with its text in the log."""
         triton_log.install()
+        self._name = args["model_name"]
         config = json.loads(args["model_config"])
         parameters = {name: item["string_value"] for name, item in config["parameters"].items()}
         self._input_names = [item["name"] for item in config["input"]]
@@ -130,9 +138,11 @@ class TokenModel:
         """Submit requests to the engine, whose events send the responses."""
         for request in requests:
             sender = request.get_response_sender()
+            line = triton_log.RequestLine(self._name, request.request_id())
             try:
-                self._accept(request, sender)
+                self._accept(request, sender, line)
             except CogTritonError as error:
+                line.ended(error)
                 sender.send(
                     python_backend.error_response(error),
                     flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
@@ -151,7 +161,7 @@ class TokenModel:
         """Forget a request that has sent its last response."""
         self._streams.pop(stream.handle, None)
 
-    def _accept(self, request: Any, sender: Any) -> None:
+    def _accept(self, request: Any, sender: Any, line: triton_log.RequestLine) -> None:
         tensor_contract.check_parameters(
             python_backend.request_parameters(request), self._input_names
         )
@@ -167,7 +177,7 @@ class TokenModel:
                 " mode: tensorrt_llm.args.decoupled_mode"
             )
         stream = ResponseStream(
-            next(self._handles), request_id, parsed, sender, self, self._asked(request)
+            next(self._handles), request_id, parsed, sender, self, self._asked(request), line
         )
         self._streams[stream.handle] = stream
         self._engine.submit(stream.handle, parsed, stream.emit)

@@ -1,11 +1,14 @@
-"""Log records of Triton's Python models, forwarded to Triton's own log."""
+"""Log records of Triton's Python models: to Triton's own log, those of requests to the server's."""
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from typing import Any
 
+from cog_triton.engines.generate_stream import TEXT_MODELS
+from cog_triton.errors import CogTritonError, UserError
 from cog_triton.system import log_format
 
 
@@ -43,3 +46,46 @@ def install() -> None:
         log_format.configure("console", os.environ.get("LOG_LEVEL", ""))
         return
     log_format.install(TritonLogHandler(pb_utils.Logger), os.environ.get("LOG_LEVEL", ""))
+    form, _, descriptor = os.environ.get(log_format.DESCRIPTOR_VARIABLE, "").partition(":")
+    log_format.requests.disabled = form == "off"
+    if descriptor:
+        handler = log_format.DescriptorHandler(int(descriptor), form, waits=False)
+        log_format.requests.addHandler(handler)
+        log_format.requests.propagate = False
+
+
+class RequestLine:
+    """Line in the server's log of a request that came by Triton's own API, HTTP or gRPC.
+
+    One that a text model makes of a request has none: the model's has.
+    """
+
+    def __init__(self, model: str, request_id: str) -> None:
+        self._began = time.perf_counter()
+        self._named = {"endpoint": "triton", "id": request_id, "model": model}
+        self._first: float | None = None
+        self.prompt_tokens = self.output_tokens = 0
+
+    def arrived(self, tokens: int) -> None:
+        """Count output tokens; the first time counts for TTFT."""
+        self._first = self._first or time.perf_counter() - self._began
+        self.output_tokens += tokens
+
+    def ended(self, outcome: str | CogTritonError | None) -> None:
+        """Log it, with its finish reason or error."""
+        error = outcome if isinstance(outcome, CogTritonError) else None
+        if self._named["id"].startswith(TEXT_MODELS):
+            return
+        if isinstance(error, UserError) and not self.output_tokens:
+            log_format.log_refusal(error=error, **self._named)
+            return
+        values = {
+            "outcome": "error" if error is not None else outcome,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "queue_s": 0.0,
+            "ttft_s": self._first and round(self._first, 4),
+            "duration_s": round(time.perf_counter() - self._began, 4),
+            "code": error and error.code,
+        }
+        log_format.log_request({**self._named, **values})

@@ -59,7 +59,8 @@ class TritonPythonModel:
         """Submit requests to the engine, whose events send the responses."""
         for request in requests:
             sender = request.get_response_sender()
-            with self._answering_errors(sender):
+            line = triton_log.RequestLine(self._name, request.request_id())
+            with self._answering_errors(sender, line):
                 parsed = parse_request(
                     self._name,
                     python_backend.input_tensors(request),
@@ -69,21 +70,23 @@ class TritonPythonModel:
                     embeds=self._embeds,
                 )
                 if not (parsed.images or self._encoder.is_long(parsed.request.prompt)):
-                    self._submit(parsed, sender)
+                    self._submit(parsed, sender, line)
                     continue
                 threading.Thread(
-                    target=self._check_and_submit, args=[parsed, sender], daemon=True
+                    target=self._check_and_submit, args=[parsed, sender, line], daemon=True
                 ).start()
 
-    def _check_and_submit(self, parsed: ParsedRequest, sender: Any) -> None:
-        with self._answering_errors(sender):
+    def _check_and_submit(
+        self, parsed: ParsedRequest, sender: Any, line: triton_log.RequestLine
+    ) -> None:
+        with self._answering_errors(sender, line):
             self._encoder.check(parsed.request.prompt)
             if self._images is not None and parsed.images:
                 parsed = parsed.with_images(self._images)
-            self._submit(parsed, sender)
+            self._submit(parsed, sender, line)
 
-    def _submit(self, parsed: ParsedRequest, sender: Any) -> None:
-        text_request = _TextRequest(next(self._handles), parsed, sender, self._active)
+    def _submit(self, parsed: ParsedRequest, sender: Any, line: triton_log.RequestLine) -> None:
+        text_request = _TextRequest(next(self._handles), parsed, sender, self._active, line)
         self._active[text_request.handle] = text_request
         try:
             self._client.submit(
@@ -94,10 +97,11 @@ class TritonPythonModel:
             raise
 
     @contextmanager
-    def _answering_errors(self, sender: Any) -> Iterator[None]:
+    def _answering_errors(self, sender: Any, line: triton_log.RequestLine) -> Iterator[None]:
         try:
             yield
         except CogTritonError as error:
+            line.ended(error)
             sender.send(python_backend.error_response(error), flags=_FINAL)
 
     def finalize(self) -> None:
@@ -128,9 +132,15 @@ class _TextRequest:
     """One client's request, until its last response is sent."""
 
     def __init__(
-        self, handle: int, parsed: ParsedRequest, sender: Any, active: dict[int, _TextRequest]
+        self,
+        handle: int,
+        parsed: ParsedRequest,
+        sender: Any,
+        active: dict[int, _TextRequest],
+        line: triton_log.RequestLine,
     ) -> None:
         self.handle = handle
+        self._line = line
         self._parsed = parsed
         self._sender = sender
         self._active = active
@@ -140,6 +150,11 @@ class _TextRequest:
     def emit(self, event: Any) -> None:
         """Send the response to an event; the sender must not be used after the last one."""
         ended = event.finish is not None or event.error is not None
+        if event.error is None:
+            self._line.prompt_tokens = event.input_token_count
+            self._line.arrived(sum(event.output_token_counts))
+        if ended:
+            self._line.ended(event.error or event.finish)
         response = self._response(event)
         with self._lock:
             self._ended = ended

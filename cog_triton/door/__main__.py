@@ -39,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     log_format.configure_from_environment("json")
     try:
         settings = load_settings()
+        log_format.requests.disabled = not settings.log_requests
         if not options.beside_triton:
             user_namespace = not (options.cog_only or settings.mpi_hosts)
             prediction_directory.require_usable(user_namespace=user_namespace)

@@ -12,11 +12,13 @@ from typing import Any, cast
 
 from cog_triton import errors
 from cog_triton.door.gate import Gate
-from cog_triton.door.message import Forward, Refused, Request
+from cog_triton.door.message import Answer, Forward, Refused, Request
 from cog_triton.door.relay import ReadCoalescing, Relay
 from cog_triton.door.request_parser import CONTINUE, Limits, RequestParser
 from cog_triton.door.tls import Certificate
 from cog_triton.errors import Overloaded
+from cog_triton.serving.openai.error_responses import endpoint_of
+from cog_triton.system.log_format import log_refusal
 
 BACKLOG = 4096
 # Of a burst, the first are served while the rest wait to be accepted.
@@ -370,7 +372,7 @@ class ClientConnection(asyncio.Protocol):
                 self._done(keep_alive, size)
                 return
         except Refused as refused:
-            decided = self._gate.refusal(refused.status, refused.error, path)
+            decided = self._refusal(refused, path)
         if not self._transport.is_closing():
             self._transport.write(decided.encoded(keep_alive=keep_alive, head_only=head_only))
             self._done(keep_alive, size)
@@ -426,7 +428,7 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, refused: Refused) -> None:
         """Answer what cannot be taken, and close; what the client still sends is passed over."""
         if not self._transport.is_closing():
-            answer = self._gate.refusal(refused.status, refused.error, self._parser.path)
+            answer = self._refusal(refused, self._parser.path)
             self._transport.write(answer.encoded(keep_alive=False))
             self._lingering = True
             if self._transport.can_write_eof():
@@ -434,6 +436,10 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._transport.close()
             self._wait(_LINGER_S, self._transport.abort)
+
+    def _refusal(self, refused: Refused, path: str) -> Answer:
+        log_refusal(endpoint_of(path), refused.error, tenant=refused.tenant)
+        return self._gate.refusal(refused.status, refused.error, path)
 
     def _too_slow(self) -> None:
         rule = f"the request took longer than {self._limits.arrival_s:g} s to arrive"

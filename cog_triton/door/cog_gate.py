@@ -22,6 +22,7 @@ from cog_triton.door.relay import EVENT_END
 from cog_triton.door.webhook_relay import WebhookRelay
 from cog_triton.errors import InvalidArgument, TritonUnavailable, nearest
 from cog_triton.serving.tenants import HEADER
+from cog_triton.system.log_format import log_refusal
 from cog_triton.system.log_notes import log_once
 from cog_triton.system.printable import printable
 from cog_triton.text.sampling import SAMPLING
@@ -215,6 +216,8 @@ _READ = ("/", "/openapi.json")
 _ID = r"[^/?#\s]{1,256}"
 _MAY_NAME_PLACES = re.compile(rb'"webhook"|"id"|\\u')  # a name may be written in escapes
 _PREDICT = re.compile(rf"POST /predictions|PUT /predictions/{_ID}")
+_OWN_ID = re.compile(rb'"id"\s{0,9}:\s{0,9}"([\w.:~@=+,-]{1,200})"')
+_NOT_JSON = re.compile(r"^Failed to parse the request body as JSON: (?:[^\s:]{1,80}: )?")
 _BLANKS = b" \t\r\n"
 _MOST_TEXT = 1000
 _CANCEL = re.compile(rf"POST /predictions/{_ID}/cancel")
@@ -280,9 +283,12 @@ class CogGate(PrivateGate):
             await self.large_bodies.run(len(body), require_objects, body)
         if body and not body.lstrip(_BLANKS).startswith(b"{"):  # coglet reads lists by position
             raise errors.InvalidArgument("body: must be a JSON object")
-        if request.method == "PUT":
-            require_safe_id(path.rpartition("/")[2])
+        name = path.rpartition("/")[2] if request.method == "PUT" else ""
+        if name:
+            require_safe_id(name)
         if _MAY_NAME_PLACES.search(body):
+            if not name and (own := _OWN_ID.search(body)):
+                name = own[1].decode()
             to_us = self.webhooks.address()
             if found := await self.large_bodies.run(len(body), relayed, body, to_us):
                 url, body = found
@@ -298,15 +304,16 @@ class CogGate(PrivateGate):
         state = self.route.upstream.state
         await state.require_serving()
         if known := await state.input_names():
-            for name in await self.large_bodies.run(len(body), unknown_inputs, body, known):
-                log_once(_log, f"input {printable(name)!r} of predictions is unknown, and ignored")
+            for each in await self.large_bodies.run(len(body), unknown_inputs, body, known):
+                log_once(_log, f"input {printable(each)!r} of predictions is unknown, and ignored")
         if swapping is not None and b"respond-async" in request.header(b"prefer"):
             raise errors.InvalidArgument(
                 "Prefer: respond-async: not with several models (--swap), which wait for"
                 " connections to end"
             )
         to = await self.route.upstream_of()
-        return replace(self._forward(request, to), revise=_revised, edit=CodedEnd())
+        revise = partial(_revised, name)
+        return replace(self._forward(request, to), revise=revise, edit=CodedEnd())
 
 
 def _require_json(request: Request) -> Request:
@@ -333,30 +340,37 @@ def _with_page(page: str, status: int, body: bytes) -> Answer | None:
     return json_answer(status, {**index, "page_url": page}) if isinstance(index, dict) else None
 
 
-def _revised(status: int, body: bytes) -> Answer | None:
-    """The answer that begins with a code in the place of one of coglet's own."""
+def _revised(name: str, status: int, body: bytes) -> Answer | None:
+    """The answer that begins with a code in the place of one of coglet's own.
+
+    What it has not begun is logged, with `name`, the prediction's own id.
+    """
     if status in (400, 422):
-        return _coded(status, body)
+        return _coded(name, status, body)
     if status == 409:
-        return _refused(errors.Overloaded("all slots of Cog are taken (COG_MAX_CONCURRENCY)"))
+        full = errors.Overloaded("all slots of Cog are taken (COG_MAX_CONCURRENCY)")
+        return _refused(full, name)
     if status == 503:
-        return _refused(errors.TritonUnavailable("Cog does not take predictions now; try again"))
+        down = errors.TritonUnavailable("Cog does not take predictions now; try again")
+        return _refused(down, name)
     if status == 200 and b'"failed"' in body:
         if error := worker_death(str(member(body, "error"))):
-            return _refused(error)
+            return cog_refusal(status_of(error), error)
         if (changed := code_first(body)) is not None:
             return Answer(200, changed)
     return None
 
 
-def _coded(status: int, body: bytes) -> Answer:
+def _coded(name: str, status: int, body: bytes) -> Answer:
     """Coglet's refusal of a body, in text or as FastAPI words it, with its `detail` kept."""
     try:
         detail = json.loads(body)["detail"]
         text = "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in detail)
     except (ValueError, LookupError, TypeError):
-        detail, text = None, body.decode("utf-8", "replace")
-    refusal = cog_refusal(status, errors.InvalidArgument(printable(text[:_MOST_TEXT])))
+        detail, text = None, _NOT_JSON.sub("body: not JSON: ", body.decode("utf-8", "replace"))
+    error = errors.InvalidArgument(printable(text[:_MOST_TEXT]))
+    log_refusal("predictions", error, id=name)
+    refusal = cog_refusal(status, error)
     return (
         refusal
         if detail is None
@@ -364,5 +378,6 @@ def _coded(status: int, body: bytes) -> Answer:
     )
 
 
-def _refused(error: errors.CogTritonError) -> Answer:
+def _refused(error: errors.CogTritonError, name: str) -> Answer:
+    log_refusal("predictions", error, id=name)
     return cog_refusal(status_of(error), error)

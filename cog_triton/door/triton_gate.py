@@ -27,6 +27,7 @@ from cog_triton.door.triton_bodies import (
 from cog_triton.door.upstream import Upstream
 from cog_triton.door.upstream_connections import ask
 from cog_triton.engines.generate_stream import PRIVATE_MODELS
+from cog_triton.system.log_format import log_refusal
 from cog_triton.system.redaction import KEY_HEADERS
 
 _VERSION = r"(?:/versions/\d{1,9})?"
@@ -196,18 +197,24 @@ def coded_failure(status: int, body: bytes) -> Answer | None:
     text = str(member(body, "error") or f"HTTP {status}")
     if failed_late and (error := errors.from_text(text)):
         return triton_refusal(status_of(error), error)
+    status, error = _coded(status, text)
+    log_refusal("triton", error)  # no model has had it, which would have
+    return triton_refusal(status, error)
+
+
+def _coded(status: int, text: str) -> tuple[int, errors.CogTritonError]:
     if status == 404 or text.startswith("Request for unknown model"):
-        return triton_refusal(404, errors.NotFound(text))
+        return 404, errors.NotFound(text)
     if 400 <= status < 500:
-        return triton_refusal(status, errors.InvalidArgument(text))
+        return status, errors.InvalidArgument(text)
     if _NOT_PARSED.match(text):  # Triton calls this an internal error, too
-        return triton_refusal(400, errors.InvalidArgument(f"body: {text}"))
+        return 400, errors.InvalidArgument(f"body: {text}")
     if status == 503:
-        return triton_refusal(status, errors.TritonUnavailable(text))
+        return status, errors.TritonUnavailable(text)
     for words, hint in _HINTS.items():
         if words in text:
-            return triton_refusal(400, errors.InvalidArgument(f"{text}: {hint}"))
-    return triton_refusal(max(status, 500), errors.TritonUnknownError(text))
+            return 400, errors.InvalidArgument(f"{text}: {hint}")
+    return max(status, 500), errors.TritonUnknownError(text)
 
 
 def probed(status: int, body: bytes) -> Answer | None:

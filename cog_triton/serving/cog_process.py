@@ -116,11 +116,9 @@ def cog_environment(
         environment["WORLD_SIZE"] = str(settings.world_size)
     if settings.tritonserver:
         environment["TRITONSERVER"] = str(settings.tritonserver.resolve())
+    environment.setdefault("LOG_FORMAT", "console")
     if not verbose:
         environment.setdefault("COG_LOG_LEVEL", "error")
-        environment.setdefault("LOG_FORMAT", "console")
-    if not sys.stdout.isatty():
-        environment.setdefault("NO_COLOR", "1")
     return environment
 
 

@@ -223,6 +223,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         try:
             yield
         except CogTritonError as error:
+            log_format.request_id.set(concurrent_streaming.prediction_id())
             self._telemetry.refused(_ENDPOINT, error)
             raise
 

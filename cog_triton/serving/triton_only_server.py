@@ -53,7 +53,7 @@ class TritonDoor:
                 *("--beside-triton", str(http), str(metrics)),
             ],
             grace=settings.drain_timeout + _CLOSE_S,
-            env={**os.environ, **environment},
+            env={"LOG_FORMAT": "console", **os.environ, **environment},
         )
         self._drain_s = settings.drain_timeout
 

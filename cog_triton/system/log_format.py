@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import select
 from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
+from cog_triton import errors
 from cog_triton.errors import CogTritonError
 from cog_triton.system.printable import printable
 
@@ -30,6 +33,60 @@ _PACKAGE = "cog_triton"
 
 request_id: ContextVar[str] = ContextVar("cog_triton_request_id", default="")
 """Id of the request that this context works for; a thread needs a copy of its starter's context."""
+
+
+requests = logging.getLogger(f"{_PACKAGE}.requests")
+"""Events of requests: ``request`` at the end of one, ``refused`` for what was not begun."""
+# A name, or the path of one, then its value, as our messages begin; words after "the body".
+_FIELD = re.compile(
+    r"(?:the (?=body))?([A-Za-z_][\w.\[\]-]{0,79})(?:=[^:]*)?(?:: |(?<=body) )(.*)", re.S
+)
+_QUOTED = re.compile(
+    r"""((?:did you mean|must be|should be|of type) )?"""
+    r"""("(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|`[^`]*`?)""",
+    re.S,
+)
+_WITHOUT_FIELD = (
+    *(errors.PromptTooLong, errors.Unauthorized, errors.RequestTooLarge),
+    *(errors.NotFound, errors.RequestTimeout),
+)
+DESCRIPTOR_VARIABLE = "COG_TRITON_REQUEST_LOG"
+"""Where Triton's models log requests: ``json:7``, a form and a descriptor; ``off``: nowhere."""
+_MOST_OF_AN_ERROR, _MOST_OF_A_REASON = 2000, 200
+
+
+def log_request(values: Mapping[str, Any]) -> None:
+    """Log the end of a request, with those of `values` that are known."""
+    _log_event("request", str(values.get("code", "")).startswith("E2"), values)
+
+
+def log_refusal(endpoint: str, error: CogTritonError, **values: Any) -> None:
+    """Log that a request was not begun: code, the field at fault, and why.
+
+    Of what the client has sent, no value and no quoted text is told. A message that names no field
+    may quote all of it; the reason is then told of the classes alone that never do.
+    """
+    detail = _QUOTED.sub(_without_text, error.detail[:_MOST_OF_AN_ERROR])
+    found = _FIELD.match(detail) if isinstance(error, errors.UserError) else None
+    field, reason = found.groups() if found else (None, None)
+    if isinstance(error, errors.BadPromptTemplate | errors.PromptTemplateError):
+        reason = None
+    elif found is None and isinstance(error, _WITHOUT_FIELD):
+        reason = detail
+    told = {"endpoint": endpoint, **values, "code": error.code, "field": field}
+    told["reason"] = reason and reason[:_MOST_OF_A_REASON]
+    _log_event("refused", not isinstance(error, errors.UserError), told)
+
+
+def _log_event(event: str, is_ours: bool, values: Mapping[str, Any]) -> None:
+    present = {key: value for key, value in values.items() if value not in (None, "")}
+    level = logging.ERROR if is_ours else logging.INFO
+    requests.log(level, event, extra={"values": present})
+
+
+def _without_text(found: re.Match[str]) -> str:
+    lead, text = found.groups()
+    return found[0] if lead or not re.search(r"\w", text) else f"{text[0]}...{text[0]}"
 
 
 class RequestIdFilter(logging.Filter):
@@ -82,9 +139,14 @@ class ConsoleFormatter(logging.Formatter):
 class DescriptorHandler(logging.Handler):
     """Writes each line to a file descriptor at once; a log that is gone ends no request."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, form: str, *, waits: bool = True) -> None:
+        """`form` is of LOG_FORMAT. Unless it `waits`, what a full pipe does not take is lost."""
         super().__init__()
-        self._descriptor = descriptor
+        self.descriptor, self.form = descriptor, form
+        self.setFormatter(JSONFormatter() if form == "json" else ConsoleFormatter())
+        self._poll = None if waits else select.poll()
+        if self._poll is not None:
+            self._poll.register(descriptor, select.POLLOUT)
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler.emit`."""
@@ -94,14 +156,13 @@ class DescriptorHandler(logging.Handler):
             self.handleError(record)
             return
         with suppress(OSError):
-            os.write(self._descriptor, line)
+            if self._poll is None or self._poll.poll(0) == [(self.descriptor, select.POLLOUT)]:
+                os.write(self.descriptor, line)
 
 
 def configure(log_format: str, level: str, descriptor: int = STDERR) -> None:
     """Log to `descriptor`: the package from `level` on, others' libraries from warnings on."""
-    handler = DescriptorHandler(descriptor)
-    handler.setFormatter(JSONFormatter() if log_format == "json" else ConsoleFormatter())
-    install(handler, level)
+    install(DescriptorHandler(descriptor, log_format), level)
 
 
 def configure_from_environment(default_format: str) -> None:
@@ -122,6 +183,14 @@ def install(handler: logging.Handler, level: str) -> None:
     logging.getLogger(_PACKAGE).setLevel(threshold)
 
 
+def duplicate() -> tuple[int, str]:
+    """A descriptor of this process's log, to be closed, and its form: for Triton's models."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, DescriptorHandler):
+            return os.dup(handler.descriptor), handler.form
+    return os.dup(STDERR), "json"
+
+
 def _time(record: logging.LogRecord) -> str:
     now = datetime.fromtimestamp(record.created, UTC)
     return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -136,9 +205,9 @@ def _target(record: logging.LogRecord) -> str:
 
 
 def _values(record: logging.LogRecord) -> Mapping[str, Any]:
-    values: dict[str, Any] = dict(getattr(record, "values", {}))
-    if found := getattr(record, "request_id", ""):
-        values.setdefault("id", found)
+    found = getattr(record, "request_id", "")
+    values: dict[str, Any] = {"id": found} if found else {}
+    values |= getattr(record, "values", {})
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, CogTritonError):
         values["error_code"] = error.code

@@ -367,6 +367,7 @@ def spawn(
     cwd: str | os.PathLike[str] | None = None,
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> Reaped:
     """Start `command` under a reaper, so that it and its descendants cannot outlive this process.
 
@@ -400,7 +401,7 @@ def spawn(
             stderr=stderr,
             cwd=cwd,
             env={**(os.environ if env is None else env), mark: "1"},
-            pass_fds=(read_end,),
+            pass_fds=(read_end, *pass_fds),
             start_new_session=True,
         )
     except BaseException:

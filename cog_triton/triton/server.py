@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import secrets
 import shutil
@@ -22,7 +23,7 @@ from cog_triton.errors import CogTritonError, InvalidArgument, TritonStartFailed
 from cog_triton.keeper.keeper_client import ONE, EngineReplicas, KeeperClient
 from cog_triton.keeper.keeper_messages import CHECKPOINT_VARIABLE, EngineSpec
 from cog_triton.settings import Settings
-from cog_triton.system import process_tuning, reaper
+from cog_triton.system import log_format, process_tuning, reaper
 from cog_triton.system.gpus import VISIBLE_GPUS
 from cog_triton.system.host_memory import OomKills
 from cog_triton.system.redaction import without_secrets
@@ -230,7 +231,10 @@ class TritonServer:
             malloc = process_tuning.malloc_variables()
             environment = {**malloc, **environment, **self.keeper.variables}
             environment[VISIBLE_GPUS] = ""  # else it holds half a GB of each, and computes nothing
-        with self.log.open("wb") as log:
+        descriptor, form = log_format.duplicate()
+        told = f"{form}:{descriptor}" if self._settings.log_requests else "off"
+        environment[log_format.DESCRIPTOR_VARIABLE] = told
+        with self.log.open("wb") as log, os.fdopen(descriptor, "wb"):
             self._process = reaper.spawn(
                 command.argv,
                 grace=launch.EXIT_TIMEOUT_S + 1,
@@ -238,6 +242,7 @@ class TritonServer:
                 env=environment,
                 stdout=log,
                 stderr=log,
+                pass_fds=[descriptor],
             )
 
     def _engine_ahead(self, environment: Mapping[str, str]) -> EngineSpec | None:

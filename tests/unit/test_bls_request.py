@@ -8,7 +8,7 @@ import json
 import sys
 import weakref
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,7 +76,8 @@ def bls() -> Iterator[Any]:
 
 def test_refused_request_leaves_no_reference_cycle(bls: Any) -> None:
     sender = Sender()
-    request = bls._TextRequest(None, Request(sender))
+    options = SimpleNamespace(inputs=SimpleNamespace(model="ensemble"))
+    request = bls._TextRequest(options, Request(sender))
     freed = weakref.ref(request)
     gc.disable()
     try:

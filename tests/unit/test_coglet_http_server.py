@@ -118,3 +118,31 @@ def test_bad_arguments_fail_as_with_cogs_own_server(
     assert ours.returncode == code, ours.stderr
     assert ours.stderr.splitlines()[-1:] == cogs.stderr.splitlines()[-1:]
     assert text in ours.stdout + ours.stderr
+
+
+@pytest.mark.parametrize(
+    ("terminal", "term", "colours"),
+    [(True, "xterm", True), (True, "dumb", False), (True, None, False), (False, "xterm", False)],
+)
+def test_coglets_log_has_colours_only_where_they_are_shown(
+    terminal: bool, term: str | None, colours: bool
+) -> None:
+    code = (
+        "import os; from cog_triton.serving.coglet.server_environment import limit_colours;"
+        "limit_colours(os.environ); print('NO_COLOR' in os.environ)"
+    )
+    unset = {name: value for name, value in os.environ.items() if name not in ("TERM", "NO_COLOR")}
+    leader, follower = os.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**unset, **({"TERM": term} if term else {})},
+            stdout=subprocess.PIPE,
+            stderr=follower if terminal else subprocess.DEVNULL,
+            text=True,
+            check=True,
+        )
+    finally:
+        os.close(leader)
+        os.close(follower)
+    assert done.stdout.strip() == str(not colours)

@@ -224,7 +224,7 @@ def test_coglets_own_refusals_get_a_code_and_503(was: int, body: bytes, now: str
 @pytest.mark.parametrize(
     ("was", "body", "text"),
     [
-        (400, b"Failed to parse the request body as JSON: a", "Failed to parse the request body"),
+        (400, b"Failed to parse the request body as JSON: input.?: a", "body: not JSON: a"),
         (400, b"Invalid URL: Invalid UTF-8 in `id`\x1b", r"Invalid URL: Invalid UTF-8 in `id`\x1b"),
         (422, b'{"detail":[{"loc":["body","input","prompt"],"msg":"5 is"}]}', "input.prompt: 5 is"),
         (422, b'{"detail":{}}', ""),

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cog_triton.backend.triton_log import RequestLine
 from cog_triton.engines.request import EngineRequest
-from cog_triton.errors import CogTritonError, InvalidArgument, Overloaded
+from cog_triton.errors import (
+    BadMessages,
+    CogTritonError,
+    InvalidArgument,
+    NotFound,
+    Overloaded,
+    PromptTemplateError,
+)
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.predictor import inherited_stderr
 from cog_triton.serving.telemetry.observers import RequestLog
@@ -162,3 +172,89 @@ def test_inherited_stderr_falls_back_to_stderr() -> None:
     )
     assert subprocess.call([sys.executable, "-c", code], stderr=subprocess.PIPE) == 0
     assert inherited_stderr() >= 2
+
+
+@pytest.mark.parametrize(
+    ("error", "field", "reason"),
+    [
+        (InvalidArgument("max_tokens=-3: must be 1 or more"), "max_tokens", "must be 1 or more"),
+        (InvalidArgument(f"stop={SECRET!r}: has 9"), "stop", "has 9"),
+        (InvalidArgument(f"a.b[0]: {SECRET!r} is no number"), "a.b[0]", "'...' is no number"),
+        (InvalidArgument("a: ['" + SECRET * 9 + "\\' cut"), "a", "['...'"),
+        (InvalidArgument(f'a: "{SECRET}" is not of type "string"'), "a", '"..." is not of type "s'),
+        (InvalidArgument("temprature: unknown; did you mean 'temperature'?"), "temprature", "unk"),
+        (InvalidArgument("the body is not JSON: Expecting ','"), "body", "is not JSON: Exp"),
+        (InvalidArgument(f"unknown: {SECRET!r}"), "unknown", "'...'"),
+        (BadMessages(f"the model's chat template refuses the messages: {SECRET}"), None, None),
+        (PromptTemplateError(f"prompt_template: {SECRET}"), "prompt_template", None),
+        (NotFound(f"model={SECRET!r}: not served"), "model", "not served"),
+        (NotFound(f"GET '/{SECRET}': no such path"), None, "GET '...': no such path"),
+        (InvalidArgument("a: " + "b" * 9000), "a", "b" * 200),
+        (Overloaded(f"x: {SECRET}"), None, None),
+    ],
+)
+def test_a_refusal_names_field_and_reason_without_values(
+    logs: Any, error: CogTritonError, field: str | None, reason: str | None
+) -> None:
+    log = logs("json")
+    log.log.refused("chat", error)
+    values = json.loads(log.line())
+    assert (values["code"], values.get("field")) == (error.code, field)
+    assert values.get("reason", "").startswith(reason or "")
+    assert ("reason" in values) is (reason is not None)
+    assert len(values.get("reason", "")) <= 200
+
+
+def test_a_request_of_tritons_has_a_line_of_the_same_shape(logs: Any) -> None:
+    log = logs("json")
+    line = RequestLine("ensemble", "id-1")
+    line.prompt_tokens = 2
+    line.arrived(3)
+    line.ended("length")
+    values = json.loads(log.line())
+    assert {*values} == {
+        *("timestamp", "level", "target", "event", "id", "endpoint", "model", "outcome"),
+        *("prompt_tokens", "output_tokens", "queue_s", "ttft_s", "duration_s"),
+    }
+    assert (values["endpoint"], values["outcome"], values["output_tokens"]) == (
+        *("triton", "length"),
+        3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "made", "event"),
+    [
+        (InvalidArgument("max_tokens=0: too few"), 0, "refused"),
+        (InvalidArgument("max_tokens=0: too few"), 1, "request"),
+        (Overloaded("later"), 0, "request"),
+    ],
+)
+def test_a_request_of_tritons_that_fails_has_its_code(
+    logs: Any, error: CogTritonError, made: int, event: str
+) -> None:
+    log = logs("json")
+    line = RequestLine("ensemble", "")
+    line.output_tokens = made
+    line.ended(error)
+    values = json.loads(log.line())
+    assert (values["event"], values["code"], "id" in values) == (event, error.code, False)
+
+
+def test_a_full_log_delays_no_model_of_tritons(own_logging: None) -> None:
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    with suppress(BlockingIOError):
+        while os.write(write_end, b"x" * 4096):
+            pass
+    os.set_blocking(write_end, True)
+    handler = log_format.DescriptorHandler(write_end, "json", waits=False)
+    record = logging.LogRecord("cog_triton.requests", logging.INFO, "", 0, "request", (), None)
+    handler.emit(record)  # would never return
+    taken = os.read(read_end, 1 << 20)
+    handler.emit(record)
+    assert json.loads(os.read(read_end, 1 << 20))["message"] == "request"
+    assert set(taken) == {ord("x")}
+    os.close(read_end)
+    handler.emit(record)
+    os.close(write_end)

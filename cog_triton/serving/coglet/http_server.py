@@ -23,7 +23,11 @@ from pathlib import Path
 
 from cog_triton.errors import TritonStartFailed
 from cog_triton.serving.coglet.prediction_directory import prediction_directory
-from cog_triton.serving.coglet.server_environment import limit_slots, require_writable
+from cog_triton.serving.coglet.server_environment import (
+    limit_colours,
+    limit_slots,
+    require_writable,
+)
 from cog_triton.system import log_format
 
 _log = logging.getLogger(__name__)
@@ -57,6 +61,7 @@ def main() -> None:
     """Run ``python -m cog.server.http`` with the arguments of this process."""
     log_format.configure_from_environment("json")
     limit_slots(os.environ)
+    limit_colours(os.environ)
     require_writable(os.environ)
     port = int(os.getenv("PORT", "5000"))  # as Cog reads it
     builds = os.getenv("COG_TRITON_DRAIN_FILE") == ""  # as the front door says

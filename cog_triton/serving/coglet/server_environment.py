@@ -1,4 +1,4 @@
-"""Workarounds in the environment of Cog 0.23.1's server: fewer slots, maybe no readiness file.
+"""Workarounds in the environment of Cog 0.23.1's server: slots, colours, the readiness file.
 
 Delete when coglet streams without a thread for each prediction, and, for the file, when it logs
 the failure once. coglet keeps a thread of tokio's pool in each prediction until it ends
@@ -17,6 +17,8 @@ import logging
 import os
 from collections.abc import MutableMapping
 from pathlib import Path
+
+from cog_triton.system.log_format import STDERR
 
 MAX_SLOTS = 500
 """Predictions at once that leave threads for everything else."""
@@ -39,6 +41,12 @@ def limit_slots(environment: MutableMapping[str, str]) -> None:
             MAX_SLOTS,
         )
         environment[_SLOTS] = str(MAX_SLOTS)
+
+
+def limit_colours(environment: MutableMapping[str, str]) -> None:
+    """Have Cog's log in colours only on a terminal that shows them."""
+    if not os.isatty(STDERR) or environment.get("TERM", "dumb") == "dumb":
+        environment.setdefault("NO_COLOR", "1")
 
 
 def require_writable(environment: MutableMapping[str, str], directory: Path = _DIRECTORY) -> None:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cog_triton.errors import CogTritonError, InvalidArgument, NotFound, Unauthorized
 from cog_triton.serving import tenants
 from cog_triton.serving.openai import error_responses
-from cog_triton.serving.openai.error_responses import json_response
+from cog_triton.serving.openai.error_responses import endpoint_of, json_response
 from cog_triton.serving.tenant_limits import TenantLimits
 from cog_triton.serving.tenants import Tenant
 from cog_triton.system.log_format import request_id
@@ -59,13 +59,13 @@ def create_app(
 
     def refused(request: Request, error: Exception) -> Response:
         found = error_responses.to_coded_error(error)
-        on_refused(endpoint_of(request.scope), found)
+        on_refused(endpoint_of(request.url.path), found)
         return error_responses.error_response(found, path=request.url.path)
 
     def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         found = _from_http_exception(error, request)
-        on_refused(endpoint_of(request.scope), found)
+        on_refused(endpoint_of(request.url.path), found)
         response = error_responses.error_response(found, error.status_code, request.url.path)
         response.headers.update(error.headers or {})
         return response
@@ -113,7 +113,7 @@ class _AuthMiddleware:
             if begun:
                 raise
             found = error_responses.to_coded_error(error)
-            self._on_refused(endpoint_of(scope), found)
+            self._on_refused(endpoint_of(scope["path"]), found)
             response = error_responses.error_response(found, path=scope["path"])
             await response(scope, receive, watched)
 
@@ -144,18 +144,6 @@ def _identified(start: Message) -> Message:
         found = request_id.get() or f"req-{uuid.uuid4().hex}"
         headers.append((_REQUEST_ID, found.encode()))
     return {**start, "headers": headers}
-
-
-def endpoint_of(scope: Scope) -> str:
-    """Endpoint name for logs and metrics, one of few, so that clients cannot add labels."""
-    names = {
-        "/v1/chat/completions": "chat",
-        "/v1/completions": "completions",
-        "/v1/responses": "responses",
-        error_responses.MESSAGES: "messages",
-        "/v1/embeddings": "embeddings",
-    }
-    return names.get(scope["path"], "other")
 
 
 def _from_http_exception(error: HTTPException, request: Request) -> CogTritonError:

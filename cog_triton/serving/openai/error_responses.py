@@ -46,9 +46,23 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_ENDPOINTS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    MESSAGES: "messages",
+    "/v1/embeddings": "embeddings",
+}
 # Its agents search messages for these words, and shorten the conversation.
 _TOO_LONG = "prompt is too long"
 _RETRY_AFTER_S = {429: "1", 503: "5"}
+
+
+def endpoint_of(path: str) -> str:
+    """Endpoint name for logs and metrics, one of few, so that clients cannot add labels."""
+    if path.startswith(("/v2/", "/predictions")):
+        return "triton" if path[1] == "v" else "predictions"
+    return _ENDPOINTS.get(path, "other")
 
 
 def status_of(error: CogTritonError) -> int:

@@ -8,21 +8,20 @@ dependencies of ours. Their other settings are the variables that OpenTelemetry 
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from cog_triton.errors import CogTritonError, InvalidArgument, UserError
+from cog_triton.errors import CogTritonError, InvalidArgument
 from cog_triton.serving.generation import GenerationRequest, GenerationResult, Observer
 from cog_triton.serving.telemetry.metrics import Metrics, code_of, outcome_of
 from cog_triton.serving.tenants import CURRENT
 from cog_triton.settings.request_defaults import LogSettings
+from cog_triton.system import log_format
 
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _NS = 1_000_000_000
-_log = logging.getLogger(__name__)
 
 
 class RequestLog:
@@ -51,20 +50,12 @@ class RequestLog:
             values["resume_wait_s"] = _rounded(sum(waited for _, waited in result.resumptions))
         if outcome == "error" and error is not None:
             values["code"] = code_of(error)
-        level = logging.ERROR if values.get("code", "").startswith("E2") else logging.INFO
-        _write(level, "request", values)
+        log_format.log_request(values)
 
     def refused(self, endpoint: str, error: CogTritonError) -> None:
-        """See `Observer.refused`; logs only the code, since the text may quote the request."""
-        level = logging.INFO if isinstance(error, UserError) else logging.ERROR
+        """See `Observer.refused`."""
         tenant = CURRENT.get()
-        values = {"endpoint": endpoint, "tenant": tenant and tenant.name, "code": error.code}
-        _write(level, "refused", values)
-
-
-def _write(level: int, event: str, values: dict[str, Any]) -> None:
-    present = {key: value for key, value in values.items() if value not in (None, "")}
-    _log.log(level, event, extra={"values": present})
+        log_format.log_refusal(endpoint, error, tenant=tenant and tenant.name)
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +25,17 @@ from cog_triton.bench.options import Options, TargetName
 from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.bench.run_metrics import RunMetrics, compute_metrics
 from cog_triton.bench.targets import KINDS
-from cog_triton.errors import InvalidArgument, NothingSucceeded, TargetUnavailable
+from cog_triton.errors import (
+    CogTritonError,
+    InvalidArgument,
+    NothingSucceeded,
+    TargetUnavailable,
+)
+from cog_triton.system.gpus import gpu_names
 from cog_triton.system.redaction import redact_address
 
 _PLAIN_S = 5.0
+_CPUS = Path("/proc/cpuinfo")
 _CLEAR = "\r\x1b[2K"
 
 
@@ -149,7 +159,7 @@ def run(
     outputs.check()
     prompts = PromptSource(levels[0]).describe()
     try:
-        runs = uvloop.run(_measure(levels, metrics_url, err))
+        runs, model = uvloop.run(_measure(levels, metrics_url, err))
     except KeyboardInterrupt:
         err.print("Interrupted before anything was measured", markup=False)
         return INTERRUPTED
@@ -160,7 +170,7 @@ def run(
             say(report.text(options, found, prompts, verbose=verbose))
         elif lines := [*report.troubles(found)]:
             say("\n".join([f"At {options.rate:g} at once:", *lines, ""]))
-    _write(outputs, runs)
+    _write(outputs, runs, model)
     if any(run.interrupted for _, run, _ in runs):
         return INTERRUPTED
     if not any(found.completed for _, _, found in runs):
@@ -173,21 +183,38 @@ async def _measure(
     levels: Sequence[Options],
     metrics_url: str | None,
     err: Console,
-) -> list[plot.Level]:
+) -> tuple[list[plot.Level], str]:
+    """What was measured, and the model's name, blank if nothing tells it."""
     notes = await load_generator.warm_up(levels[0])
     runs: list[plot.Level] = []
+    model = levels[0].model or ""
     for options in levels:
         before = await _scrape(options, metrics_url)
         with display(err, options) as show:
             done = await load_generator.measure(options, show)
         after = await _scrape(options, metrics_url) if before is not None else None
+        model = model or run_metrics.model_of(after or {})
         told = run_metrics.means(before or {}, after) if after is not None else {}
         done = dataclasses.replace(done, notes=list(dict.fromkeys([*notes, *done.notes])))
         found = compute_metrics(options, done, told)
         runs.append((options, done, found))
         if done.interrupted:
             break
-    return runs
+    return runs, model
+
+
+def _machine(url: str) -> str:
+    """The processors of this machine, or the address of the one that was measured."""
+    host = split_url(url)[0].host
+    if host != "localhost" and not host.startswith(("127.", "::1", "[::1")):
+        return f"at {host}"
+    gpus: list[str] = []
+    with suppress(CogTritonError):
+        gpus = gpu_names()
+    names = re.findall(r"^model name\s*:\s*(.+)$", _CPUS.read_text("utf-8", "replace"), re.M)
+    cores = f"{len(os.sched_getaffinity(0))} cores"
+    found = [f"{count} x {name}" for name, count in Counter(gpus).items()]
+    return ", ".join([*found, f"{names[0]} ({cores})" if names else cores])
 
 
 def _shown(metrics_url: str) -> str:
@@ -224,7 +251,7 @@ def _metrics_url(options: Options) -> str | None:
     return None
 
 
-def _write(outputs: Outputs, runs: Sequence[plot.Level]) -> None:
+def _write(outputs: Outputs, runs: Sequence[plot.Level], model: str) -> None:
     if outputs.json:
         found: list[tuple[Options, RunMetrics]] = [(options, item) for options, _, item in runs]
         report.write("--json", outputs.json, report.as_json(runs[0][0], found))
@@ -232,7 +259,9 @@ def _write(outputs: Outputs, runs: Sequence[plot.Level]) -> None:
         done: list[tuple[Options, RunResult]] = [(options, item) for options, item, _ in runs]
         report.write("--csv", outputs.csv, report.as_csv(done))
     if outputs.plot:
-        report.write("--plot", outputs.plot, plot.png(runs))
+        when = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
+        subject = ", ".join(filter(None, (model, _machine(runs[0][0].url), when)))
+        report.write("--plot", outputs.plot, plot.png(runs, subject))
 
 
 def _table(runs: Sequence[plot.Level]) -> Table:

@@ -30,6 +30,8 @@ _LATENCIES = {
 }
 _DOTS = 4000
 """Maximum number of dots; more are thinned out."""
+_LEAST = 100
+"""Values of which the 99th percentile is shown: it is the largest of fewer."""
 
 
 def require() -> None:
@@ -42,8 +44,8 @@ def require() -> None:
         ) from error
 
 
-def png(levels: Sequence[Level]) -> bytes:
-    """PNG of a run, or of a sweep's runs."""
+def png(levels: Sequence[Level], subject: str) -> bytes:
+    """PNG of a run, or of a sweep's runs; `subject` is what was measured, where and when."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -63,7 +65,7 @@ def png(levels: Sequence[Level]) -> bytes:
                 _times(axes, levels, name)
             _spread_by_level(third, levels)
             _over_time(fourth, levels)
-        figure.suptitle(_title(options, levels), fontsize=12)
+        figure.suptitle(f"{subject}\n{_title(options, levels)}", fontsize=12)
         out = io.BytesIO()
         figure.savefig(out, format="png")
     return out.getvalue()
@@ -103,17 +105,19 @@ def _spreads(panels: Sequence[Axes], run: RunResult) -> None:
             axes.annotate("not known", (0.5, 0.5), xycoords="axes fraction", ha="center")
             continue
         _curve(axes, known, label, colour)
-        low, middle, high, rare = np.percentile(known, (0, 50, 99, 99.5))
+        enough = len(known) >= _LEAST
+        low, middle, high, rare = np.percentile(known, (0, 50, 99 if enough else 100, 99.5))
         # A few outliers would leave the rest a vertical line.
-        left = 0 if low < rare / 2 else low - (rare - low) * 0.1
+        left = 0 if low < rare / 2 or low == rare else low - (rare - low) * 0.1
         axes.set_xlim(left, (rare + (rare - left) * 0.08) or 1)
         for value in (middle, high):
             axes.axvline(value, color=_GREY, linewidth=0.8, linestyle=":")
-        axes.set_title(f"{label}\np50 {_shown(middle)}, p99 {_shown(high)} ms")
+        shown = f"{'p99' if enough else 'max'} {_shown(high)} ms, n={len(known)}"
+        axes.set_title(f"{label}\np50 {_shown(middle)}, {shown}")
 
 
-def _shown(milliseconds: float) -> str:
-    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _spread_by_level(axes: Axes, levels: Sequence[Level]) -> None:
@@ -196,7 +200,7 @@ def _throughput(axes: Axes, levels: Sequence[Level]) -> None:
     axes.plot(x, [float(value or 0) for value in y], "o-", color=_BLUE, linewidth=1.8)
     for place, value in zip(x, y, strict=True):
         axes.annotate(
-            f"{value:,.0f}",
+            _shown(float(value or 0)),
             (place, float(value or 0)),
             xytext=(0, 7),
             ha="center",
@@ -206,29 +210,31 @@ def _throughput(axes: Axes, levels: Sequence[Level]) -> None:
     axes.set_title("Throughput against concurrency")
     axes.set_ylabel(unit)
     axes.set_ylim(0, max(float(value or 0) for value in y) * 1.15 or 1)
-    _concurrency_axis(axes, x)
+    _concurrency_axis(axes, levels)
 
 
 def _times(axes: Axes, levels: Sequence[Level], name: str) -> None:
-    """Plot p50 and p99 of one latency against concurrency."""
+    """Plot p50 of one latency against concurrency, and p99 of those with values enough."""
     x = [options.rate for options, _, _ in levels]
     label, colour = _LATENCIES[name]
     found = [measured.metrics.get(name) for _, _, measured in levels]
-    for point, style in (("p50", "o-"), ("p99", "o--")):
-        y = [np.nan if item is None else getattr(item, point) * 1000 for item in found]
+    for point, style, least in (("p50", "o-", 1), ("p99", "o--", _LEAST)):
+        known = (item if item and item.count >= least else None for item in found)
+        y = [np.nan if item is None else getattr(item, point) * 1000 for item in known]
         if not np.isnan(y).all():
             axes.plot(x, y, style, color=colour, label=point, markersize=4)
-    axes.set_title(f"{label} against concurrency")
+    axes.set_title(f"{label} against concurrency\np50, and p99 of {_LEAST} values or more")
     axes.set_ylabel("milliseconds")
     axes.set_ylim(bottom=0)
-    _concurrency_axis(axes, x)
+    _concurrency_axis(axes, levels)
 
 
-def _concurrency_axis(axes: Axes, ticks: Sequence[float]) -> None:
+def _concurrency_axis(axes: Axes, levels: Sequence[Level]) -> None:
+    counts = {options.rate: measured.completed for options, _, measured in levels}
     axes.set_xscale("log", base=2)
-    axes.set_xticks(list(ticks), [f"{tick:g}" for tick in ticks])
+    axes.set_xticks([*counts], [f"{rate:g}\nn={count}" for rate, count in counts.items()])
     axes.minorticks_off()
-    axes.set_xlabel("requests at once")
+    axes.set_xlabel("requests at once, and how many were completed")
     _finish(axes)
 
 

@@ -318,6 +318,12 @@ def parse(text: str) -> Samples:
     return found
 
 
+def model_of(samples: Samples) -> str:
+    """Name of the model that a server's metrics tell; blank without one."""
+    labels = (dict(_LABEL.findall(labels)) for _, labels in samples)
+    return next((found["model_name"] for found in labels if "model_name" in found), "")
+
+
 def means(before: Samples, after: Samples) -> dict[str, float]:
     """Mean seconds of each request histogram, and tokens generated, between two scrapes."""
     change = {key: value - before.get(key, 0.0) for key, value in after.items()}

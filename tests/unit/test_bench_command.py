@@ -20,7 +20,7 @@ from scripted_server import HANG, ScriptedServer, serving, whole
 from test_bench_targets import STREAM, USUAL, by_path, of_cog
 from typer.testing import CliRunner
 
-from cog_triton.bench import command
+from cog_triton.bench import command, run_metrics
 from cog_triton.bench.command import line
 from cog_triton.bench.load_generator import Progress
 from cog_triton.cli.app import app
@@ -217,3 +217,11 @@ def test_an_unreachable_server_is_reported_before_any_load() -> None:
     assert code == 1
     assert f"E1400 TargetUnavailable: cog-triton at http://127.0.0.1:{port}: cannot connect" in said
     assert "start it with: cog-triton serve engine.tar" in said
+
+
+def test_what_was_measured_is_told_by_the_server_and_this_machine() -> None:
+    samples = run_metrics.parse('up 1\nvllm:num_requests_running{engine="0",model_name="m"} 0\n')
+    assert run_metrics.model_of(samples) == "m"
+    assert run_metrics.model_of({}) == ""
+    assert command._machine("http://gpu-1:8080/v1") == "at gpu-1"
+    assert "cores" in command._machine("http://127.0.0.1:8080")

@@ -11,6 +11,7 @@ import io
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench_runs import options, record, run
@@ -166,7 +167,7 @@ def test_output_files_are_checked_before_measuring(tmp_path: Path) -> None:
 def test_plots_of_runs_and_sweeps_are_png() -> None:
     pytest.importorskip("matplotlib")
     own, done = originals_run()
-    one = plot.png([(own, done, compute_metrics(own, done, {}))])
+    one = plot.png([(own, done, compute_metrics(own, done, {}))], "a model")
     levels = []
     for rate in (1.0, 2.0, 4.0):
         own = options(unit=Unit.CONCURRENCY, rate=rate)
@@ -174,11 +175,57 @@ def test_plots_of_runs_and_sweeps_are_png() -> None:
     empty, failed = nothing()
     for picture in (
         one,
-        plot.png(levels),
-        plot.png([(empty, failed, compute_metrics(empty, failed, {}))]),
+        plot.png(levels, "a model"),
+        plot.png([(empty, failed, compute_metrics(empty, failed, {}))], "a model"),
     ):
         assert picture.startswith(b"\x89PNG")
         assert len(picture) > 10_000
+
+
+def drawn(levels: list[plot.Level], patch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
+    """The figure that `plot.png` saves, and its panels."""
+    figure_module = pytest.importorskip("matplotlib.figure")
+    saved = []
+    save = figure_module.Figure.savefig
+
+    def saving(figure: Any, *arguments: Any, **options: Any) -> None:
+        saved.append(figure)
+        save(figure, *arguments, **options)
+
+    patch.setattr(figure_module.Figure, "savefig", saving)
+    plot.png(levels, "llama, 8 x NVIDIA H200, 2026-11-26 11:02")
+    (figure,) = saved
+    return figure, figure.axes
+
+
+@pytest.mark.parametrize(("count", "points"), [(99, {"p50"}), (100, {"p50", "p99"})])
+def test_a_sweeps_plot_tells_its_subject_and_no_p99_of_few(
+    count: int, points: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels: list[plot.Level] = []
+    for rate, apart in ((1.0, 1.98), (2.0, 2.25)):
+        own = options(unit=Unit.CONCURRENCY, rate=rate)
+        done = run(
+            *(record(place, place * 5 / apart, place * 5 / apart + 1.0) for place in range(count))
+        )
+        levels.append((own, done, compute_metrics(own, done, {})))
+    figure, (throughput, ttft, *_) = drawn(levels, monkeypatch)
+    assert figure.get_suptitle().startswith("llama, 8 x NVIDIA H200, 2026-11-26 11:02\n")
+    assert {line.get_label() for line in ttft.lines} == points
+    ticks = [label.get_text() for label in ttft.get_xticklabels()]
+    assert ticks == [f"1\nn={count}", f"2\nn={count}"]
+    labels = [text.get_text() for text in throughput.texts]
+    assert len(set(labels)) == 2
+    assert all("." in label for label in labels)
+
+
+@pytest.mark.parametrize(("count", "point"), [(99, "max"), (100, "p99")])
+def test_a_runs_plot_tells_no_p99_of_few(
+    count: int, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run(*(record(place, place, place + 1.0) for place in range(count)))
+    _, (ttft, *_) = drawn([(options(), done, compute_metrics(options(), done, {}))], monkeypatch)
+    assert ttft.get_title().endswith(f"p50 1,000, {point} 1,000 ms, n={count}")
 
 
 def test_a_plot_without_matplotlib_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def serve(
     ] = None,
     others: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ENGINE]...", help="With --swap: more engines, as ENGINE."),
+        typer.Argument(metavar="ENGINE", help="With --swap: more engines, as ENGINE."),
     ] = None,
     swap: Annotated[
         bool,

@@ -25,12 +25,7 @@ from cog_triton.bench.options import Options, TargetName
 from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.bench.run_metrics import RunMetrics, compute_metrics
 from cog_triton.bench.targets import KINDS
-from cog_triton.errors import (
-    CogTritonError,
-    InvalidArgument,
-    NothingSucceeded,
-    TargetUnavailable,
-)
+from cog_triton.errors import CogTritonError, InvalidArgument, NothingSucceeded, TargetUnavailable
 from cog_triton.system.gpus import gpu_names
 from cog_triton.system.redaction import redact_address
 
@@ -208,13 +203,11 @@ def _machine(url: str) -> str:
     host = split_url(url)[0].host
     if host != "localhost" and not host.startswith(("127.", "::1", "[::1")):
         return f"at {host}"
-    gpus: list[str] = []
+    found: list[str] = []
     with suppress(CogTritonError):
-        gpus = gpu_names()
+        found = [f"{count} x {name}" for name, count in Counter(gpu_names()).items()]
     names = re.findall(r"^model name\s*:\s*(.+)$", _CPUS.read_text("utf-8", "replace"), re.M)
-    cores = f"{len(os.sched_getaffinity(0))} cores"
-    found = [f"{count} x {name}" for name, count in Counter(gpus).items()]
-    return ", ".join([*found, f"{names[0]} ({cores})" if names else cores])
+    return ", ".join([*found, *names[:1], f"{len(os.sched_getaffinity(0))} cores"])
 
 
 def _shown(metrics_url: str) -> str:

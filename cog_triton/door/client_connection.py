@@ -363,7 +363,7 @@ class ClientConnection(asyncio.Protocol):
         if self._connections.stopping and not self._made_late:  # sent before it could see that
             request = replace(request, unaware=True)
         head_only = request.method == "HEAD"
-        size, path = len(request.body), request.path
+        size, path, reads = len(request.body), request.path, request.method in ("GET", "HEAD")
         try:
             decided = await self._gate.decide(request)
             if isinstance(decided, Forward):
@@ -372,7 +372,7 @@ class ClientConnection(asyncio.Protocol):
                 self._done(keep_alive, size)
                 return
         except Refused as refused:
-            decided = self._refusal(refused, path)
+            decided = self._refusal(refused, path, is_probe=reads and refused.status == 503)
         if not self._transport.is_closing():
             self._transport.write(decided.encoded(keep_alive=keep_alive, head_only=head_only))
             self._done(keep_alive, size)
@@ -437,8 +437,9 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.close()
             self._wait(_LINGER_S, self._transport.abort)
 
-    def _refusal(self, refused: Refused, path: str) -> Answer:
-        log_refusal(endpoint_of(path), refused.error, tenant=refused.tenant)
+    def _refusal(self, refused: Refused, path: str, *, is_probe: bool = False) -> Answer:
+        if not is_probe:
+            log_refusal(endpoint_of(path), refused.error, tenant=refused.tenant)
         return self._gate.refusal(refused.status, refused.error, path)
 
     def _too_slow(self) -> None:

@@ -55,9 +55,11 @@ DESCRIPTOR_VARIABLE = "COG_TRITON_REQUEST_LOG"
 _MOST_OF_AN_ERROR, _MOST_OF_A_REASON = 2000, 200
 
 
-def log_request(values: Mapping[str, Any]) -> None:
+def log_request(values: Mapping[str, Any], event: str = "request") -> None:
     """Log the end of a request, with those of `values` that are known."""
-    _log_event("request", str(values.get("code", "")).startswith("E2"), values)
+    present = {key: value for key, value in values.items() if value not in (None, "")}
+    level = logging.ERROR if present.get("code", "").startswith("E2") else logging.INFO
+    requests.log(level, event, extra={"values": present})
 
 
 def log_refusal(endpoint: str, error: CogTritonError, **values: Any) -> None:
@@ -75,13 +77,7 @@ def log_refusal(endpoint: str, error: CogTritonError, **values: Any) -> None:
         reason = detail
     told = {"endpoint": endpoint, **values, "code": error.code, "field": field}
     told["reason"] = reason and reason[:_MOST_OF_A_REASON]
-    _log_event("refused", not isinstance(error, errors.UserError), told)
-
-
-def _log_event(event: str, is_ours: bool, values: Mapping[str, Any]) -> None:
-    present = {key: value for key, value in values.items() if value not in (None, "")}
-    level = logging.ERROR if is_ours else logging.INFO
-    requests.log(level, event, extra={"values": present})
+    log_request(told, "refused")
 
 
 def _without_text(found: re.Match[str]) -> str:

@@ -13,8 +13,9 @@ import small_door
 from small_door import answering, echo, on_loop, run, served, until, until_end
 
 from cog_triton.door.client_connection import Listener
-from cog_triton.door.message import Request
+from cog_triton.door.message import Answer, Refused, Request
 from cog_triton.door.request_parser import Limits, RequestParser
+from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable
 from cog_triton.system.ports import bind
 
 GET = b"GET /a?b=c HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -359,3 +360,61 @@ async def test_what_the_parser_refuses_has_the_shape_of_its_path(path: str, kind
         assert ("param" in error) is ("messages" not in path)
         assert error["message"].startswith("E1008")
         assert b"x-error-code: E1008" in answer
+
+
+class Refusing:
+    """A gate that lets nothing pass."""
+
+    def __init__(self, refused: Refused) -> None:
+        self._refused = refused
+
+    async def decide(self, request: Request) -> Answer:
+        raise self._refused
+
+    def refusal(self, status: int, error: CogTritonError, path: str = "") -> Answer:
+        return Answer(status, str(error).encode())
+
+
+DOWN = Refused(503, TritonUnavailable("later"))
+WRONG = Refused(400, InvalidArgument("a='xyzzy': must be a number"), "team")
+
+
+@pytest.mark.parametrize(
+    ("refused", "sent", "logged"),
+    [
+        (WRONG, b"GET /v1/models HTTP/1.1\r\nconnection: close\r\n\r\n", ("other", "E1005")),
+        (
+            WRONG,
+            b"POST /v2/models/m/infer HTTP/1.1\r\nconnection: close\r\n\r\n",
+            ("triton", "E1005"),
+        ),
+        (
+            DOWN,
+            b"POST /predictions HTTP/1.1\r\nconnection: close\r\n\r\n",
+            ("predictions", "E2105"),
+        ),
+        (
+            DOWN,
+            b"GET /v2/health/ready HTTP/1.1\r\nconnection: close\r\n\r\n",
+            None,
+        ),  # a probe, of which there are many
+        (DOWN, b"no HTTP\r\n\r\n", ("other", "E1005")),
+    ],
+)
+def test_what_is_refused_is_logged(
+    refused: Refused,
+    sent: bytes,
+    logged: tuple[str, str] | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> bytes:
+        async with small_door.opened(Refusing(refused)) as door:
+            return await door.ask(sent)
+
+    with caplog.at_level("INFO", "cog_triton"):
+        assert b"HTTP/1.1 " in run(main())
+    events = [record.__dict__["values"] for record in caplog.records if record.msg == "refused"]
+    assert [(event["endpoint"], event["code"]) for event in events] == ([logged] if logged else [])
+    if refused is WRONG:
+        assert events[0].items() >= {"tenant": "team", "field": "a"}.items()
+        assert events[0]["reason"] == "must be a number"

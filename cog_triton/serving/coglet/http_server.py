@@ -22,12 +22,8 @@ import time
 from pathlib import Path
 
 from cog_triton.errors import TritonStartFailed
+from cog_triton.serving.coglet import server_environment
 from cog_triton.serving.coglet.prediction_directory import prediction_directory
-from cog_triton.serving.coglet.server_environment import (
-    limit_colours,
-    limit_slots,
-    require_writable,
-)
 from cog_triton.system import log_format
 
 _log = logging.getLogger(__name__)
@@ -60,9 +56,9 @@ def tune_listening_socket(port: int, within: float = _TIMEOUT_S) -> None:
 def main() -> None:
     """Run ``python -m cog.server.http`` with the arguments of this process."""
     log_format.configure_from_environment("json")
-    limit_slots(os.environ)
-    limit_colours(os.environ)
-    require_writable(os.environ)
+    server_environment.limit_slots(os.environ)
+    server_environment.limit_colours(os.environ)
+    server_environment.require_writable(os.environ)
     port = int(os.getenv("PORT", "5000"))  # as Cog reads it
     builds = os.getenv("COG_TRITON_DRAIN_FILE") == ""  # as the front door says
     user_namespace = not (builds or os.getenv("MPI_HOSTS"))

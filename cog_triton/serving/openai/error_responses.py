@@ -60,8 +60,10 @@ _RETRY_AFTER_S = {429: "1", 503: "5"}
 
 def endpoint_of(path: str) -> str:
     """Endpoint name for logs and metrics, one of few, so that clients cannot add labels."""
-    if path.startswith(("/v2/", "/predictions")):
-        return "triton" if path[1] == "v" else "predictions"
+    if path.startswith("/v2/"):
+        return "triton"
+    if path.startswith("/predictions"):
+        return "predictions"
     return _ENDPOINTS.get(path, "other")
 
 

@@ -19,7 +19,7 @@ from cog_triton.backend.vllm_metrics import MetricsPublisher, start_publisher
 from cog_triton.backend.vllm_tensors import ParsedRequest, output_tensors, parse_request
 from cog_triton.engines.engine_client import EngineClient, guest_connectors
 from cog_triton.engines.vllm.argument_types import types_of
-from cog_triton.engines.vllm.host_messages import EmbeddingRequest, TextRequest
+from cog_triton.engines.vllm.host_messages import EmbeddingRequest, TextEvent, TextRequest
 from cog_triton.errors import CogTritonError
 from cog_triton.text.prompt_encoder import PromptEncoder
 
@@ -141,6 +141,7 @@ class _TextRequest:
     ) -> None:
         self.handle = handle
         self._line = line
+        self._reason: str | None = None
         self._parsed = parsed
         self._sender = sender
         self._active = active
@@ -150,11 +151,12 @@ class _TextRequest:
     def emit(self, event: Any) -> None:
         """Send the response to an event; the sender must not be used after the last one."""
         ended = event.finish is not None or event.error is not None
-        if event.error is None:
+        if isinstance(event, TextEvent):  # of one that was cancelled, vLLM tells nothing
             self._line.prompt_tokens = event.input_token_count
             self._line.arrived(sum(event.output_token_counts))
+            self._reason = next(filter(None, event.finish_reasons), self._reason)
         if ended:
-            self._line.ended(event.error or event.finish)
+            self._line.ended(event.error or self._reason or event.finish)
         response = self._response(event)
         with self._lock:
             self._ended = ended

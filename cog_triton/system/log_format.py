@@ -35,7 +35,7 @@ request_id: ContextVar[str] = ContextVar("cog_triton_request_id", default="")
 """Id of the request that this context works for; a thread needs a copy of its starter's context."""
 
 
-requests = logging.getLogger(f"{_PACKAGE}.requests")
+requests = logging.getLogger(__name__)
 """Events of requests: ``request`` at the end of one, ``refused`` for what was not begun."""
 # A name, or the path of one, then its value, as our messages begin; words after "the body".
 _FIELD = re.compile(

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import queue
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -229,6 +230,10 @@ def test_a_disconnected_clients_request_is_aborted(vllm: VLLMStack) -> None:
         return any(one == name or one.startswith(f"{name}-") for one in ids)
 
     wait_until(aborted)
+    wait_until(lambda: "model=vllm_model outcome=cancelled" in vllm.output)
+    vllm.generate(text_input="abc", parameters={"max_tokens": 4})
+    made = r" model=vllm_model outcome=length prompt_tokens=\d+ output_tokens=4 "
+    wait_until(lambda: re.search(made, vllm.output))
 
 
 def test_predictions_are_served_by_the_same_engine(vllm: VLLMStack) -> None:

@@ -249,7 +249,7 @@ def test_a_full_log_delays_no_model_of_tritons(own_logging: None) -> None:
             pass
     os.set_blocking(write_end, True)
     handler = log_format.DescriptorHandler(write_end, "json", waits=False)
-    record = logging.LogRecord("cog_triton.requests", logging.INFO, "", 0, "request", (), None)
+    record = logging.LogRecord("cog_triton", logging.INFO, "", 0, "request", (), None)
     handler.emit(record)  # would never return
     taken = os.read(read_end, 1 << 20)
     handler.emit(record)

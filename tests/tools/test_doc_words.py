@@ -52,6 +52,20 @@ def test_an_end_of_another_name_ends_no_table() -> None:
     assert COUNTED("<!-- a -->\none\n<!-- /b -->\ntwo\n<!-- /a -->\nthree\n") == (1, 0, 2)
 
 
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("made by make faults", "end"),
+        ("made by make attack: stops", "end: stops"),
+        ("h200 machine: made by benchmarks/gpu/table.py", "end of h200 machine"),
+        ("figures of against_dynamo", "end"),
+    ],
+)
+def test_figures_of_benchmarks_are_generated(begin: str, end: str) -> None:
+    page = f"one\n<!-- {begin} -->\n| two |\n<!-- {end} -->\nthree\n"
+    assert COUNTED(page + page) == (4, 0, 2)
+
+
 @pytest.mark.parametrize(("many", "code"), [(50_000, 0), (50_001, 1)])
 def test_more_than_there_may_be_are_refused(many: int, code: int, tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()

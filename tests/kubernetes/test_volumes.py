@@ -88,4 +88,4 @@ def test_more_than_the_work_volumes_size(
         row.seen = f"{reason} without a drain, and another server"
         here = len(clients.lost)
         clients.wait()
-    assert len(clients.lost) == here, clients.lost
+    assert clients.lost[here:] == []

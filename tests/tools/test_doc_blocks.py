@@ -206,7 +206,8 @@ class Shell:
 @pytest.fixture(scope="session")
 def mock_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A server of the mock engine."""
-    running = Stack(tmp_path_factory.mktemp("mock"), None, COG_TRITON_ENGINE="mock")
+    fast = {"COG_TRITON_ENGINE": "mock", "MOCK_TPS": "1000"}
+    running = Stack(tmp_path_factory.mktemp("mock"), None, **fast)
     with running.served():
         yield running
 

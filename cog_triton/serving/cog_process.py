@@ -105,21 +105,26 @@ def cog_environment(
         "TRITON_HTTP_PORT": str(settings.triton_http_port),
         "TRITON_GRPC_PORT": str(settings.triton_grpc_port),
         "TRITON_METRICS_PORT": str(settings.triton_metrics_port),
+        **_paths(settings),
         "COG_TRITON_WORK_DIR": str(settings.work_dir.resolve()),
         **engine_environment(settings),
     }
-    if settings.cog_triton_config:
-        environment["COG_TRITON_CONFIG"] = str(settings.cog_triton_config.resolve())
-    if settings.lora_dir:
-        environment["LORA_DIR"] = str(settings.lora_dir.resolve())
     if settings.world_size:
         environment["WORLD_SIZE"] = str(settings.world_size)
-    if settings.tritonserver:
-        environment["TRITONSERVER"] = str(settings.tritonserver.resolve())
     environment.setdefault("LOG_FORMAT", "console")
     if not verbose:
         environment.setdefault("COG_LOG_LEVEL", "error")
     return environment
+
+
+def _paths(settings: Settings) -> dict[str, str]:
+    """All paths that were set, absolute, but for programs by name; links stay."""
+    given = ((name, getattr(settings, name)) for name in type(settings).model_fields)
+    return {
+        name.upper(): str(value.absolute())
+        for name, value in given
+        if isinstance(value, Path) and not (name == "mpirun" and len(value.parts) == 1)
+    }
 
 
 class CogServer:

@@ -162,9 +162,17 @@ def test_paths_are_absolute_since_cog_runs_in_its_projects_directory(
         "COG_TRITON_CONFIG",
         "COG_TRITON_WORK_DIR",
         "TRITONSERVER",
+        "COG_TRITON_KEYS",
+        "TLS_CERT_FILE",
+        "TLS_KEY_FILE",
+        "CHAT_TEMPLATE",
+        "LORA_DIR",
+        "COG_TRITON_DRAIN_FILE",
+        "MPIRUN",
     )
     found = environment(**{name.lower(): f"below/{name}" for name in names})
     assert found.items() >= {name: str(tmp_path / "below" / name) for name in names}.items()
+    assert "MPIRUN" not in environment(mpirun="mpirun.openmpi")
     for url in ("https://host/engine.tar?a=b", "file:///engines/a.tar"):
         assert environment(cog_weights=url)["COG_WEIGHTS"] == url
 

@@ -43,7 +43,7 @@ _FIELD = re.compile(
 )
 _QUOTED = re.compile(
     r"""((?:did you mean|must be|should be|of type) )?"""
-    r"""("(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|`[^`]*`?)""",
+    r"""("(?:[^"\\]|\\.)*"?|(?<![a-z]{2})'(?:[^'\\]|\\.)*'?|`[^`]*`?)""",
     re.S,
 )
 _WITHOUT_FIELD = (

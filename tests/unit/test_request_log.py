@@ -189,6 +189,7 @@ def test_inherited_stderr_falls_back_to_stderr() -> None:
         (PromptTemplateError(f"prompt_template: {SECRET}"), "prompt_template", None),
         (NotFound(f"model={SECRET!r}: not served"), "model", "not served"),
         (NotFound(f"GET '/{SECRET}': no such path"), None, "GET '...': no such path"),
+        (NotFound(f"the server's key of '{SECRET}'"), None, "the server's key of '...'"),
         (InvalidArgument("a: " + "b" * 9000), "a", "b" * 200),
         (Overloaded(f"x: {SECRET}"), None, None),
     ],

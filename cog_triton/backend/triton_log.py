@@ -46,10 +46,10 @@ def install() -> None:
         log_format.configure("console", os.environ.get("LOG_LEVEL", ""))
         return
     log_format.install(TritonLogHandler(pb_utils.Logger), os.environ.get("LOG_LEVEL", ""))
-    form, _, descriptor = os.environ.get(log_format.DESCRIPTOR_VARIABLE, "").partition(":")
+    form, _, told = os.environ.get(log_format.DESCRIPTOR_VARIABLE, "").partition(":")
     log_format.requests.disabled = form == "off"
-    if descriptor:
-        handler = log_format.DescriptorHandler(int(descriptor), form, waits=False)
+    if told and (descriptor := log_format.inherited(told)) is not None:
+        handler = log_format.DescriptorHandler(descriptor, form, waits=False)
         log_format.requests.addHandler(handler)
         log_format.requests.propagate = False
 

@@ -51,7 +51,7 @@ _WITHOUT_FIELD = (
     *(errors.NotFound, errors.RequestTimeout),
 )
 DESCRIPTOR_VARIABLE = "COG_TRITON_REQUEST_LOG"
-"""Where Triton's models log requests: ``json:7``, a form and a descriptor; ``off``: nowhere."""
+"""Where Triton's models log requests: a form, and the `name` of a descriptor; ``off``: nowhere."""
 _MOST_OF_AN_ERROR, _MOST_OF_A_REASON = 2000, 200
 
 
@@ -185,6 +185,23 @@ def duplicate() -> tuple[int, str]:
         if isinstance(handler, DescriptorHandler):
             return os.dup(handler.descriptor), handler.form
     return os.dup(STDERR), "json"
+
+
+def name(descriptor: int) -> str:
+    """An open descriptor for a process that may have inherited it: ``7:14:123``, and its file."""
+    file = os.fstat(descriptor)
+    return f"{descriptor}:{file.st_dev}:{file.st_ino}"
+
+
+def inherited(told: str) -> int | None:
+    """The descriptor that `name` told; None if it was not passed on, as by mpirun.
+
+    Its number may be another file's here, a connection's to the engine for example.
+    """
+    descriptor = int(told.partition(":")[0])
+    with suppress(OSError):
+        return descriptor if name(descriptor) == told else None
+    return None
 
 
 def _time(record: logging.LogRecord) -> str:

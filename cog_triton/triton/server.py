@@ -232,7 +232,7 @@ class TritonServer:
             environment = {**malloc, **environment, **self.keeper.variables}
             environment[VISIBLE_GPUS] = ""  # else it holds half a GB of each, and computes nothing
         descriptor, form = log_format.duplicate()
-        told = f"{form}:{descriptor}" if self._settings.log_requests else "off"
+        told = f"{form}:{log_format.name(descriptor)}" if self._settings.log_requests else "off"
         environment[log_format.DESCRIPTOR_VARIABLE] = told
         with self.log.open("wb") as log, os.fdopen(descriptor, "wb"):
             self._process = reaper.spawn(

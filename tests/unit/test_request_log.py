@@ -262,7 +262,7 @@ def test_a_full_log_delays_no_model_of_tritons(own_logging: None) -> None:
 
 
 def test_a_descriptor_that_was_not_passed_on_is_not_written_to(tmp_path: Path) -> None:
-    """Under mpirun its number is another file's: a connection to the engine got lines of the log."""
+    """Under mpirun its number is another file's, such as a connection to the engine."""
     log, other = (os.open(tmp_path / name, os.O_CREAT | os.O_RDWR) for name in ("log", "other"))
     told = log_format.name(log)
     assert log_format.inherited(told) == log

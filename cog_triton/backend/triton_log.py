@@ -49,9 +49,7 @@ def install() -> None:
     form, _, told = os.environ.get(log_format.DESCRIPTOR_VARIABLE, "").partition(":")
     log_format.requests.disabled = form == "off"
     if told and (descriptor := log_format.inherited(told)) is not None:
-        handler = log_format.DescriptorHandler(descriptor, form, waits=False)
-        log_format.requests.addHandler(handler)
-        log_format.requests.propagate = False
+        log_format.lose_requests_rather_than_wait(descriptor, form)
 
 
 class RequestLine:

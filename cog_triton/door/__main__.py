@@ -40,6 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         settings = load_settings()
         log_format.requests.disabled = not settings.log_requests
+        # Whoever reads the log slowly holds up no connection.
+        log_format.lose_requests_rather_than_wait(*log_format.own())
         if not options.beside_triton:
             user_namespace = not (options.cog_only or settings.mpi_hosts)
             prediction_directory.require_usable(user_namespace=user_namespace)

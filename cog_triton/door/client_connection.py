@@ -12,13 +12,10 @@ from typing import Any, cast
 
 from cog_triton import errors
 from cog_triton.door.gate import Gate
-from cog_triton.door.message import Answer, Forward, Refused, Request
+from cog_triton.door.message import Forward, Refused, Request
 from cog_triton.door.relay import ReadCoalescing, Relay
 from cog_triton.door.request_parser import CONTINUE, Limits, RequestParser
 from cog_triton.door.tls import Certificate
-from cog_triton.errors import Overloaded
-from cog_triton.serving.openai.error_responses import endpoint_of
-from cog_triton.system.log_format import log_refusal
 
 BACKLOG = 4096
 # Of a burst, the first are served while the rest wait to be accepted.
@@ -93,7 +90,7 @@ class Listener:
 
     def _pause(self, error: OSError) -> None:
         """Leave new connections in the backlog until others have ended."""
-        _LOG.error("%s", Overloaded(f"no connection can be accepted: {error.strerror}"))
+        _LOG.error("%s", errors.Overloaded(f"no connection can be accepted: {error.strerror}"))
         self._loop.remove_reader(self._socket)
         self._loop.call_later(_RETRY_S, self._resume)
 
@@ -362,8 +359,8 @@ class ClientConnection(asyncio.Protocol):
         keep_alive = request.keep_alive and not self._connections.stopping
         if self._connections.stopping and not self._made_late:  # sent before it could see that
             request = replace(request, unaware=True)
-        head_only = request.method == "HEAD"
-        size, path, reads = len(request.body), request.path, request.method in ("GET", "HEAD")
+        head_only, reads = request.method == "HEAD", request.method in ("GET", "HEAD")
+        size, path = len(request.body), request.path
         try:
             decided = await self._gate.decide(request)
             if isinstance(decided, Forward):
@@ -372,7 +369,8 @@ class ClientConnection(asyncio.Protocol):
                 self._done(keep_alive, size)
                 return
         except Refused as refused:
-            decided = self._refusal(refused, path, is_probe=reads and refused.status == 503)
+            refused.log(path, is_probe=reads and refused.status == 503)
+            decided = self._gate.refusal(refused.status, refused.error, path)
         if not self._transport.is_closing():
             self._transport.write(decided.encoded(keep_alive=keep_alive, head_only=head_only))
             self._done(keep_alive, size)
@@ -428,7 +426,8 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, refused: Refused) -> None:
         """Answer what cannot be taken, and close; what the client still sends is passed over."""
         if not self._transport.is_closing():
-            answer = self._refusal(refused, self._parser.path)
+            refused.log(self._parser.path)
+            answer = self._gate.refusal(refused.status, refused.error, self._parser.path)
             self._transport.write(answer.encoded(keep_alive=False))
             self._lingering = True
             if self._transport.can_write_eof():
@@ -436,11 +435,6 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._transport.close()
             self._wait(_LINGER_S, self._transport.abort)
-
-    def _refusal(self, refused: Refused, path: str, *, is_probe: bool = False) -> Answer:
-        if not is_probe:
-            log_refusal(endpoint_of(path), refused.error, tenant=refused.tenant)
-        return self._gate.refusal(refused.status, refused.error, path)
 
     def _too_slow(self) -> None:
         rule = f"the request took longer than {self._limits.arrival_s:g} s to arrive"

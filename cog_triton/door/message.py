@@ -12,7 +12,9 @@ from typing import Any
 
 from cog_triton.door.upstream_connections import UpstreamConnections
 from cog_triton.errors import CogTritonError
+from cog_triton.serving.openai.error_responses import endpoint_of
 from cog_triton.serving.tenants import Tenant
+from cog_triton.system.log_format import log_refusal
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -44,6 +46,11 @@ class Refused(Exception):
         self.status = status
         self.error = error
         self.tenant = tenant
+
+    def log(self, path: str, *, is_probe: bool = False) -> None:
+        """Log it, unless it is a probe of readiness, which is refused many times a second."""
+        if not is_probe:
+            log_refusal(endpoint_of(path), self.error, tenant=self.tenant)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,12 +52,16 @@ _WITHOUT_FIELD = (
 )
 DESCRIPTOR_VARIABLE = "COG_TRITON_REQUEST_LOG"
 """Where Triton's models log requests: a form, and the `name` of a descriptor; ``off``: nowhere."""
-_MOST_OF_AN_ERROR, _MOST_OF_A_REASON = 2000, 200
+_MOST_OF_AN_ERROR, _MOST_OF_A_VALUE = 2000, 200
 
 
 def log_request(values: Mapping[str, Any], event: str = "request") -> None:
     """Log the end of a request, with those of `values` that are known."""
-    present = {key: value for key, value in values.items() if value not in (None, "")}
+    present = {
+        key: value[:_MOST_OF_A_VALUE] if isinstance(value, str) else value
+        for key, value in values.items()
+        if value not in (None, "")
+    }
     level = logging.ERROR if present.get("code", "").startswith("E2") else logging.INFO
     requests.log(level, event, extra={"values": present})
 
@@ -75,8 +79,7 @@ def log_refusal(endpoint: str, error: CogTritonError, **values: Any) -> None:
         reason = None
     elif found is None and isinstance(error, _WITHOUT_FIELD):
         reason = detail
-    told = {"endpoint": endpoint, **values, "code": error.code, "field": field}
-    told["reason"] = reason and reason[:_MOST_OF_A_REASON]
+    told = {"endpoint": endpoint, **values, "code": error.code, "field": field, "reason": reason}
     log_request(told, "refused")
 
 
@@ -179,12 +182,18 @@ def install(handler: logging.Handler, level: str) -> None:
     logging.getLogger(_PACKAGE).setLevel(threshold)
 
 
-def duplicate() -> tuple[int, str]:
-    """A descriptor of this process's log, to be closed, and its form: for Triton's models."""
+def own() -> tuple[int, str]:
+    """The descriptor of this process's log, and its form."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, DescriptorHandler):
-            return os.dup(handler.descriptor), handler.form
-    return os.dup(STDERR), "json"
+            return handler.descriptor, handler.form
+    return STDERR, "json"
+
+
+def lose_requests_rather_than_wait(descriptor: int, form: str) -> None:
+    """Log requests to `descriptor`; lines that a full pipe does not take are lost."""
+    requests.addHandler(DescriptorHandler(descriptor, form, waits=False))
+    requests.propagate = False
 
 
 def name(descriptor: int) -> str:

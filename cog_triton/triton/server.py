@@ -231,7 +231,8 @@ class TritonServer:
             malloc = process_tuning.malloc_variables()
             environment = {**malloc, **environment, **self.keeper.variables}
             environment[VISIBLE_GPUS] = ""  # else it holds half a GB of each, and computes nothing
-        descriptor, form = log_format.duplicate()
+        descriptor, form = log_format.own()
+        descriptor = os.dup(descriptor)
         told = f"{form}:{log_format.name(descriptor)}" if self._settings.log_requests else "off"
         environment[log_format.DESCRIPTOR_VARIABLE] = told
         with self.log.open("wb") as log, os.fdopen(descriptor, "wb"):

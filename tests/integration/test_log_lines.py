@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +16,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from stack import Stack, wait_until
+
+from cog_triton.system.ports import free_ports
 
 pytestmark = pytest.mark.integration
 
@@ -130,3 +137,31 @@ def test_coglets_lines_are_told_apart_and_have_no_colours(served: Stack) -> None
     targets = {line["target"].partition("::")[0] for line in found}
     assert {"coglet", "cog_triton"} <= targets
     assert "\x1b" not in served.output
+
+
+def test_a_log_that_nobody_reads_holds_up_no_connection(tmp_path: Path) -> None:
+    """Each refusal is a line of the front door, on whose event loop all connections are."""
+    port, openai, *others = free_ports(5)
+    names = ("TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT")
+    own = dict(zip(names, map(str, others), strict=True)) | {"OPENAI_PORT": str(openai)}
+    own |= {"COG_TRITON_API_KEY": "k", "COG_TRITON_WORK_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "cog_triton", "serve", "--engine", "mock", "--port", str(port)]
+    with (
+        subprocess.Popen(command, env={**os.environ, **own}, stderr=subprocess.PIPE) as server,
+        httpx.Client(base_url=f"http://127.0.0.1:{openai}", trust_env=False) as client,
+    ):
+
+        def ready() -> bool:
+            with suppress(httpx.HTTPError):
+                return client.get("/health").status_code == 200
+            return False
+
+        try:
+            wait_until(ready, 60)
+            statuses = {client.get("/v1/models", params={"a": "b" * 50}).status_code
+                        for _ in range(1500)}  # fmt: skip
+            assert statuses == {401}
+            assert ready()
+        finally:
+            server.terminate()
+            server.communicate(timeout=60)

@@ -28,6 +28,7 @@ from _streams import CHAT, PREDICTIONS, Api
 ROOT = Path(__file__).parents[1]
 HERE = "this tree"
 _VERSION = re.compile(r"(?m)^## (\d+\.\d+\.\d+) - ")
+_UNRELEASED = re.compile(r"(?m)^## Unreleased\s+[^#\s]")
 STREAMS, TPS = 64, 100
 MOST = Target(1.2)
 """CPU of this tree by the other's, which a change has to explain beyond."""
@@ -62,8 +63,13 @@ FIGURES: dict[str, Callable[[LoadCost], float]] = {
 
 
 def last_release() -> str:
-    """The commit of the newest version in CHANGELOG.md; ends the benchmark where it is not here."""
-    version = _VERSION.findall((ROOT / "CHANGELOG.md").read_text("utf-8"))[0]
+    """The commit of the newest version in CHANGELOG.md; ends the benchmark where it is not here.
+
+    Where nothing is told since that version, this tree is the version, and the one before is meant.
+    """
+    changes = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    versions = _VERSION.findall(changes)
+    version = versions[0 if _UNRELEASED.search(changes) else min(1, len(versions) - 1)]
     tagged = ("rev-parse", "--verify", "--quiet", f"v{version}^{{commit}}")
     cut = ("log", "-1", "--format=%H", f"--grep=^Cut {re.escape(version)}$")
     for arguments in (tagged, cut):

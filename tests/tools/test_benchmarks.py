@@ -120,7 +120,8 @@ def test_without_a_commit_it_is_the_last_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(against_commit, "ROOT", tmp_path)
-    (tmp_path / "CHANGELOG.md").write_text("## Unreleased\n\n## 1.2.0 - 2026-01-02\n## 1.1.0 - x\n")
+    versions = "## 1.2.0 - 2026-01-02\n## 1.1.0 - x\n"
+    (tmp_path / "CHANGELOG.md").write_text(f"## Unreleased\n\n- A change.\n\n{versions}")
 
     def git(*words: str) -> str:
         identity = ("-c", "user.name=a", "-c", "user.email=a@b")
@@ -139,6 +140,8 @@ def test_without_a_commit_it_is_the_last_release(
     assert against_commit.last_release() == commits[1]
     git("tag", "v1.2.0", commits[2])
     assert against_commit.last_release() == commits[2]
+    (tmp_path / "CHANGELOG.md").write_text(f"## Unreleased\n\n{versions}")  # this tree is 1.2.0
+    assert against_commit.last_release() == commits[0]
 
 
 def test_a_commit_that_is_not_there_is_refused_by_name() -> None:

@@ -146,7 +146,7 @@ def original_server(
             "COG_TRITON_WORK_DIR": scratch,
             "COG_PREDICT_TYPE_STUB": _STUB,
             "COG_MAX_CONCURRENCY": "512",
-            "TOKIO_WORKER_THREADS": "1",  # as `cog-triton serve` has it
+            "TOKIO_WORKER_THREADS": "1",  # as ours has it
             "PORT": str(port),
             "TRITON_HTTP_PORT": str(http),
             "TRITON_GRPC_PORT": str(grpc),

@@ -68,8 +68,6 @@ let
         COG_TRITON_WORK_DIR = "/opt/cog-triton/work";
         COG_PREDICT_TYPE_STUB = "predict.py:Predictor";
         COG_MAX_CONCURRENCY = "500";
-        # coglet answers 409, with slots free, when two of its threads look for one at once.
-        TOKIO_WORKER_THREADS = "1";
         # Of the front door's ports; what is behind it listens on 127.0.0.1 alone.
         COG_HOST = "0.0.0.0";
         PYTHONUNBUFFERED = "1";

@@ -99,8 +99,6 @@ def cog_environment(
         "METRICS_PORT": str(settings.metrics_port or ""),
         "COG_PREDICT_TYPE_STUB": "predict.py:Predictor",
         "COG_MAX_CONCURRENCY": str(max_concurrency),
-        # coglet answers 409, with slots free, when two of its threads look for one at once.
-        "TOKIO_WORKER_THREADS": "1",
         "TRITON_HOST": settings.triton_host,
         "TRITON_HTTP_PORT": str(settings.triton_http_port),
         "TRITON_GRPC_PORT": str(settings.triton_grpc_port),

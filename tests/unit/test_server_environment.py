@@ -1,4 +1,4 @@
-"""Environment of Cog's server: a limit on its slots, a readiness file that can be written."""
+"""Environment of Cog's server: limits on slots and threads, a readiness file it can write."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from cog_triton.serving.coglet.server_environment import (
     MAX_SLOTS,
     limit_slots,
+    limit_threads,
     require_writable,
 )
 
@@ -30,6 +31,14 @@ def test_no_more_slots_than_the_worker_has_threads_for(
     if caplog.text:
         assert f"COG_MAX_CONCURRENCY={asked}" in caplog.text
     assert MAX_SLOTS < TOKIO_BLOCKING_THREADS - 2  # a read and a write of the control channel
+
+
+@pytest.mark.parametrize("asked", ["", "1", "2", "x"])
+def test_one_thread_looks_for_slots(asked: str, caplog: pytest.LogCaptureFixture) -> None:
+    environment = {"TOKIO_WORKER_THREADS": asked} if asked else {}
+    limit_threads(environment)
+    assert environment == {"TOKIO_WORKER_THREADS": "1"}
+    assert (f"TOKIO_WORKER_THREADS={asked}" in caplog.text) is (asked not in ("", "1"))
 
 
 @pytest.mark.parametrize("place", ["run/cog", "/proc/nothing/cog"])
@@ -55,11 +64,12 @@ def test_an_environment_that_asks_for_nothing_stays(tmp_path: Path) -> None:
 def test_cog_is_started_within_the_limit() -> None:
     code = (
         "import os, runpy; from cog_triton.serving.coglet import http_server;"
-        "runpy.run_module = lambda *_, **__: print(os.environ['COG_MAX_CONCURRENCY']);"
+        "runpy.run_module = lambda *_, **__: print("
+        "os.environ['COG_MAX_CONCURRENCY'], os.environ['TOKIO_WORKER_THREADS']);"
         "http_server.main()"
     )
     environment = {"COG_MAX_CONCURRENCY": "1536", "PORT": "1"}
     ran = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
-    assert ran.stdout.split() == [str(MAX_SLOTS)]
+    assert ran.stdout.split() == [str(MAX_SLOTS), "1"]

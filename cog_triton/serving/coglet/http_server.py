@@ -57,6 +57,7 @@ def main() -> None:
     """Run ``python -m cog.server.http`` with the arguments of this process."""
     log_format.configure_from_environment("json")
     server_environment.limit_slots(os.environ)
+    server_environment.limit_threads(os.environ)
     server_environment.limit_colours(os.environ)
     server_environment.require_writable(os.environ)
     port = int(os.getenv("PORT", "5000"))  # as Cog reads it
@@ -75,9 +76,7 @@ def main() -> None:
 def _tune_if_listening(descriptor: int, port: int) -> bool:
     """Tune `descriptor` if it listens on `port`; it may be any file, or closed by now."""
     try:
-        found = socket.socket(
-            fileno=descriptor
-        )  # not a duplicate: its peer would see no end of the connection
+        found = socket.socket(fileno=descriptor)  # a duplicate would hide the end from its peer
     except OSError:
         return False
     try:

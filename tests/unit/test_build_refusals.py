@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_build_steps import build_engine, config_of
-from test_build_steps import examples as examples  # a fixture
+from sample_builds import build_engine, config_of
+from sample_builds import examples as examples  # a fixture
 
 from cog_triton.builder.plan import Families, make_plan
 from cog_triton.builder.workspace import Workspace

@@ -1,4 +1,4 @@
-"""Build steps as real processes: output, failures, cancellation and the build cache."""
+"""Build steps as real processes: output, failures, timeouts and cancellation."""
 
 from __future__ import annotations
 
@@ -7,240 +7,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
-from pydantic import SecretStr
+from sample_builds import STUBBORN, config_of, step_of
+from sample_builds import examples as examples  # a fixture
 
 import cog_triton
-from cog_triton.artifact import engine_manifest
-from cog_triton.artifact.engine_tar import unpack
-from cog_triton.builder.arguments import MODEL
-from cog_triton.builder.config import BuildConfig, parse_config
-from cog_triton.builder.plan import Families, Script, Step, make_plan
-from cog_triton.builder.run import run_build
 from cog_triton.builder.step import LONGEST, run_step
-from cog_triton.builder.workspace import Workspace, locked
-from cog_triton.errors import (
-    BuildConfigInvalid,
-    BuildStepFailed,
-    BuildStepTimeout,
-    DiskFull,
-    EngineIncompatible,
-    InvalidArgument,
-)
-
-CONVERT = """
-import pathlib, sys
-pathlib.Path("../../../runs").open("a").write("convert ")
-out = pathlib.Path("ckpt"); out.mkdir()
-(out / "w").write_text(pathlib.Path(MODEL, "model.gguf").read_text() + " ".join(sys.argv[1:]))
-"""
-BUILD = """
-import json, pathlib
-pathlib.Path("../../../runs").open("a").write("build ")
-out = pathlib.Path("engine"); out.mkdir()
-(out / "rank0.engine").write_text(pathlib.Path("ckpt/w").read_text())
-limits = {"max_input_len": 3, "max_seq_len": 4, "max_batch_size": 2}
-model = {"architecture": "LlamaForCausalLM", "dtype": "float16"}
-config = {"version": "1.2.1", "pretrained_config": model, "build_config": limits}
-(out / "config.json").write_text(json.dumps(config))
-"""
-# Starts a grandchild that shrugs off SIGTERM, says both pids, and never ends.
-STUBBORN = """
-import pathlib, signal, subprocess, sys, time, os
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import signal, time; "
-    "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"],
-    stdout=subprocess.PIPE)
-child.stdout.readline()
-pathlib.Path("pids.tmp").write_text(f"{os.getpid()} {child.pid}")
-os.rename("pids.tmp", "pids")
-time.sleep(600)
-"""
-
-
-@pytest.fixture
-def examples(tmp_path: Path) -> Path:
-    family = tmp_path / "examples" / "fake"
-    family.mkdir(parents=True)
-    (family / "convert.py").write_text(CONVERT.replace("MODEL", repr(MODEL)))
-    (family / "build.py").write_text(BUILD)
-    (family / "stubborn.py").write_text(STUBBORN)
-    return family.parent
-
-
-def config_of(tmp_path: Path, **changes: object) -> BuildConfig:
-    model = tmp_path / "source"
-    model.mkdir(exist_ok=True)
-    if not (model / "model.gguf").exists():
-        (model / "model.gguf").write_text("weights ")
-    value = {
-        "model_id": str(model),
-        "example_name": "fake",
-        "convert": {"script": "convert.py", "output_dir": "ckpt", "args": {"dtype": "f16"}},
-        "build": {"script": "build.py", "output_dir": "engine"},
-        **changes,
-    }
-    value = {key: item for key, item in value.items() if item is not None}
-    return parse_config(yaml.safe_dump(value, sort_keys=False), "test")
-
-
-def step_of(tmp_path: Path, text: str) -> Step:
-    script = tmp_path / "script.py"
-    script.write_text(text)
-    return Step(
-        name="build",
-        script=Script("fake/script.py", (sys.executable, str(script)), script, sys.executable),
-        args={},
-        cwd=tmp_path,
-        input=tmp_path / "in",
-        output_dir=tmp_path / "out",
-        env={},
-    )
-
-
-def build_engine(
-    config: BuildConfig,
-    workspace: Workspace,
-    output: Path,
-    examples: Path,
-    echo: Callable[[str], None] = print,
-    *,
-    cache: bool = True,
-) -> Path:
-    """Plan and run the build of `config`, whose scripts are in `examples`."""
-    plan = make_plan(config, workspace.of(config.fingerprint), Families(examples))
-    return run_build(plan, workspace, output, echo=echo, cache=cache)
-
-
-def test_build_runs_every_step_and_packs_the_engine(tmp_path: Path, examples: Path) -> None:
-    lines: list[str] = []
-    config, output = config_of(tmp_path), tmp_path / "deep" / "engine.tar"
-    workspace = Workspace(tmp_path / "work")
-    made = build_engine(config, workspace, output, examples, lines.append)
-    assert made == output
-    assert lines[0] == f"[package] {output.parent} is not there, and will be made"
-    result = unpack(output, tmp_path / "unpacked")
-    assert (tmp_path / "unpacked/rank0.engine").read_text() == "weights --dtype f16"
-    assert result.manifest is not None
-    assert result.manifest.engine == "tensorrt_llm"
-    assert result.manifest.max_seq_len == 4
-    assert result.manifest.versions["cog_triton"] == cog_triton.__version__
-    assert result.manifest.versions["tensorrt_llm"] == "1.2.1"
-    written = (tmp_path / "unpacked" / "build_config.yaml").read_text()
-    assert parse_config(written, "packed") == config
-    assert (workspace.of(config.fingerprint) / MODEL).is_symlink()
-    assert not (workspace.of(config.fingerprint) / "package").exists()
-    engine_manifest.verify(tmp_path / "unpacked", result.manifest, checksums=True)
-
-
-def test_finished_steps_are_skipped(tmp_path: Path, examples: Path) -> None:
-    workspace, runs = Workspace(tmp_path / "work"), tmp_path / "runs"
-
-    def ran(*, cache: bool = True, **changes: object) -> str:
-        """The names of the steps that a build ran."""
-        runs.unlink(missing_ok=True)
-        config, output = config_of(tmp_path, **changes), tmp_path / "engine.tar"
-        build_engine(config, workspace, output, examples, cache=cache)
-        return runs.read_text() if runs.exists() else ""
-
-    assert ran() == "convert build "
-    first = (tmp_path / "engine.tar").read_bytes()
-    inode = (tmp_path / "engine.tar").stat().st_ino
-    assert ran() == ""
-    assert (tmp_path / "engine.tar").stat().st_ino == inode
-    assert ran(cache=False) == "convert build "
-    assert (tmp_path / "engine.tar").read_bytes() == first
-    assert ran(timeout=1000) == ""
-    # An engine.tar that someone touched is packed again.
-    (tmp_path / "engine.tar").write_text("damaged")
-    assert ran() == ""
-    assert (tmp_path / "engine.tar").read_bytes() == first
-    # Other arguments, and what follows from them; and back.
-    convert = {"script": "convert.py", "output_dir": "ckpt", "args": {"dtype": "f32"}}
-    assert ran(convert=convert) == "convert build "
-    assert ran() == ""
-    # A config of its own shares the steps that it has in common.
-    more = {"script": "build.py", "output_dir": "engine", "args": {"more": None}}
-    assert ran(build=more) == "build "
-    # Output that someone touched is made again.
-    work = workspace.of(config_of(tmp_path).fingerprint)
-    (work / "engine" / "rank0.engine").write_text("damaged")
-    assert ran() == "build "
-    assert (tmp_path / "engine.tar").read_bytes() == first
-    # A half-finished step.
-    (work / "stamps" / "build.json").unlink()
-    assert ran() == "build "
-    # Another script, another model, another environment.
-    (examples / "fake" / "_helper.py").write_text("")
-    assert ran() == "convert build "
-    (tmp_path / "source" / "model.gguf").write_text("others ")
-    assert ran() == "convert build "
-    assert ran(env={"LEVEL": 3}) == "convert build "
-
-
-def test_clean_removes_work_directories(tmp_path: Path, examples: Path) -> None:
-    workspace = Workspace(tmp_path / "work")
-    one = config_of(tmp_path)
-    two = config_of(tmp_path, env={"LEVEL": 3})
-    for config in (one, two):
-        build_engine(config, workspace, tmp_path / "e.tar", examples)
-    with (
-        locked(workspace.of(one.fingerprint)),
-        pytest.raises(InvalidArgument, match="a build is running"),
-    ):
-        workspace.clean()
-    assert workspace.of(two.fingerprint).is_dir()
-    assert workspace.clean(one.fingerprint) > 0
-    assert not workspace.of(one.fingerprint).exists()
-    assert workspace.of(two.fingerprint).is_dir()
-    assert workspace.clean() > 0
-    assert workspace.clean() == 0
-
-
-def test_steps_get_their_environment_variables(tmp_path: Path, examples: Path) -> None:
-    script = "import os, pathlib\npathlib.Path('engine').mkdir()\n"
-    script += "pathlib.Path('engine/x').write_text(os.environ['A'] + os.environ['B'])\n"
-    script += "raise SystemExit('E1300 BuildConfigInvalid: ' + os.environ['A'] + os.environ['B'])"
-    (examples / "fake" / "env.py").write_text(script)
-    build = {"script": "env.py", "output_dir": "engine", "env": {"B": "step"}}
-    config = config_of(tmp_path, convert=None, build=build, env={"A": 1, "B": "all"})
-    with pytest.raises(BuildConfigInvalid, match="1step"):
-        build_engine(config, Workspace(tmp_path / "work"), tmp_path / "e.tar", examples)
-
-
-@pytest.mark.parametrize("declared", ["c-model/gpt2", "c-model/gpt2/1-gpu", "elsewhere"])
-def test_output_directory_chosen_by_a_script_is_found(
-    tmp_path: Path, examples: Path, declared: str
-) -> None:
-    """As the legacy converters did: it adds ``<ranks>-gpu``."""
-    (examples / "fake" / "old.py").write_text(
-        "import pathlib, sys\n"
-        "out = pathlib.Path(sys.argv[2], '1-gpu'); out.mkdir(parents=True)\n"
-        "(out / 'w').write_text('converted')\n"
-    )
-    (examples / "fake" / "build.py").write_text(
-        BUILD.replace('"ckpt/w"', 'sys.argv[2] + "/w"').replace("import json", "import sys, json")
-    )
-    config = config_of(
-        tmp_path,
-        convert={"script": "old.py", "output_dir": declared, "args": {"out-dir": "c-model/gpt2"}},
-        build={"script": "build.py", "output_dir": "engine", "args": {"model_dir": declared}},
-    )
-    for _ in range(2):
-        lines: list[str] = []
-        build_engine(
-            config, Workspace(tmp_path / "work"), tmp_path / "e.tar", examples, lines.append
-        )
-        told = "[convert] wrote c-model/gpt2/1-gpu" in lines
-        assert told == (declared != "c-model/gpt2/1-gpu")
-    assert "[build] already done" in lines
-    unpack(tmp_path / "e.tar", tmp_path / "unpacked")
-    assert (tmp_path / "unpacked/rank0.engine").read_text() == "converted"
+from cog_triton.builder.workspace import Workspace
+from cog_triton.errors import BuildStepFailed, BuildStepTimeout, DiskFull, EngineIncompatible
 
 
 @pytest.mark.parametrize(
@@ -332,24 +110,6 @@ def test_endless_line_is_split_and_redacted(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "build.log").read_text("utf-8") == "".join(told)
 
 
-@pytest.mark.parametrize("origin", ["config", "environment"])
-def test_token_is_redacted_in_step_output(
-    tmp_path: Path, examples: Path, origin: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-    build = examples / "fake" / "build.py"
-    build.write_text(f"import os\nprint('has', os.environ['HF_TOKEN'])\n{build.read_text()}")
-    config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
-    if origin == "config":
-        config = config.model_copy(update={"hf_token": SecretStr("hf_secret")})
-    else:
-        monkeypatch.setenv("HF_TOKEN", "hf_secret\n")
-    build_engine(config, workspace, tmp_path / "e.tar", examples, lines.append)
-    assert "[build] has ***" in lines
-    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert b"hf_secret" not in written
-
-
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "gone"), SystemExit(1)])
 def test_error_of_the_echo_ends_the_step(tmp_path: Path, error: BaseException) -> None:
     def echo(_line: str) -> None:
@@ -381,19 +141,6 @@ def test_script_without_room_for_its_files_has_its_code(
         run_step(step_of(small_disk, f"import sys; {script}"), tmp_path / "logs", lambda _: None)
 
 
-def test_disk_full_in_the_log_has_its_code(tmp_path: Path, examples: Path) -> None:
-    config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
-    logs = workspace.of(config.fingerprint) / "logs"
-    logs.mkdir(parents=True)
-    (logs / "build.log").symlink_to("/dev/full")
-    (examples / "fake" / "build.py").write_text(
-        "import argparse\nargparse.ArgumentParser().parse_known_args()\n"
-        "while True: print('x' * 100)"
-    )
-    with pytest.raises(DiskFull, match=r"No space left on device; [0-9.]+ MB free in "):
-        build_engine(config, workspace, tmp_path / "e.tar", examples)
-
-
 def test_coded_error_of_a_script_is_raised_unchanged(tmp_path: Path) -> None:
     step = step_of(
         tmp_path, "print('working'); raise SystemExit('E1305 EngineIncompatible: no yarn')"
@@ -423,13 +170,6 @@ def test_processes_left_by_a_step_are_ended(tmp_path: Path) -> None:
     )
     run_step(step, tmp_path / "logs", lambda _: None)
     assert gone(int((tmp_path / "out" / "pid").read_text()))
-
-
-def test_foreign_model_directory_is_not_replaced(tmp_path: Path, examples: Path) -> None:
-    config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
-    (workspace.of(config.fingerprint) / MODEL).mkdir(parents=True)
-    with pytest.raises(InvalidArgument, match="not this build's link"):
-        build_engine(config, workspace, tmp_path / "e.tar", examples)
 
 
 def gone(pid: int, seconds: float = 20.0) -> bool:

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from test_build_steps import BUILD, CONVERT, build_engine, config_of
+from sample_builds import BUILD, CONVERT, build_engine, config_of
 
 from cog_triton.builder.arguments import MODEL
 from cog_triton.builder.workspace import Workspace, locked

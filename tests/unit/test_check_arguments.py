@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_build_steps import build_engine
+from sample_builds import build_engine
 
 from cog_triton.builder.checks import check_arguments, mistakes_of
 from cog_triton.builder.config import BuildConfig, load_config, parse_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_build_steps import step_of
+from sample_builds import step_of
 
 from cog_triton.builder.step import cause, run_step
 from cog_triton.errors import BuildStepFailed

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from test_reaper import running, until
+from process_trees import running, until
 
 WORKER = """
 import sys, threading, time

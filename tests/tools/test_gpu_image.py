@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import subprocess
 import sys
 import tarfile
@@ -13,9 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from script_modules import ROOT, imported
 
-HERE = Path(__file__).parents[2]
-PLACES = ("scripts", "tests/gpu/image")
 MODULES = (
     "kit_parts", "receive", "installed_files", "parts", "assembled", "unpack", "driver_files"
 )  # fmt: skip
@@ -23,11 +21,8 @@ MODULES = (
 
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[SimpleNamespace]:
-    """The modules, which are scripts beside one another and in no package."""
-    with pytest.MonkeyPatch.context() as patch:
-        for place in PLACES:
-            patch.syspath_prepend(str(HERE / place))
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+    with imported(("scripts", "tests/gpu/image"), MODULES) as modules:
+        yield modules
 
 
 def sha256(data: bytes) -> str:
@@ -190,7 +185,7 @@ def test_help_works_without_set_up(tmp_path: Path, script: str) -> None:
     environment = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable}
     command = [sys.executable] if script == "pack-image" else []
     done = subprocess.run(
-        [*command, str(HERE / "scripts" / script), "--help"],
+        [*command, str(ROOT / "scripts" / script), "--help"],
         env=environment, cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

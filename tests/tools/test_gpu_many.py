@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 import socket
@@ -17,28 +16,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from script_modules import GPU, ROOT, imported
 
-HERE = Path(__file__).parents[2]
-PLACES = ("benchmarks/gpu", "tests/gpu", "tests/gpu/image")
 MODULES = (
     "prompts", "endpoints", "killed_worker", "newer_source", "detached", "table", "multicast",
     "adapters", "snapshots", "start_marks",
 )  # fmt: skip
-DETACHED = HERE / "scripts" / "run-detached"
+DETACHED = ROOT / "scripts" / "run-detached"
 PATIENCE_S = 60
 
 
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[SimpleNamespace]:
-    """The modules, which are scripts beside one another and in no package."""
-    before = set(sys.modules)
-    with pytest.MonkeyPatch.context() as patch:
-        for place in PLACES:
-            patch.syspath_prepend(str(HERE / place))
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(HERE / "tests/gpu")):
-            del sys.modules[name]
+    with imported((*GPU, "tests/gpu/image"), MODULES) as modules:
+        yield modules
 
 
 class Scripted(threading.Thread):
@@ -158,7 +149,7 @@ def test_newer_source_replaces_the_images_layer(gpu: SimpleNamespace, tmp_path: 
     (site / "gone").chmod(0o555)
     (tmp_path / "root/src/.cog").mkdir(parents=True)
     told = gpu.newer_source.lay_over(tmp_path / "root")
-    assert (site / "__init__.py").read_bytes() == (HERE / "cog_triton/__init__.py").read_bytes()
+    assert (site / "__init__.py").read_bytes() == (ROOT / "cog_triton/__init__.py").read_bytes()
     assert (site / "_data/runner/predict.py").is_file()
     assert (site / "_data/triton_model_repo/tensorrt_llm/1/.gitkeep").is_file()
     assert (tmp_path / "root/src/.cog/openapi_schema.json").is_file()
@@ -249,7 +240,7 @@ def test_adapters_are_what_we_take(gpu: SimpleNamespace, tmp_path: Path) -> None
     config = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
     (small / "config.json").write_text(json.dumps(config))
     (small / "model.json").write_text("{}")
-    made = gpu.adapters.with_adapters(small, tmp_path / "made", {"x": 1}, HERE / "LICENSE")
+    made = gpu.adapters.with_adapters(small, tmp_path / "made", {"x": 1}, ROOT / "LICENSE")
     assert json.loads((made / "model.json").read_text())["enable_lora"] is True
     assert (small / "model.json").read_text() == "{}"
     limits = LoRALimits(max_rank=8, max_loras=2, hidden_size=64, layers=2)

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-HERE = Path(__file__).parents[2]
+from script_modules import GPU, imported
 
 
 @pytest.fixture(scope="module")
 def resumed() -> Iterator[Any]:
-    """The module, which is a script beside others and in no package."""
-    before = set(sys.modules)
-    with pytest.MonkeyPatch.context() as patch:
-        for place in ("benchmarks/gpu", "tests/gpu"):
-            patch.syspath_prepend(str(HERE / place))
-        yield importlib.import_module("resumed")
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(HERE / "tests/gpu")):
-            del sys.modules[name]
+    with imported(GPU, ("resumed",)) as modules:
+        yield modules.resumed
 
 
 def told(module: Any, tokens: str, likeliest: dict[str, float] | None = None, **more: Any) -> Any:

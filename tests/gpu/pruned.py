@@ -1,14 +1,22 @@
-"""Pruned copies of PyTorch and vLLM, with device code for one GPU alone."""
+"""Pruned copies of PyTorch and vLLM, with device code for one GPU alone, beside the originals."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from endpoints import Endpoint
+from results import Phase
+from servers import Server, running, vllm_serve
+
+if TYPE_CHECKING:
+    from verify import Driver
 
 _FIND = """
 import importlib.util, json, torch
@@ -16,6 +24,63 @@ where = {name: importlib.util.find_spec(name).origin for name in ("torch", "vllm
 major, minor = torch.cuda.get_device_capability()
 print(json.dumps({**where, "sm": 10 * major + minor}))
 """
+
+
+class Pruned:
+    """The phase ``prune`` of a `Driver`."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def phases(self) -> dict[str, Callable[[Phase], None]]:
+        """What each phase runs."""
+        return {"prune": self.compare}
+
+    def compare(self, phase: Phase) -> None:
+        """Compare ``vllm serve`` over pruned libraries with the originals: tokens, speed, start."""
+        driver = self._driver
+        output = driver.root / "pruned"
+        shutil.rmtree(output, ignore_errors=True)
+        environment, report = prune(driver.python, output)
+        phase.put("files", sizes(report))
+        freed = sum(row["freed"] for row in phase.seen["files"])
+        print(f"  sm_{report['sm']}: {freed / 1e6:.0f} MB of device code freed", flush=True)
+        paths = imported(driver.python, environment)
+        right = all(paths[name].startswith(str(output)) for name in ("torch", "vllm"))
+        phase.check("the copies are imported", right, paths)
+        environment = {**driver.environment, **environment}
+        whole = self._serve("prune-whole", driver.large, driver.environment)
+        less = self._serve("prune-pruned", driver.large, environment)
+        again = self._serve("prune-pruned-again", driver.large, environment)
+        with running(less):  # compiles, if what was compiled before does not suit it
+            phase.put("pruned: first start", {"seconds": less.start_s, **less.start_times()})
+        with running(whole):
+            phase.put("whole: start", {"seconds": whole.start_s, **whole.start_times()})
+            with running(again):
+                phase.put("pruned: start", {"seconds": again.start_s, **again.start_times()})
+                endpoints: list[tuple[Endpoint, Server]] = [
+                    (Endpoint("whole", whole.openai), whole),
+                    (Endpoint("pruned", again.openai), again),
+                ]
+                told = [endpoint for endpoint, _ in endpoints]
+                driver.same_texts(phase, driver.large, told, count=16, max_tokens=256)
+                driver.rounds(phase, endpoints, driver.large)
+        self._same_with_real_weights(phase, environment)
+
+    def _same_with_real_weights(self, phase: Phase, environment: dict[str, str]) -> None:
+        """Compare answers of real weights; made-up ones repeat a few tokens, right or wrong."""
+        driver = self._driver
+        whole = self._serve("prune-small", driver.small, driver.environment)
+        less = self._serve("prune-small-pruned", driver.small, environment)
+        with running(whole, less):
+            told = [
+                Endpoint("SmolLM2 whole", whole.openai),
+                Endpoint("SmolLM2 pruned", less.openai),
+            ]
+            driver.same_texts(phase, driver.small, told, count=16, max_tokens=256)
+
+    def _serve(self, name: str, model: Path, environment: Mapping[str, str]) -> Server:
+        return vllm_serve(name, model, self._driver.logs, self._driver.python, **environment)
 
 
 def prune(python: Path, output: Path) -> tuple[dict[str, str], dict[str, Any]]:

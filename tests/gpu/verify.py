@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import importlib.metadata
 import json
 import os
-import platform
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +16,7 @@ import arguments
 import bench
 import embedder
 import energy
+import machine
 import many
 import models
 import multicast
@@ -162,14 +158,14 @@ class Driver:
     def phases(self) -> dict[str, Callable[[Phase], None]]:
         """What each phase runs."""
         return {
-            "machine": self.machine,
+            "machine": partial(machine.note, python=self.python, rehearsal=self.rehearsal),
             "checks": self.checks,
             "bench": partial(self.bench, model=self.large, fronts=("rust",)),
             "bench-python": partial(self.bench, model=self.large, fronts=("python",)),
             "1b": partial(self.bench, model=self.billion, fronts=("rust", "python")),
             "small": partial(self.bench, model=self.small, fronts=("rust", "python")),
-            "prune": self.prune,
             "abilities": self.abilities,
+            **pruned.Pruned(self).phases(),
             **self._many.phases(),
             **self._parking.phases(),
             **resumed.Resumed(self).phases(),
@@ -180,31 +176,6 @@ class Driver:
 
     def _write_tables(self) -> None:
         (self.root / "results.md").write_text(table.document(self.results.seen), "utf-8")
-
-    def machine(self, phase: Phase) -> None:
-        """Note GPU, processor and versions."""
-        query = "--query-gpu=name,driver_version,memory.total,clocks.max.sm"
-        gpus = _said(["nvidia-smi", query, "--format=csv,noheader"]).splitlines()
-        several = f"{len(gpus)} x " if len(gpus) > 1 else ""
-        phase.put("gpu", several + "; ".join(dict.fromkeys(gpus)))
-        if several:
-            phase.put("topology", _said(["nvidia-smi", "topo", "-m"]))
-        phase.put("cpu", f"{os.cpu_count()} cores, {_cpu_name()}")
-        phase.put("kernel", platform.platform())
-        names = ("cog", "coglet", "nvidia-pytriton", "tritonclient", "numpy", "tokenizers")
-        versions = {name: importlib.metadata.version(name) for name in names}
-        phase.put("ours", {"python": platform.python_version(), **versions})
-        code = (
-            "import importlib.metadata as m, json, platform\n"
-            "names = ('vllm', 'torch', 'transformers', 'triton', 'numpy', 'xgrammar')\n"
-            "found = {name: m.version(name) for name in names}\n"
-            "print(json.dumps({'python': platform.python_version(), **found}))"
-        )
-        phase.put("sources", _source_digest())
-        told = _said([str(self.python), "-c", code])
-        if phase.check("vLLM's Python has it", told.startswith("{") or self.rehearsal, told):
-            phase.put("vllm", {} if self.rehearsal else json.loads(told))
-        print(json.dumps(phase.seen, indent=1), flush=True)
 
     def checks(self, phase: Phase) -> None:
         """Check two models served at once, then a crash of the small one's engine."""
@@ -326,49 +297,8 @@ class Driver:
         )
         phase.check("vLLM hands over engine steps", "by engine steps" not in said)
         told = [endpoint for endpoint, _ in endpoints if not isinstance(endpoint, TritonIds)]
-        self._same_texts(phase, model, told, count)
-        self._rounds(phase, endpoints, model)
-
-    def prune(self, phase: Phase) -> None:
-        """Compare ``vllm serve`` over pruned libraries with the originals: tokens, speed, start."""
-        output = self.root / "pruned"
-        shutil.rmtree(output, ignore_errors=True)
-        environment, report = pruned.prune(self.python, output)
-        phase.put("files", pruned.sizes(report))
-        freed = sum(row["freed"] for row in phase.seen["files"])
-        print(f"  sm_{report['sm']}: {freed / 1e6:.0f} MB of device code freed", flush=True)
-        paths = pruned.imported(self.python, environment)
-        right = all(paths[name].startswith(str(output)) for name in ("torch", "vllm"))
-        phase.check("the copies are imported", right, paths)
-        environment = {**self.environment, **environment}
-        whole = vllm_serve("prune-whole", self.large, self.logs, self.python, **self.environment)
-        less = vllm_serve("prune-pruned", self.large, self.logs, self.python, **environment)
-        again = vllm_serve("prune-pruned-again", self.large, self.logs, self.python, **environment)
-        with running(less):  # compiles, if what was compiled before does not suit it
-            phase.put("pruned: first start", {"seconds": less.start_s, **less.start_times()})
-        with running(whole):
-            phase.put("whole: start", {"seconds": whole.start_s, **whole.start_times()})
-            with running(again):
-                phase.put("pruned: start", {"seconds": again.start_s, **again.start_times()})
-                endpoints: list[tuple[Endpoint, Server]] = [
-                    (Endpoint("whole", whole.openai), whole),
-                    (Endpoint("pruned", again.openai), again),
-                ]
-                told = [endpoint for endpoint, _ in endpoints]
-                self._same_texts(phase, self.large, told, count=16, max_tokens=256)
-                self._rounds(phase, endpoints, self.large)
-        self._same_with_real_weights(phase, environment)
-
-    def _same_with_real_weights(self, phase: Phase, environment: dict[str, str]) -> None:
-        """Compare answers of real weights; made-up ones repeat a few tokens, right or wrong."""
-        whole = vllm_serve("prune-small", self.small, self.logs, self.python, **self.environment)
-        less = vllm_serve("prune-small-pruned", self.small, self.logs, self.python, **environment)
-        with running(whole, less):
-            told = [
-                Endpoint("SmolLM2 whole", whole.openai),
-                Endpoint("SmolLM2 pruned", less.openai),
-            ]
-            self._same_texts(phase, self.small, told, count=16, max_tokens=256)
+        self.same_texts(phase, model, told, count)
+        self.rounds(phase, endpoints, model)
 
     def ours(self, name: str, engine: Path, *, metrics: bool = False, **environment: str) -> Ours:
         """Our server of one engine directory."""
@@ -388,7 +318,7 @@ class Driver:
             shared["PYTHONPATH"] = str(REPOSITORY / "tests" / "doubles")
         return shared
 
-    def _same_texts(
+    def same_texts(
         self,
         phase: Phase,
         model: Path,
@@ -407,9 +337,10 @@ class Driver:
             name = f"{count} greedy answers of {max_tokens} tokens: {other} as {first}"
             phase.check(name, same == count, (same, found[first][:1], found[other][:1]))
 
-    def _rounds(
+    def rounds(
         self, phase: Phase, endpoints: Sequence[tuple[Endpoint, Server]], model: Path
     ) -> None:
+        """Measure all in turn, as many rounds as were asked for and there is time for."""
         texts = prompts.make(model, 2048, bench.INPUT_TOKENS)
         measured = bench.Bench(
             [(endpoint, server.processes) for endpoint, server in endpoints],
@@ -437,30 +368,6 @@ class Driver:
         phase.check("every endpoint was measured", not left, sorted(left))
         wrong = [error for row in rows for error in row["errors"]]
         phase.check("every answer had all of its tokens", not wrong, wrong[:2])
-
-
-def _said(command: Sequence[str]) -> str:
-    # What this Python's libraries are found by is not for programs of the machine.
-    environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    except OSError as error:
-        return str(error)
-    return done.stdout.strip() or done.stderr.strip()[-400:]
-
-
-def _cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), "?")
-
-
-def _source_digest() -> str:
-    """SHA-256 of the code that is run, which may be a copy without a repository."""
-    digest = hashlib.sha256()
-    for directory in ("cog_triton", "cog_triton_prune", "benchmarks/gpu", "tests/gpu"):
-        for path in sorted((REPOSITORY / directory).rglob("*.py")):
-            digest.update(path.relative_to(REPOSITORY).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()
 
 
 def stop_once(number: int, _: object) -> None:

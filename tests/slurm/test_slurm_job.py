@@ -20,6 +20,8 @@ from cog_triton.triton import installation
 ROOT = Path(__file__).parents[2]
 TEXT = "the quick fox"
 _ALIVE = ("PENDING", "RUNNING", "COMPLETING")
+_SHM = "triton_tensorrtllm_backend_shm_region_*"
+"""What Triton's Python backend makes for the look-alike; the real backend has none."""
 _ENDED = ("CANCELLED", "COMPLETED", "FAILED", "")
 
 
@@ -28,6 +30,7 @@ class Job:
 
     def __init__(self, cluster: Cluster, directory: Path, **environment: str) -> None:
         self.cluster, self.directory = cluster, directory
+        self._shm_before = {*Path("/dev/shm").glob(_SHM)}
         ports = ("PORT", "TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT")
         ports = (*ports, "OPENAI_PORT")
         numbers = dict(zip(ports, map(str, free_ports(len(ports))), strict=True))
@@ -84,6 +87,8 @@ class Job:
         self.cluster.ask("scancel", self.number)
         wait_until(lambda: self.cluster.state(self.number) in _ENDED)
         wait_until(lambda: not self.ranks())
+        for path in {*Path("/dev/shm").glob(_SHM)} - self._shm_before:  # of a rank that was killed
+            path.unlink()
 
 
 def backends(directory: Path) -> Path:

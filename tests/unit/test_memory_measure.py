@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from test_supervisor import PATIENCE_S, Make, Supervised, make, until
+from supervised_triton import PATIENCE_S, Make, Supervised, make, until
 
 from cog_triton.serving import failure_detection
 from cog_triton.serving.supervisor import SupervisorState

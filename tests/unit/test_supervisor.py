@@ -7,146 +7,18 @@ import itertools
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_tritonserver import FakeTritonServer
-from small_tokenizers import byte_level
+from supervised_triton import PATIENCE_S, Make, Supervised, make, supervised, until
 
 from cog_triton import errors
-from cog_triton.engines import tensor_contract
-from cog_triton.engines.base import EngineLimits
-from cog_triton.engines.generate_stream import to_error
-from cog_triton.engines.request import EngineRequest
-from cog_triton.errors import TritonStartFailed, TritonUnavailable, TritonUnknownError
-from cog_triton.serving import failure_detection, lifecycle, supervisor
-from cog_triton.serving.admission import Admission, Ticket
-from cog_triton.serving.generate import TextGenerator
-from cog_triton.serving.supervisor import Supervisor, SupervisorState
-from cog_triton.text.sampling import SamplingParams
-from cog_triton.text.tokenizer import EngineTokenizer
-from cog_triton.triton.request_streams import RequestStreams
-from cog_triton.triton.server import TritonClient
+from cog_triton.errors import TritonStartFailed, TritonUnavailable
+from cog_triton.serving import supervisor
+from cog_triton.serving.admission import Admission
+from cog_triton.serving.supervisor import SupervisorState
 
-PATIENCE_S = 20
-LIMITS = EngineLimits(max_input_len=100, max_seq_len=9999, max_batch_size=2, end_id=0, pad_id=0)
-
-
-class Supervised:
-    """A small Triton, its supervisor, and a generator through both."""
-
-    def __init__(self, directory: Path, *, resumes: bool = False, **settings: Any) -> None:
-        self.triton = FakeTritonServer(directory, **settings)
-        self.failed = threading.Event()
-        self.admission = Admission(2, 10, resumes=resumes)
-        url = self.triton.settings.triton_url
-        self.transport = RequestStreams(url, 60, to_error, tensor_contract.encode_request)
-        self.generator = TextGenerator(
-            self.triton.settings,
-            LIMITS,
-            EngineTokenizer(byte_level()),
-            self.transport,
-            to_error,
-            self.admission,
-            on_failure=lambda: self.supervisor.check_engine(),
-        )
-        self.supervisor = Supervisor(
-            self.triton.settings,
-            self.triton.server,
-            TritonClient(url),
-            self.transport,
-            self.generator.probe,
-            self.admission,
-            self.failed.set,
-        )
-
-    def start(self) -> None:
-        asyncio.run(self.supervisor.start())
-
-    def stop(self) -> None:
-        asyncio.run(self.supervisor.stop())
-
-    def stream(self, tokens: int = 5000) -> Stream:
-        return Stream(self.generator, tokens)
-
-    def flowing(self) -> Stream:
-        """A stream that has begun."""
-        stream = self.stream()
-        assert stream.flowing.wait(PATIENCE_S)
-        return stream
-
-    def until(self, state: SupervisorState) -> None:
-        until(lambda: self.supervisor.state is state)
-
-
-class Stream(threading.Thread):
-    """A generation that is read on a thread; `error` is what ended it."""
-
-    def __init__(self, generator: TextGenerator, tokens: int) -> None:
-        super().__init__()
-        self._generator = generator
-        self._generation = generator.plan(
-            EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=tokens))
-        )
-        self._ticket = Ticket()
-        self.flowing = threading.Event()
-        self.error: errors.CogTritonError | None = None
-        self.text = ""
-        self.start()
-
-    def run(self) -> None:
-        try:
-            for text in self._generator.stream(self._generation, self._ticket):
-                self.text += text
-                self.flowing.set()
-        except errors.CogTritonError as error:
-            self.error = error
-
-    def leave(self) -> None:
-        """Cancel it, as its client's leaving does."""
-        self._ticket.cancel()
-        self.join(PATIENCE_S)
-
-    def end(self) -> errors.CogTritonError | None:
-        self.join(PATIENCE_S)
-        assert not self.is_alive()
-        return self.error
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-Make = Callable[..., Supervised]
-
-
-@pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Makes one; at the end of the test it is stopped."""
-    monkeypatch.setattr(lifecycle, "_BACKOFF_S", 0.01)
-    made: list[Supervised] = []
-
-    def one(**settings: Any) -> Supervised:
-        made.append(Supervised(tmp_path, **settings))
-        return made[-1]
-
-    yield one
-    for item in made:
-        item.triton.recover()
-        item.stop()
-        assert not item.triton.server.alive
-
-
-@pytest.fixture
-def supervised(make: Make, monkeypatch: pytest.MonkeyPatch) -> Supervised:
-    monkeypatch.setattr(supervisor, "STABLE_S", 0)
-    return make()
+__all__ = ["make", "supervised"]
 
 
 @pytest.fixture
@@ -274,54 +146,6 @@ def test_requests_during_a_restart_get_reason_and_delay(supervised: Supervised) 
     supervised.until(SupervisorState.READY)
 
 
-def test_hanging_server_is_restarted(
-    supervised: Supervised, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "cog_triton")
-    supervised.start()
-    stream = supervised.flowing()
-    supervised.triton.fail("hangs")
-    error = stream.end()
-    supervised.triton.recover()
-    assert "did not answer for 0.5 s (TRITON_PROBE_TIMEOUT)" in str(error)
-    supervised.until(SupervisorState.READY)
-    assert len(supervised.triton.starts) == 2
-    until(lambda: len(caplog.records) == 2)
-    died, ready = caplog.records
-    assert died.levelname == "ERROR"
-    assert "did not answer for 0.5 s" in died.getMessage()
-    assert died.getMessage().endswith("a line of the log")
-    assert ready.getMessage().startswith("Triton is ready again after")
-
-
-def test_slow_probe_is_ignored_while_bytes_arrive(supervised: Supervised) -> None:
-    supervised.start()
-    heard = threading.Event()
-
-    def hear() -> None:
-        while not heard.wait(0.01):
-            supervised.transport.last_token_at = time.monotonic()
-
-    hearing = threading.Thread(target=hear)
-    hearing.start()
-    supervised.triton.fail("hangs")
-    time.sleep(1.5)
-    supervised.triton.recover()
-    heard.set()
-    hearing.join()
-    assert supervised.supervisor.restarts == 0
-
-
-def test_engine_that_fails_every_request_is_restarted(supervised: Supervised) -> None:
-    supervised.start()
-    supervised.triton.fail("broken")
-    assert "CUDA error" in str(supervised.stream(3).end())
-    supervised.until(SupervisorState.RESTARTING)
-    assert "the engine fails every request" in str(supervised.supervisor.error)
-    supervised.triton.recover()
-    supervised.until(SupervisorState.READY)
-
-
 def test_a_first_request_to_an_engine_that_is_gone_is_sent_again(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,45 +160,6 @@ def test_a_first_request_to_an_engine_that_is_gone_is_sent_again(
     supervised.start()
     assert supervised.supervisor.state is SupervisorState.READY
     assert next(sent) == 3
-
-
-def test_one_failed_check_does_not_restart(
-    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    supervised.start()
-    checks: list[str] = []
-    probe = supervised.generator.probe
-
-    def fail_first() -> None:
-        checks.append("check")
-        if len(checks) == 1:
-            raise TritonUnavailable("the step stream has ended; try again")
-        probe()
-
-    monkeypatch.setattr(supervised.supervisor._checks, "probe", fail_first)
-    monkeypatch.setattr(failure_detection, "_PAUSE_S", 0)
-    supervised.supervisor.check_engine()
-    until(lambda: len(checks) == 2 or supervised.supervisor.restarts > 0)
-    supervised.supervisor.check_engine()
-    until(lambda: len(checks) == 3 or supervised.supervisor.restarts > 0)
-    assert supervised.supervisor.restarts == 0
-
-
-def test_one_failed_request_does_not_restart(supervised: Supervised) -> None:
-    supervised.start()
-    supervised.triton.fail("broken")
-    tested = threading.Event()
-
-    def probe() -> None:
-        supervised.triton.recover()
-        supervised.generator.probe()
-        tested.set()
-
-    supervised.supervisor._checks.probe = probe
-    assert isinstance(supervised.stream(3).end(), TritonUnknownError)
-    assert tested.wait(PATIENCE_S)
-    assert supervised.stream(3).end() is None
-    assert supervised.supervisor.restarts == 0
 
 
 @pytest.mark.parametrize("planned", [False, True], ids=["after a death", "as planned"])

@@ -1,0 +1,102 @@
+"""Failure detection of a running Triton: what hangs or fails every request is started again."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from supervised_triton import PATIENCE_S, Supervised, make, supervised, until
+
+from cog_triton.errors import TritonUnavailable, TritonUnknownError
+from cog_triton.serving import failure_detection
+from cog_triton.serving.supervisor import SupervisorState
+
+__all__ = ["make", "supervised"]
+
+
+def test_hanging_server_is_restarted(
+    supervised: Supervised, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "cog_triton")
+    supervised.start()
+    stream = supervised.flowing()
+    supervised.triton.fail("hangs")
+    error = stream.end()
+    supervised.triton.recover()
+    assert "did not answer for 0.5 s (TRITON_PROBE_TIMEOUT)" in str(error)
+    supervised.until(SupervisorState.READY)
+    assert len(supervised.triton.starts) == 2
+    until(lambda: len(caplog.records) == 2)
+    died, ready = caplog.records
+    assert died.levelname == "ERROR"
+    assert "did not answer for 0.5 s" in died.getMessage()
+    assert died.getMessage().endswith("a line of the log")
+    assert ready.getMessage().startswith("Triton is ready again after")
+
+
+def test_slow_probe_is_ignored_while_bytes_arrive(supervised: Supervised) -> None:
+    supervised.start()
+    heard = threading.Event()
+
+    def hear() -> None:
+        while not heard.wait(0.01):
+            supervised.transport.last_token_at = time.monotonic()
+
+    hearing = threading.Thread(target=hear)
+    hearing.start()
+    supervised.triton.fail("hangs")
+    time.sleep(1.5)
+    supervised.triton.recover()
+    heard.set()
+    hearing.join()
+    assert supervised.supervisor.restarts == 0
+
+
+def test_engine_that_fails_every_request_is_restarted(supervised: Supervised) -> None:
+    supervised.start()
+    supervised.triton.fail("broken")
+    assert "CUDA error" in str(supervised.stream(3).end())
+    supervised.until(SupervisorState.RESTARTING)
+    assert "the engine fails every request" in str(supervised.supervisor.error)
+    supervised.triton.recover()
+    supervised.until(SupervisorState.READY)
+
+
+def test_one_failed_check_does_not_restart(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervised.start()
+    checks: list[str] = []
+    probe = supervised.generator.probe
+
+    def fail_first() -> None:
+        checks.append("check")
+        if len(checks) == 1:
+            raise TritonUnavailable("the step stream has ended; try again")
+        probe()
+
+    monkeypatch.setattr(supervised.supervisor._checks, "probe", fail_first)
+    monkeypatch.setattr(failure_detection, "_PAUSE_S", 0)
+    supervised.supervisor.check_engine()
+    until(lambda: len(checks) == 2 or supervised.supervisor.restarts > 0)
+    supervised.supervisor.check_engine()
+    until(lambda: len(checks) == 3 or supervised.supervisor.restarts > 0)
+    assert supervised.supervisor.restarts == 0
+
+
+def test_one_failed_request_does_not_restart(supervised: Supervised) -> None:
+    supervised.start()
+    supervised.triton.fail("broken")
+    tested = threading.Event()
+
+    def probe() -> None:
+        supervised.triton.recover()
+        supervised.generator.probe()
+        tested.set()
+
+    supervised.supervisor._checks.probe = probe
+    assert isinstance(supervised.stream(3).end(), TritonUnknownError)
+    assert tested.wait(PATIENCE_S)
+    assert supervised.stream(3).end() is None
+    assert supervised.supervisor.restarts == 0

@@ -1,0 +1,274 @@
+"""Texts with tool calls, by format: vLLM's cases, calls in odd places, and what is no call."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cog_triton.serving.openai.parsers.call_parser import CallParser
+from cog_triton.serving.openai.parsers.formats import CALL_PARSERS, RequiredCallsParser
+
+TOOLS = (
+    *("add", "sub", "get_weather", "get_age", "search", "final_answer", "get_db_config"),
+    *("register_user", "multiply", "f", "g"),
+)
+KINDS: dict[str, type[CallParser]] = {**CALL_PARSERS, "required": RequiredCallsParser}
+Expected = list[tuple[str, dict[str, Any]]]
+
+
+def text_alone(text: str) -> tuple[str, Expected, str]:
+    """A case that is no call."""
+    return text, [], text
+
+
+HERMES: list[tuple[str, Expected, str]] = [
+    text_alone("This is not a tool call."),
+    (
+        '<tool_call>\n{"name": "final_answer", "arguments": {"trigger": true}}\n</tool_call>',
+        [("final_answer", {"trigger": True})],
+        "",
+    ),
+    (
+        '<tool_call>\n{"name": "final_answer", "arguments": {"trigger": true}}',
+        [("final_answer", {"trigger": True})],
+        "",
+    ),
+    (
+        'Sure, let me check the weather.<tool_call>{"name": "get_weather", "arguments":'
+        ' {"city": "NYC"}}</tool_call>',
+        [("get_weather", {"city": "NYC"})],
+        "Sure, let me check the weather.",
+    ),
+    (
+        '<tool_call>{"name": "search", "arguments": {"q": "cats"}}</tool_call>'
+        '<tool_call>{"name": "search", "arguments": {"q": "dogs"}}</tool_call>',
+        [("search", {"q": "cats"}), ("search", {"q": "dogs"})],
+        "",
+    ),
+    (
+        '<tool_call>{"name": "get_db_config", "arguments": "{\\"param\\": \\"max\\"}"}</tool_call>',
+        [("get_db_config", {"param": "max"})],
+        "",
+    ),
+    # vLLM gives a call with a string for arguments here.
+    text_alone('<tool_call>{"name": "f", "arguments": "hello"}</tool_call>'),
+    *(
+        (f'<tool_call>{{"name": "f", "arguments": {json.dumps(text)}}}</tool_call>', [], "")
+        for text in ("{hello world}", "[oops", '{"a": 1} tail text', "[1]")
+    ),
+    # vLLM gives text here when it does not stream, a call when it does.
+    (
+        '<tool_call>\n{"name": "final_answer", "arguments": {"trigger": true}',
+        [("final_answer", {"trigger": True})],
+        "",
+    ),
+    # A tool that was not offered is no tool.
+    text_alone('<tool_call>{"name": "rm", "arguments": {}}</tool_call> Done.'),
+    (
+        '\n<tool_call>\n {"arguments": {"a": "</tool_call>{<tool_call>"}, "name": "f"}'
+        "\n</tool_call>\n\nAnd: <tool_call>"
+        '{"name": "g", "arguments": {"u": "\\u00fc\\"}"}}</tool_call>\n',
+        [("f", {"a": "</tool_call>{<tool_call>"}), ("g", {"u": 'ü"}'})],
+        "\n\nAnd: ",
+    ),
+    text_alone("<tool_call>\nlet me think</tool_call>"),
+    (
+        '<tool_call>{"name": "f", "arguments": {"a": 01}}</tool_call>',
+        [],
+        "",
+    ),
+]
+BROKEN = [HERMES.pop()[0]]
+"""What breaks within arguments that have begun."""
+
+LLAMA: list[tuple[str, Expected, str]] = [
+    text_alone("This is just some text without any tool calls"),
+    (
+        'Here is the result: {"name": "f", "parameters": {}} Would you like to know more?',
+        [("f", {})],
+        "Here is the result: Would you like to know more?",
+    ),
+    (
+        '{"name": "search", "parameters": {"query": "test query", "limit": 10}}',
+        [("search", {"query": "test query", "limit": 10})],
+        "",
+    ),
+    ('{"name": "search", "arguments": {"query": "test"}}', [("search", {"query": "test"})], ""),
+    (
+        '<|python_tag|>{"type": "function", "name": "search", "parameters": {"query": "test"}}',
+        [("search", {"query": "test"})],
+        "",
+    ),
+    (
+        '{"name": "search", "parameters": {"query": "test1"}}; {"name": "f", "parameters": {}} ;\n'
+        '{"name": "g", "parameters": {"query": "test2"}}\n{"name": "f", "parameters": {}}',
+        [("search", {"query": "test1"}), ("f", {}), ("g", {"query": "test2"}), ("f", {})],
+        "",
+    ),
+    (
+        '{"name": "f", "parameters": {"l1": {"l2": {"l3": {"l4": {"value": "deep"}}}}}}',
+        [("f", {"l1": {"l2": {"l3": {"l4": {"value": "deep"}}}}})],
+        "",
+    ),
+    (
+        '{"name": "f", "parameters": {"query": "test {value} [complex]","nested": {"inner": "more'
+        ' {brackets}"}}}',
+        [("f", {"query": "test {value} [complex]", "nested": {"inner": "more {brackets}"}})],
+        "",
+    ),
+    (
+        '{"name": "f", "parameters": {"text": "He said \\"Hello {world}\\""}}',
+        [("f", {"text": 'He said "Hello {world}"'})],
+        "",
+    ),
+    text_alone('{"parameters": {}}'),
+    text_alone('{"name": "f"}'),
+    (
+        '{"name": "f", "parameters": {"query": "test"}} I used {f} and {"query": "test"} for this.',
+        [("f", {"query": "test"})],
+        'I used {f} and {"query": "test"} for this.',
+    ),
+    text_alone('{"name": "Bob", "parameters": {}}'),
+    text_alone("{hello world[A(A=\t)A(A=,\t"),
+    text_alone('{"capital": "Paris"}'),
+    text_alone('<|python_tag|>print("{}")'),
+]
+
+MISTRAL: list[tuple[str, Expected, str]] = [
+    text_alone("This is a test"),
+    (
+        '[TOOL_CALLS][{"name": "add", "arguments":{"a": 3.5, "b": 4}}]',
+        [("add", {"a": 3.5, "b": 4})],
+        "",
+    ),
+    (
+        '[TOOL_CALLS] [{"arguments":{"name": "John Doe"}, "name": "get_age"}]',
+        [("get_age", {"name": "John Doe"})],
+        "",
+    ),
+    (
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 3.5, "b": 4}}, {"name": "get_weather",'
+        ' "arguments":{"city": "San Francisco"}}]',
+        [("add", {"a": 3.5, "b": 4}), ("get_weather", {"city": "San Francisco"})],
+        "",
+    ),
+    ('Hello[TOOL_CALLS] [{"name": "add", "arguments":{"a": 1}}]', [("add", {"a": 1})], "Hello"),
+    # vLLM leaves out what follows a call.
+    (
+        '[TOOL_CALLS] [{"name": "add", "arguments":{"a": 1}}]\nextra trailing data',
+        [("add", {"a": 1})],
+        "\nextra trailing data",
+    ),
+    # vLLM raises.
+    (
+        '[TOOL_CALLS] [{"name": "add", "arguments":{"a": 1}}][TOOL_CALLS] [{"name": "sub",'
+        ' "arguments":{"b": 2}}]',
+        [("add", {"a": 1}), ("sub", {"b": 2})],
+        "",
+    ),
+    # vLLM looks for JSON behind junk.
+    text_alone('[TOOL_CALLS]  junk [{"name": "add", "arguments":{"a": 1}}] trail'),
+    # vLLM leaves out the marker.
+    text_alone("[TOOL_CALLS] not json at all"),
+    ('[TOOL_CALLS]add{"a": 3.5, "b": 4}', [("add", {"a": 3.5, "b": 4})], ""),
+    (
+        '[TOOL_CALLS]add[ARGS]{"a": 3.5, "b": 4}[TOOL_CALLS]multiply[CALL_ID]x1[ARGS]{"a": 3}',
+        [("add", {"a": 3.5, "b": 4}), ("multiply", {"a": 3})],
+        "",
+    ),
+    ('hi{hi[TOOL_CALLS]f{"a": "[TOOL_CALLS]g{}"}', [("f", {"a": "[TOOL_CALLS]g{}"})], "hi{hi"),
+    ('[TOOL_CALLS]{"name": "f", "arguments": {}}', [("f", {})], ""),
+    ("[TOOL_CALLS]nothing[TOOL_CALLS]f{}", [("f", {})], "[TOOL_CALLS]nothing"),
+    text_alone("[TOOL_CALLS]" + "x" * 300 + "{}"),
+    text_alone("[TOOL_CALLS]rm[ARGS]{}"),
+    text_alone("[TOOL_CALLS][]"),
+    text_alone("[TOOL_CALLS]f"),
+    (
+        'hi{hi[TOOL_CALLS]f{"command": "print(\\"hello world!\\")\\nre.compile(r\'{}\')"}',
+        [("f", {"command": "print(\"hello world!\")\nre.compile(r'{}')"})],
+        "hi{hi",
+    ),
+]
+
+WEATHER = "get_weather(city='San Francisco', metric='celsius')"
+WEATHER_CALL = ("get_weather", {"city": "San Francisco", "metric": "celsius"})
+USER = (
+    "register_user(name='John Doe', age=37, address={'city': 'San Francisco', 'state': 'CA'},"
+    " role=None, passed_test=True, aliases=['John', 'Johnny'])"
+)
+USER_CALL = (
+    "register_user",
+    {
+        "name": "John Doe",
+        "age": 37,
+        "address": {"city": "San Francisco", "state": "CA"},
+        "role": None,
+        "passed_test": True,
+        "aliases": ["John", "Johnny"],
+    },
+)
+PYTHONIC: list[tuple[str, Expected, str]] = [
+    text_alone("How can I help you today?"),
+    (f"[{WEATHER}]", [WEATHER_CALL], ""),
+    (f"[{USER}]", [USER_CALL], ""),
+    ("[get_weather()]", [("get_weather", {})], ""),
+    ("[f(additional_data={}, steps=[])]", [("f", {"additional_data": {}, "steps": []})], ""),
+    (
+        r"[get_weather(city='Martha\'s Vineyard', metric='\"cool units\"')]",
+        [("get_weather", {"city": "Martha's Vineyard", "metric": '"cool units"'})],
+        "",
+    ),
+    (f"[{WEATHER}, {USER}]", [WEATHER_CALL, USER_CALL], ""),
+    text_alone("hello world[A(A=\t)A(A=,\t"),
+    # vLLM gives the calls that are whole; here all of a list are calls, or it is text.
+    text_alone(f"[f(x=b'z'), {WEATHER}]"),
+    text_alone(f"[f(x=1e999), {WEATHER}]"),
+    text_alone(f"[{WEATHER}, f(a='x 'y', b='z')]"),
+    text_alone("[f(a='x 'y' 'z), g(b='p 'q' 'r)]"),
+    # vLLM gives nothing at all.
+    text_alone("[f(x=1])]"),
+    text_alone("[see](https://example.org)"),
+    text_alone("[1, 2]"),
+    text_alone("[rm(path='/')]"),
+    text_alone("[f(1)]"),
+    text_alone("[f(a=1, a=2)]"),
+    (
+        "Sure.<|tool_call_start|>[f(a=-1.5e3, b=(1, 2), c='\\u00fc\\x41\\n', d=\"]\")]"
+        "<|tool_call_end|>ok",
+        [("f", {"a": -1500.0, "b": [1, 2], "c": "üA\n", "d": "]"})],
+        "Sure.ok",
+    ),
+    (
+        " <|python_start|>[ f ( a = false ), g(b=null,), ]<|python_end|>",
+        [("f", {"a": False}), ("g", {"b": None})],
+        "",
+    ),
+]
+
+REQUIRED: list[tuple[str, Expected, str]] = [
+    ('[{"name": "f", "arguments": {"a": 1}}]', [("f", {"a": 1})], ""),
+    (
+        ' [ {"name": "f", "parameters": {"a": "}]"}} , {"name": "g", "arguments": {}} ]\n',
+        [("f", {"a": "}]"}), ("g", {})],
+        "",
+    ),
+    *(
+        (json.dumps([{"name": "f", "parameters": {"city": city}}]), [("f", {"city": city})], "")
+        for city in ("a { b", "a } b", "a }} b", 'a " } b', r"a \ } b")
+    ),
+    # vLLM leaves out what follows the list.
+    ('[{"name": "f", "parameters": {}}]\nDONE', [("f", {})], "\nDONE"),
+    text_alone('{"name": "f"}'),
+    text_alone('[{"name": "f", "parameters": null}]'),
+    text_alone("["),
+    text_alone("[]"),
+    text_alone(" ] no call"),
+]
+
+CASES = [
+    pytest.param(kind, *case, id=f"{kind}-{number}")
+    for kind, cases in zip(KINDS, (HERMES, LLAMA, MISTRAL, PYTHONIC, REQUIRED), strict=True)
+    for number, case in enumerate(cases)
+]

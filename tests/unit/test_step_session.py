@@ -1,83 +1,23 @@
-"""Step stream, front end's side, against a Triton that sends what the test says."""
+"""Session of a step stream: steps in order, each once, answers, acknowledgements and stops."""
 
 from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Iterator
-from concurrent import futures
-from threading import Event
 from typing import Any
 
 import pytest
-from scripted_server import HANG, PATIENCE_S, RESET, event, wait_until, whole
-from scripted_server import stream as answer_stream
+from scripted_server import HANG, RESET, wait_until, whole
 from scripted_steps import RESENT, ScriptedSteps, heartbeat, step
+from step_requests import Running, connect, made, stream, triton
 
 from cog_triton import errors
-from cog_triton.engines import step_items, tensor_contract
+from cog_triton.engines import step_items
 from cog_triton.engines.generate_stream import to_error
-from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import StepItem
-from cog_triton.errors import TritonUnavailable
-from cog_triton.text.sampling import SamplingParams
-from cog_triton.triton import step_session
-from cog_triton.triton.step_session import StepSession
 from cog_triton.triton.step_stream import StepStream
-from cog_triton.triton.token_transport import Submission
 
-REQUEST = EngineRequest(input_ids=[5, 300, 70_000], sampling=SamplingParams(max_tokens=9))
-
-
-class Running:
-    """A submitted request and the items it got."""
-
-    def __init__(self, stream: StepStream, **engine_inputs: Any) -> None:
-        self.items: list[StepItem] = []
-        self.ended = Event()
-        self.submission: Submission = stream.submit(REQUEST, engine_inputs, self._put)
-
-    def _put(self, item: StepItem) -> None:
-        assert not self.ended.is_set(), "an item after the end"
-        self.items.append(item)
-        if item.end:
-            self.ended.set()
-
-    @property
-    def ids(self) -> list[int]:
-        return [token for item in self.items for token in item.ids]
-
-    def wait(self) -> StepItem:
-        """The last item."""
-        assert self.ended.wait(2 * PATIENCE_S)
-        return self.items[-1]
-
-    def error(self) -> str:
-        item = self.wait()
-        assert item.end == step_items.ERROR
-        return str(item.error)
-
-
-def made(handle: int, offset: int, *ids: int, end: int = 0) -> StepItem:
-    return StepItem(handle, 0, offset, list(ids), [], end)
-
-
-@pytest.fixture
-def triton() -> Iterator[ScriptedSteps]:
-    with ScriptedSteps() as triton:
-        yield triton
-
-
-def connect(triton: ScriptedSteps, timeout: float = 60) -> StepStream:
-    return StepStream(triton.url, timeout, to_error, tensor_contract.encode_request)
-
-
-@pytest.fixture
-def stream(triton: ScriptedSteps) -> Iterator[StepStream]:
-    stream = connect(triton)
-    stream.open()
-    yield stream
-    stream.close()
+__all__ = ["stream", "triton"]
 
 
 def test_requests_get_their_items_of_each_step(triton: ScriptedSteps, stream: StepStream) -> None:
@@ -118,35 +58,6 @@ def test_log_probs_and_errors_come_with_their_items(
     triton.send(step(1, StepItem(1, 0, 0, [7], [-0.5], 0, None, 1), failed))
     assert two.error() == "E2105 TritonUnavailable: gone"
     assert one.items == [StepItem(1, 0, 0, [7], [-0.5], 0, None, 1)]
-
-
-def test_open_waits_for_the_first_heartbeat_and_raises_its_error(triton: ScriptedSteps) -> None:
-    triton.instead["open"] = [whole(b'{"error": "E2105 TritonUnavailable: loading"}', "400 Bad")]
-    stream = connect(triton)
-    with pytest.raises(TritonUnavailable, match="loading"):
-        stream.open()
-    triton.instead.clear()
-    stream.open()
-    stream.close()
-
-
-def test_open_without_triton_is_e2105(triton: ScriptedSteps) -> None:
-    triton.server.__exit__()
-    stream = connect(triton)
-    with pytest.raises(TritonUnavailable):
-        stream.open()
-    stream.close()
-    triton.server.__init__(lambda _: [])  # type: ignore[misc]
-    triton.server.__enter__()
-
-
-def test_an_open_that_hangs_ends(triton: ScriptedSteps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_session, "_OPENING_S", 0.3)
-    triton.instead["open"] = [HANG]
-    stream = connect(triton)
-    with pytest.raises(TritonUnavailable, match=r"silent for 0\.3 s"):
-        stream.open()
-    stream.close()
 
 
 def test_lost_step_is_sent_again_and_nothing_is_doubled(
@@ -274,113 +185,6 @@ def test_a_request_whose_connection_breaks_is_e2105(
     assert Running(stream).error().startswith("E2105")
 
 
-@pytest.mark.parametrize("how", ["ended", "reset", "malformed", "not a step", "error"])
-def test_broken_stream_fails_its_requests_and_is_opened_again(
-    triton: ScriptedSteps, stream: StepStream, how: str
-) -> None:
-    running = [Running(stream) for _ in range(3)]
-    triton.wait_for("submit", 3)
-    triton.send(step(1, made(1, 0, 10)))
-    wait_until(lambda: running[0].ids == [10])
-    if how == "ended":
-        triton.end_stream()
-    elif how == "reset":
-        triton.server._connections[0][0].shutdown(2)
-    elif how == "malformed":
-        triton.send(event(step=[7, 2, 0, 1, 1, 0]))
-    elif how == "not a step":
-        triton.send(event(output_ids=[1]))
-    else:
-        triton.send(event(error="E2105 TritonUnavailable: the engine's process has ended"))
-    said = [one.error() for one in running]
-    assert all(text.startswith("E2105") for text in said)
-    assert ("E2104" in said[0]) is (how in ("malformed", "not a step"))
-    assert ("process has ended" in said[0]) is (how == "error")
-
-    def served() -> bool:
-        try:
-            stream.submit(REQUEST, {}, again.append)
-        except TritonUnavailable:
-            return False
-        return True
-
-    again: list[StepItem] = []
-    wait_until(served)
-    wait_until(lambda: triton.opened == 2)
-    triton.wait_for("submit", 4)
-    names = {values["step_stream"] for values in triton.commands("open")}
-    assert len(names) == 2
-    triton.send(step(1, made(1, 0, 10, end=step_items.STOP)))
-    wait_until(lambda: again)
-    assert again[0].ids == [10]
-
-
-def test_requests_wait_for_a_stream_that_is_opened_again(
-    triton: ScriptedSteps, stream: StepStream
-) -> None:
-    gate = Event()
-    triton.instead["open"] = [gate, *answer_stream(heartbeat(), end=False), HANG]
-    triton.end_stream()
-    triton.wait_for("open", 2)
-    kept, cancelled = Running(stream), Running(stream)
-    cancelled.submission.cancel()
-    triton.wait_for("stop")
-    assert not triton.commands("submit")
-    gate.set()
-    (sent,) = triton.wait_for("submit")
-    later = Running(stream)
-    assert [later.submission, kept.submission]
-    handles = [values["step_handle"] for values in triton.wait_for("submit", 2)]
-    assert handles == [sent["step_handle"], 3]
-    assert sent["step_handle"] == 1
-
-
-def test_a_request_that_fails_with_the_stream_may_be_sent_again_at_once(
-    triton: ScriptedSteps, stream: StepStream
-) -> None:
-    again: list[Running] = []
-    stream.submit(REQUEST, {}, lambda item: again.append(Running(stream)))
-    triton.wait_for("submit")
-    triton.end_stream()
-    triton.wait_for("submit", 2)
-    triton.send(step(1, made(1, 0, 10, end=step_items.STOP)))
-    wait_until(lambda: len(again) == 1)
-    again[0].wait()
-    assert again[0].ids == [10]
-
-
-def test_a_request_waits_while_the_stream_is_being_opened_again(
-    triton: ScriptedSteps, stream: StepStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opening, go_on, open_it = Event(), Event(), stream._new_session
-
-    def wait_and_open() -> StepSession:
-        opening.set()
-        assert go_on.wait(PATIENCE_S)
-        return open_it()
-
-    monkeypatch.setattr(stream, "_new_session", wait_and_open)
-    triton.end_stream()
-    assert opening.wait(PATIENCE_S)
-    with futures.ThreadPoolExecutor() as threads:
-        asked = threads.submit(Running, stream)
-        with pytest.raises(futures.TimeoutError):
-            asked.result(0.1)
-        go_on.set()
-        triton.wait_for("submit")
-        triton.send(step(1, made(1, 0, 10, end=step_items.STOP)))
-        asked.result(PATIENCE_S).wait()
-
-
-def test_silent_stream_is_opened_again(
-    triton: ScriptedSteps, stream: StepStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = Running(stream)
-    monkeypatch.setattr(step_session, "_SILENCE_S", 0.3)
-    assert "silent for 0.3 s" in one.error()
-    wait_until(lambda: triton.opened == 2)
-
-
 def test_a_request_that_gets_nothing_is_stopped_with_e2101(triton: ScriptedSteps) -> None:
     stream = connect(triton, timeout=1)
     stream.open()
@@ -436,36 +240,6 @@ def test_cancelling_stops_the_request_once(triton: ScriptedSteps, stream: StepSt
     two.submission.cancel()
     assert one.items == []
     assert len(triton.commands("stop")) == 1
-
-
-def test_disconnect_closes_the_stream_and_open_opens_another(
-    triton: ScriptedSteps, stream: StepStream
-) -> None:
-    one = Running(stream)
-    stream.disconnect()
-    assert one.error().startswith("E2105")
-    (closed,) = triton.wait_for("close")
-    assert closed["step_stream"] == triton.commands("open")[0]["step_stream"]
-    with pytest.raises(TritonUnavailable, match="try again"):
-        Running(stream)
-    stream.open()
-    assert triton.opened == 2
-    Running(stream)
-    triton.wait_for("submit", 2)
-
-
-def test_requests_before_open_and_after_close_are_e2105(triton: ScriptedSteps) -> None:
-    stream = connect(triton)
-    with pytest.raises(TritonUnavailable):
-        Running(stream)
-    stream.open()
-    one = Running(stream)
-    stream.close()
-    assert one.error().startswith("E2105")
-    with pytest.raises(TritonUnavailable):
-        Running(stream)
-    with pytest.raises(TritonUnavailable, match="the server is stopping"):
-        stream.open()
 
 
 def test_many_requests_at_once(triton: ScriptedSteps, stream: StepStream) -> None:

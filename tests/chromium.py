@@ -36,6 +36,10 @@ def find() -> str | None:
     return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 
+class Refused(AssertionError):
+    """An error in the place of a method's result."""
+
+
 class Chromium:
     """One process, with as many tabs as are asked for."""
 
@@ -88,7 +92,8 @@ class Chromium:
             else:
                 self.events.append(found)
         answer = self._answers.pop(number)
-        assert "error" not in answer, (method, answer["error"])
+        if "error" in answer:
+            raise Refused(method, answer["error"])
         result: dict[str, Any] = answer["result"]
         return result
 
@@ -167,9 +172,18 @@ class Tab:
         return found["result"].get("value")
 
     def until(self, expression: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true, in the document that comes where one is leaving."""
         deadline = time.monotonic() + PATIENCE_S
-        while not self.js(f"Boolean({expression})"):
+
+        def is_true() -> bool:
+            try:
+                return bool(self.js(f"Boolean({expression})"))
+            except Refused as error:
+                if "navigated" in str(error):
+                    return False
+                raise
+
+        while not is_true():
             assert time.monotonic() < deadline, (
                 f"{expression}: {self.js('document.body.innerText')}"
             )

@@ -55,6 +55,16 @@ def shared_memory(pids: Iterable[int]) -> list[str]:
     return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(mine)]
 
 
+def mapped(pids: Iterable[int]) -> set[str]:
+    """Files in /dev/shm that these processes have mapped, whatever their names."""
+    found = set()
+    for pid in pids:
+        with suppress(OSError):
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            found |= {line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line}
+    return found
+
+
 def predict(url: str, **values: Any) -> dict[str, Any]:
     """The answer to a prediction, and its `http_status`."""
     response = httpx.post(f"{url}/predictions", json={"input": values}, timeout=60)
@@ -160,6 +170,7 @@ class Stack:
     def close(self) -> None:
         """Kill all of it at once, which saves the seconds that Triton takes to stop."""
         pids = {*processes_of(self.work_dir)}
+        shared = mapped(pids)
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -171,7 +182,7 @@ class Stack:
             time.sleep(0.02)
         prefixes = tuple(f"cog_triton_{pid}_" for pid in pids)
         for path in Path("/dev/shm").iterdir():
-            if path.name.startswith(prefixes):
+            if path.name.startswith(prefixes) or str(path) in shared:
                 path.unlink()
 
     def predict(self, prompt: str = "Say hello.", **values: Any) -> dict[str, Any]:

@@ -58,8 +58,8 @@ class AsyncEngine(ABC):
         await asyncio.Event().wait()
 
     async def obey(self, order: Any, running: int) -> Any:
-        """Carry out an order of the keeper's, with `running` requests; returns the answer."""
-        raise NotImplementedError(f"{order!r}: this engine takes no such orders")
+        """Answer a keeper's order, with `running` requests; raises TypeError if it takes none."""
+        raise TypeError(f"{order!r}: this engine takes orders to stop alone")
 
     def submit(self, number: int, request: Any) -> None:
         """See `ServedEngine.submit`."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Iterator
-from pathlib import PurePath
-from typing import Any
 
+import patience
 import pytest
 from hypothesis import settings
-from xdist.scheduler.loadscope import LoadScopeScheduling
 
 # Examples of a property, unless it says how many times as many; --hypothesis-profile nightly.
 settings.register_profile("quick", max_examples=20, deadline=None)
 settings.register_profile("nightly", max_examples=200, deadline=None)
 settings.load_profile("quick")
+
+patience.make_httpx_patient()
 
 # What a shell starts in the background ignores Ctrl-C, and what nohup starts a hang-up; and so
 # would all that tests start.
@@ -29,21 +29,16 @@ for number, default in (
 
 OLDER_DOUBLES = frozenset({"0.26.0"})
 """Versions of the doubles in tests/doubles, but for the newest."""
-DEMO = ("test_bad_input", "test_ensemble", "test_openai", "test_predictions")
-"""Files that share one server of the demo engine, so that one worker has it."""
+LONGEST_ID = 100
+"""Characters of a text in a test's id."""
 
 
-class ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives a worker all tests of a file, and all files that share a server."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "demo" if PurePath(file).stem in DEMO else file
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    return ByFile(config, log)
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Cut a long text, whose test would have an id of megabytes; pytest 9.2 does so itself."""
+    if isinstance(val, str | bytes) and len(val) > LONGEST_ID:
+        text = val if isinstance(val, str) else val.decode("latin-1")
+        return f"{text[:LONGEST_ID].encode('unicode_escape').decode()}..."
+    return None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

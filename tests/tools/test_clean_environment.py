@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from clean_environment import HOME, clean
+from clean_environment import CERTIFICATE, HOME, clean
 
 from cog_triton.settings import Settings
 
@@ -31,6 +31,7 @@ def test_only_what_finds_programs_is_kept(tmp_path: Path) -> None:
         "PATH": "/bin",
         "PYTEST_XDIST_WORKER": "gw0",
         "HOME": str(tmp_path / "home"),
+        "SSL_CERT_FILE": str(CERTIFICATE),
     }
     assert (tmp_path / "home").is_dir()
 

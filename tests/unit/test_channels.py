@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from python_sources import trees
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "cog_triton"
 OWN_FORMATS = {"frames", "JSON lines"}
 FORMATS = {*OWN_FORMATS, "HTTP", "text", "files", "nothing"}
 MOST = 10
@@ -73,11 +72,6 @@ def channels() -> list[Channel]:
     return found
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text("utf-8"))
-
-
 def opening(tree: ast.Module) -> set[str]:
     """What a module opens channels by."""
     called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
@@ -94,7 +88,7 @@ def test_there_are_at_most_ten_in_two_formats_of_our_own() -> None:
 
 def test_a_module_that_opens_a_channel_is_in_the_table() -> None:
     listed = set().union(*(row.files for row in channels()))
-    opened = {file: words for file, tree in sources() if (words := opening(tree))}
+    opened = {file: words for file, tree in trees("cog_triton").items() if (words := opening(tree))}
     assert {file: words for file, words in opened.items() if file not in listed | {*FOREIGN}} == {}
     assert (listed | {*FOREIGN}) - opened.keys() == set(), "these open none"
     assert not listed & FOREIGN.keys()
@@ -116,7 +110,7 @@ def test_a_channel_is_seen_however_it_is_opened(text: str) -> None:
 
 def test_every_message_is_in_the_row_of_its_channel() -> None:
     registered: dict[str, set[str]] = {"engine socket": set(), "keeper socket": set()}
-    for file, tree in sources():
+    for file, tree in trees("cog_triton").items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and any(
                 ast.unparse(decorator) == "message" for decorator in node.decorator_list
@@ -130,7 +124,7 @@ def test_every_message_is_in_the_row_of_its_channel() -> None:
 
 
 def test_nothing_that_can_run_code_is_read() -> None:
-    for file, tree in sources():
+    for file, tree in trees("cog_triton").items():
         imported = {
             name.partition(".")[0]
             for node in ast.walk(tree)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from python_sources import tree
 
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements"
@@ -107,7 +108,7 @@ def test_every_dependency_imports() -> None:
 
 def imports(path: Path) -> Iterator[str]:
     """Top-level modules that a file imports anywhere, also inside of functions."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -4,7 +4,7 @@ from pathlib import Path
 import clean_environment
 import pytest
 from build_runs import BuildRuns
-from engine_fixtures import engine_dir, engine_tar, stack  # noqa: F401
+from engine_fixtures import engine_dir, engine_tar, mock, mock_text, stack  # noqa: F401
 from stack import Stack, processes_of
 from tensorrt_llm_tree import Installation, install, models
 
@@ -12,6 +12,19 @@ from cog_triton.engines.mock import mock_directory
 from cog_triton.text.tokenizer import EngineTokenizer
 
 clean_environment.clean()
+SMALL = frozenset({"leaks_fail_the_file_that_leaks"})
+"""Fixtures of a module that start no server."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give one worker all tests that share a server: those with a fixture of their module."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            fixtures = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
+            own = [found[-1] for name, found in fixtures.items() if name not in SMALL]
+            if any(fixture.scope == "module" for fixture in own):
+                item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture
@@ -31,7 +44,7 @@ def make_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
         item.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def says(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
     """What the mock says in so many tokens."""
     engine = mock_directory.make_engine(tmp_path_factory.mktemp("engines"))

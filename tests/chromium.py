@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any
 
 PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-PATIENCE_S = 30.0
+PATIENCE_S = 60
 _KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), " ": (32, " ")}
 # It reads commands from descriptor 3, and writes to 4.
 _EXEC = """

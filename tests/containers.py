@@ -54,7 +54,7 @@ class Container:
     def health(self) -> dict[str, Any]:
         """Cog's health, {} while it does not answer."""
         try:
-            answer: dict[str, Any] = httpx.get(f"{self.url}/health-check", timeout=5).json()
+            answer: dict[str, Any] = httpx.get(f"{self.url}/health-check", timeout=60).json()
         except httpx.HTTPError:
             return {}
         return answer

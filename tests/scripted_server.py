@@ -14,7 +14,7 @@ from io import BufferedReader
 from threading import Condition, Event, Thread
 from typing import Any, Self
 
-PATIENCE_S = 5
+PATIENCE_S = 60
 """For what should happen at once."""
 RESET = object()
 """Instead of bytes: reset the connection."""

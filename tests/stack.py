@@ -149,7 +149,7 @@ class Stack:
     def health(self) -> str:
         try:
             return str(
-                httpx.get(f"{self.url}/health-check", timeout=5, verify=_TLS).json()["status"]
+                httpx.get(f"{self.url}/health-check", timeout=60, verify=_TLS).json()["status"]
             )
         except httpx.TransportError:
             return "UNREACHABLE"

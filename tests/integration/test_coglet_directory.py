@@ -78,7 +78,7 @@ def use(stack: Stack) -> None:
         with stack.stream("leave", max_tokens=1000) as events:
             next(events)
     for number in range(3):
-        body = {"id": f"own-{number}", "input": {"prompt": "cancel", "max_tokens": 1000}}
+        body = {"id": f"own-{number}", "input": {"prompt": "cancel", "max_tokens": 8000}}
         headers = {"Prefer": "respond-async"}
         assert httpx.post(f"{stack.url}/predictions", json=body, headers=headers).is_success
         assert httpx.post(f"{stack.url}/predictions/own-{number}/cancel").is_success
@@ -93,7 +93,7 @@ def test_two_users_serve_and_nothing_is_left(place: Path, tmp_path: Path, their_
             use(theirs)
             use(mine)
             for stack in (mine, theirs):
-                wait_until(lambda stack=stack: directories(stack) == [], 20)
+                wait_until(lambda stack=stack: directories(stack) == [])
             assert theirs.finish(signal.SIGINT)[0] == 0
             failures = [line for line in theirs.output.splitlines() if "/var/run/cog" in line]
             assert len(failures) == 1, failures
@@ -108,11 +108,11 @@ def test_a_directory_that_servers_share_is_left_empty(place: Path, tmp_path: Pat
         namespace = Path(f"/proc/{pid_of(stack, 'coglet.http_server')}/ns/mnt").readlink()
         assert namespace == Path("/proc/self/ns/mnt").readlink()
         use(stack)
-        wait_until(lambda: not [name for name in directories(stack) if name.startswith("own-")], 20)
-        with stack.stream("x", max_tokens=1000) as events:
+        wait_until(lambda: not [name for name in directories(stack) if name.startswith("own-")])
+        with stack.stream("x", max_tokens=8000) as events:
             running = next(events)[1]["id"]
             assert running in directories(stack)
-        wait_until(lambda: running not in directories(stack), 20)
+        wait_until(lambda: running not in directories(stack))
         assert stack.finish(signal.SIGINT)[0] == 0
 
 

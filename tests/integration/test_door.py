@@ -165,7 +165,7 @@ def test_a_million_chunks_end_no_process(served: Stack) -> None:
     before = start_times(served)
     head = b"POST /v2/models/tensorrt_llm/generate HTTP/1.1\r\nhost: localhost\r\n"
     head += b"authorization: Bearer secret\r\ntransfer-encoding: chunked\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", served.http), timeout=30) as sock:
+    with socket.create_connection(("127.0.0.1", served.http), timeout=60) as sock:
         sock.sendall(head + b"1\r\n \r\n" * 1_000_000 + b"2\r\n{}\r\n0\r\n\r\n")
         assert b"HTTP/1.1 400" in sock.recv(100)
     assert start_times(served).items() >= before.items()
@@ -359,7 +359,7 @@ def test_the_death_of_the_door_ends_the_server_with_a_code(
 
 def test_a_door_that_nobody_watches_ends_when_cog_hangs(make_stack: Callable[..., Stack]) -> None:
     """As images start it."""
-    stack = make_stack(**MOCK, **IN_COG, COG_PROBE_TIMEOUT="1")
+    stack = make_stack(**MOCK, **IN_COG, COG_PROBE_TIMEOUT="10")
     stack.command = [sys.executable, "-m", "cog_triton.door"]
     stack.cwd = REPOSITORY / "mock_cog_triton"
     stack.start()

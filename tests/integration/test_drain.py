@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,16 @@ def generate_stream(stack: Stack, tokens: int, flowing: threading.Event) -> str:
     return str(ids)
 
 
+@contextmanager
+def held(stack: Stack) -> Iterator[None]:
+    """A stream that ends with the context, and the drain not before: no test is too slow for it."""
+    body = {"input_ids": [10], "input_lengths": 1, "request_output_len": 8000, "streaming": True}
+    url = f"{stack.triton}/v2/models/tensorrt_llm/generate_stream"
+    with httpx.stream("POST", url, json=body, timeout=120) as response:
+        assert next(response.iter_lines()).startswith("data: ")
+        yield
+
+
 class Load:
     """Streams of every API, three of each, which began before the stop."""
 
@@ -104,10 +115,10 @@ def assert_refused(response: httpx.Response) -> None:
 
 @pytest.mark.parametrize("way", ["cog-triton serve", "image"])
 def test_a_stop_cuts_no_stream_of_any_api(make_stack: Callable[..., Stack], way: str) -> None:
-    stack = ready(make_stack(way))
+    stack = ready(make_stack(way, DRAIN_TIMEOUT="600"))
     idle = socket.create_connection(("127.0.0.1", stack.openai), timeout=60)
     kept = httpx.Client(timeout=60)
-    with ThreadPoolExecutor(16) as pool, idle, kept:
+    with ThreadPoolExecutor(16) as pool, idle, kept, held(stack):
         load = Load(stack, pool)
         assert kept.get(f"{stack.own}/v1/models").status_code == 200
         assert stack.process is not None
@@ -134,11 +145,11 @@ def test_a_stop_cuts_no_stream_of_any_api(make_stack: Callable[..., Stack], way:
 def test_an_engine_that_dies_during_a_drain_costs_no_stream(
     make_stack: Callable[..., Stack], victim: str
 ) -> None:
-    stack = ready(make_stack(DRAIN_TIMEOUT="120"))
+    stack = ready(make_stack(DRAIN_TIMEOUT="600"))
     clients = Clients(stack)
     alone = clients.stream(1, TOKENS)
     before = arrived(stack)
-    with ThreadPoolExecutor(6) as pool:
+    with ThreadPoolExecutor(6) as pool, held(stack):
         answers = [pool.submit(clients.run, number, TOKENS) for number in range(6)]
         until_arrived(stack, before + len(answers))
         clients.until_flowing(answers, 4)
@@ -154,11 +165,11 @@ def test_an_engine_that_dies_during_a_drain_costs_no_stream(
 
 
 def test_triton_alone_drains_too(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack("triton only")
+    stack = make_stack("triton only", DRAIN_TIMEOUT="600")
     wait_until(lambda: "ready in" in stack.output)
     flowing = threading.Event()
     alone = generate_stream(stack, TOKENS, flowing)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, held(stack):
         flowing.clear()
         running = pool.submit(generate_stream, stack, TOKENS, flowing)
         assert flowing.wait(60)
@@ -207,26 +218,28 @@ def test_a_drain_refuses_new_predictions_and_lets_running_ones_end(
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    stack = ready(make_stack())
+    stack = ready(make_stack(DRAIN_TIMEOUT="600"))
     running = {"prompt": "Hi.", "max_tokens": 160, "min_tokens": 160}
     with ThreadPoolExecutor(1) as pool, ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as webhook:
         serving = threading.Thread(target=webhook.serve_forever)
         serving.start()
-        httpx.post(
-            f"{stack.url}/predictions",
-            json={
-                "input": running,
-                "webhook": f"http://127.0.0.1:{webhook.server_port}/",
-                "webhook_events_filter": ["completed"],
-            },
-            headers={"Prefer": "respond-async"},
-        )
-        waiting = pool.submit(lambda: stack.predict(**running))
-        wait_until(lambda: stack.engine_requests() == 2)
-        assert stack.process is not None
-        stack.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: stack.health() == "UNHEALTHY")
-        assert "the server is stopping" in stack.predict()["error"]
+        with held(stack):
+            before = arrived(stack)
+            httpx.post(
+                f"{stack.url}/predictions",
+                json={
+                    "input": running,
+                    "webhook": f"http://127.0.0.1:{webhook.server_port}/",
+                    "webhook_events_filter": ["completed"],
+                },
+                headers={"Prefer": "respond-async"},
+            )
+            waiting = pool.submit(lambda: stack.predict(**running))
+            until_arrived(stack, before + 2)
+            assert stack.process is not None
+            stack.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: stack.health() == "UNHEALTHY")
+            assert "the server is stopping" in stack.predict()["error"]
         assert stack.finish()[0] == 0
         webhook.shutdown()
         serving.join()
@@ -235,7 +248,8 @@ def test_a_drain_refuses_new_predictions_and_lets_running_ones_end(
 
 
 def test_a_second_sigterm_stops_at_once(make_stack: Callable[..., Stack]) -> None:
-    stack = ready(make_stack(DRAIN_TIMEOUT="600"))
+    stack = make_stack(DRAIN_TIMEOUT="600")
+    stack.until_ready()  # as it says itself, which is after its health check does
     assert stack.process is not None
     with stack.stream("Tell me a long story.", max_tokens=8000, min_tokens=8000) as events:
         next(kind for kind, _ in events if kind == "output")

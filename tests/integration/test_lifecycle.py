@@ -89,7 +89,7 @@ def test_no_process_outlives_a_killed_parent(
 def test_a_stopped_process_of_cog_ends_the_server_and_its_requests(
     make_stack: Callable[..., Stack], program: str, sent: signal.Signals, words: str
 ) -> None:
-    stack = make_stack(**MOCK, COG_PROBE_TIMEOUT="1")
+    stack = make_stack(**MOCK, COG_PROBE_TIMEOUT="10")
     stack.start()
     stack.until_ready()
     with ThreadPoolExecutor() as pool, stack.stream("Say hello.", max_tokens=2000) as events:

@@ -70,7 +70,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     finally:
         server.send_signal(signal.SIGTERM)
         try:
-            server.wait(20)
+            server.wait(60)
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
@@ -91,7 +91,7 @@ def _wait_until_ready(http: httpx.Client, server: subprocess.Popen[bytes], log: 
 
 def send(client: httpx.Client, method: str, path: str, **request: Any) -> httpx.Response:
     """The answer, asked for again while Cog says 409: it frees its slot after it answers."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         response = client.request(method, path, **request)
         if response.status_code != 409 or time.monotonic() > deadline:

@@ -41,7 +41,7 @@ def test_no_stream_is_lost_with_one_of_two_engines_nor_is_readiness(
 ) -> None:
     """Either of them is killed, the second one while the first one's successor has requests."""
     stack = make_stack(**REPLICAS)
-    clients, streams, tokens = Clients(stack), 24, 400
+    clients, streams, tokens = Clients(stack), 24, 600
     assert stack.engine_requests("max") == 2 * 2 * 256, "of two models, two engines each"
     until_both_serve(stack)
     (triton,) = pids_of(stack, "bin/tritonserver")

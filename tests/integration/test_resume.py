@@ -32,7 +32,7 @@ pytestmark = pytest.mark.integration
 
 STUB, TRITON = "engine_steps/1/model.py", "bin/tritonserver"
 VICTIMS = (ENGINE, STUB, TRITON)
-SEEN_S = 2.0
+SEEN_S = 5.0
 """Within which a connection to gRPC is seen, at TRITON_PROBE_PERIOD=0.5."""
 
 
@@ -63,7 +63,7 @@ def test_no_stream_of_the_mock_is_lost(
     make_stack: Callable[..., Stack], says: Callable[[int], str]
 ) -> None:
     stack = make_stack(**MOCK)
-    clients, streams, tokens = Clients(stack), 32, 400
+    clients, streams, tokens = Clients(stack), 32, 800
     told = says(tokens)
     part = stop_after(told, len(says(200)))
     cut = told[: told.index(part)]
@@ -173,7 +173,8 @@ def test_no_stream_is_blamed_for_deaths_while_tritons_api_is_in_use(
     make_stack: Callable[..., Stack], says: Callable[[int], str]
 ) -> None:
     """The only stream in the engine has no token at any of four deaths; two would be its own."""
-    stack = make_stack(**MOCK, MOCK_PREFILL_MS="5000", TRITON_PROBE_PERIOD="0.5")
+    waits = {"MOCK_PREFILL_MS": "10000", "TRITON_TIMEOUT": "600", "TRITON_PROBE_PERIOD": "0.5"}
+    stack = make_stack(**MOCK, **waits)
     body = {"text_input": "Hello.", "max_tokens": 30, "bad_words": "", "stop_words": ""}
 
     def infer(api: str) -> None:

@@ -415,8 +415,13 @@ def test_an_old_engine_that_dies_while_draining_costs_its_own_requests_alone(
 
 
 def test_the_server_drains_and_ends_as_ever_after_rolls(rolls: Rolls) -> None:
+    """The request runs for 10 s, so that it is seen in the engine."""
     answers = []
-    asking = threading.Thread(target=lambda: answers.append(rolls.text()))
+
+    def ask() -> None:
+        answers.append(text_of(rolls.stack.predict(PROMPT, max_tokens=300)))
+
+    asking = threading.Thread(target=ask)
     wait_until(lambda: not rolls.stack.engine_requests())  # of the test before
     asking.start()
     wait_until(lambda: rolls.stack.engine_requests())

@@ -129,7 +129,7 @@ def test_limits_are_told_with_value_and_rule_on_both_apis(served: Stack) -> None
     assert "may have 3 requests a minute (requests_per_minute of its key)" in answers[1]["error"]
     late = chat(served, "small")
     assert late.status_code == 429
-    assert 15 <= int(late.headers["retry-after"]) <= 20
+    assert 0 < int(late.headers["retry-after"]) <= 20
     assert chat(served, "spent").status_code == 200
     assert "may have 1 tokens a minute" in chat(served, "spent").text
 

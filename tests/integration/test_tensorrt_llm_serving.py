@@ -98,7 +98,7 @@ class Served:
             client.start_stream(lambda result, error: answers.put((result, error)))
             client.async_stream_infer("tensorrt_llm_bls", tensors, enable_empty_final_response=True)
             while True:
-                result, error = answers.get(timeout=20)
+                result, error = answers.get(timeout=60)
                 assert error is None, error
                 head = result.get_response()
                 found.append({out.name: result.as_numpy(out.name) for out in head.outputs})

@@ -163,7 +163,7 @@ def test_additional_outputs_over_grpc(vllm: VLLMStack) -> None:
     with grpc.InferenceServerClient(f"127.0.0.1:{vllm.grpc}") as client:
         client.start_stream(lambda result, error: got.put((result, error)))
         client.async_stream_infer("vllm_model", inputs=inputs)
-        result, error = got.get(timeout=20)
+        result, error = got.get(timeout=60)
         assert error is None
         assert result.as_numpy(name="finish_reason").tolist() == [b"length"]
         client.stop_stream()
@@ -375,7 +375,7 @@ def test_an_unknown_engine_argument_is_refused_before_triton_starts(tmp_path: Pa
 
 @pytest.mark.parametrize("cause", ["its own error", "SIGKILL"])
 def test_engine_death_ends_requests_and_leaves_triton(cause: str, tmp_path: Path) -> None:
-    stack = VLLMStack(tmp_path)
+    stack = VLLMStack(tmp_path, VLLM_DOUBLE_DELAY="0.02")
     with stack.served():
         assert "vllm:" not in stack.metrics_text(), "not asked for"
         triton = pid_of(stack, "bin/tritonserver")

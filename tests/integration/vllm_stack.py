@@ -66,7 +66,7 @@ class VLLMStack(Stack):
         """Until vLLM's metrics have not changed for longer than they take to be published."""
         text = ""
         while text != (text := "\n".join(re.findall("^vllm:.*$", self.metrics_text(), re.M))):
-            time.sleep(0.7)
+            time.sleep(2)
 
     def value(self, name: str) -> float:
         for line in self.metrics_text().splitlines():

@@ -44,7 +44,7 @@ import asyncio, sys
 sys.path.append(sys.argv[1])
 from cog_triton.serving.openai import response_server
 from cog_triton.serving.openai.response_store import Recording, ResponseStore
-response_server._LIFE_S, response_server._BEAT_S = 1.0, 0.2
+response_server._LIFE_S, response_server._BEAT_S = 10.0, 0.2
 
 async def main():
     store = ResponseStore(response_server.ResponseServer(sys.argv[2], 1 << 20, 3600), 8, 60)

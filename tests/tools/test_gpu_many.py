@@ -90,7 +90,7 @@ def test_streams_over_a_killed_worker_are_told_apart(gpu: SimpleNamespace) -> No
         server.release.set()
 
     endpoint = gpu.endpoints.Endpoint("it", server.port)
-    run = gpu.killed_worker.run(endpoint, prompts, 2, 3, strike)
+    run = gpu.killed_worker.run(endpoint, prompts, 2, 10, strike)
     streams = asyncio.run(run)
     server.close()
     assert struck == [True]
@@ -204,7 +204,7 @@ def test_a_detached_command_is_stopped_by_sigterm(places: tuple[Path, Path]) -> 
     deadline = time.monotonic() + PATIENCE_S
     while "ready" not in shown and time.monotonic() < deadline:
         shown += detached(root, 0, out=out).stdout
-    stopped = detached(root, 5, "stop", out=out)
+    stopped = detached(root, 50, "stop", out=out)
     assert (stopped.returncode, "it has ended" in stopped.stdout) == (5, True)
 
 

@@ -74,9 +74,9 @@ class FakeTritonServer:
             **{
                 "tritonserver": binary,
                 "triton_http_port": port,
-                "triton_start_timeout": 20,
+                "triton_start_timeout": 60,
                 "triton_probe_period": 0.05,
-                "triton_probe_timeout": 0.5,
+                "triton_probe_timeout": 60,  # a late probe would be a failure
                 **settings,
             }
         )

@@ -10,7 +10,7 @@ from cog_triton.engines.step_items import EncodedStep, StepItem, decode
 from cog_triton.ipc.framing import FrameSocket
 from cog_triton.system import local_socket
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 class RawClient:

@@ -52,7 +52,7 @@ TRITON = "/v2/models/tensorrt_llm"
 P = ParamSpec("P")
 T = TypeVar("T")
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-PATIENCE_S = 20.0
+PATIENCE_S = 60
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -27,7 +27,7 @@ from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.request_streams import RequestStreams
 from cog_triton.triton.server import TritonClient
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 LIMITS = EngineLimits(max_input_len=100, max_seq_len=9999, max_batch_size=2, end_id=0, pad_id=0)
 
 
@@ -73,6 +73,14 @@ class Supervised:
         stream = self.stream()
         assert stream.flowing.wait(PATIENCE_S)
         return stream
+
+    def limit_probes(self, seconds: float) -> None:
+        """Give probes of readiness so much time; returns when no earlier one runs any more."""
+        detection, begun = self.supervisor._detection, threading.Event()
+        detection._timeout = seconds
+        detection.triton_use.look = begun.set  # type: ignore[method-assign]
+        assert begun.wait(PATIENCE_S)
+        del detection.triton_use.look
 
     def until(self, state: SupervisorState) -> None:
         until(lambda: self.supervisor.state is state)

@@ -18,7 +18,7 @@ from cog_triton.errors import FatalRequest, Overloaded, TritonUnavailable
 from cog_triton.serving.admission import Admission, Ticket, admission_for
 from cog_triton.settings import load_settings
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 @contextmanager

@@ -148,7 +148,7 @@ def test_ctrl_c_reports_the_requests_so_far() -> None:
         try:
             arrived(server, 7)
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-            said, _ = process.communicate(timeout=30)
+            said, _ = process.communicate(timeout=60)
         finally:
             process.kill()
             process.wait()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from threading import Event
 from typing import Any
 
 import pytest
-from scripted_server import HANG, RESET, Answer, serving, stream, whole
+from scripted_server import HANG, RESET, Answer, Part, Request, serving, stream, whole
 
 from cog_triton.bench.http_client import (
     BufferedResponse,
@@ -34,7 +35,7 @@ class Pieces(BufferedResponse):
 
 def talk(answer: Answer, work: Callable[[str, Client], Coroutine[Any, Any, Any]]) -> Any:
     async def main(url: str) -> Any:
-        client = Client(5)
+        client = Client(60)
         try:
             return await work(url, client)
         finally:
@@ -138,7 +139,7 @@ def test_a_refused_connection_is_a_transport_error() -> None:
     (port,) = free_ports(1)
 
     async def main() -> None:
-        await Client(5).fetch("GET", f"http://127.0.0.1:{port}", {})
+        await Client(60).fetch("GET", f"http://127.0.0.1:{port}", {})
 
     with pytest.raises(TransportError, match=f"127.0.0.1:{port}") as caught:
         asyncio.run(main())
@@ -146,15 +147,21 @@ def test_a_refused_connection_is_a_transport_error() -> None:
 
 
 def test_a_cancelled_request_closes_its_connection() -> None:
+    arrived = Event()
+
+    def answer(_: Request) -> list[Part]:
+        arrived.set()
+        return [HANG]
+
     async def work(url: str, client: Client) -> None:
         task = asyncio.create_task(client.fetch("GET", url, {}))
-        await asyncio.sleep(0.1)
+        assert await asyncio.to_thread(arrived.wait, 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    _, server = talk([HANG], work)
-    assert server.requests[0].left.wait(5)
+    _, server = talk(answer, work)
+    assert server.requests[0].left.wait(60)
 
 
 @pytest.mark.parametrize(

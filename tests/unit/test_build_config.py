@@ -288,7 +288,7 @@ def test_token_is_stripped_of_white_space() -> None:
 
 def test_timeouts_do_not_change_the_work_directory(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    assert workspace.of(config_with(timeout=3).fingerprint) == workspace.of(
+    assert workspace.of(config_with(timeout=30).fingerprint) == workspace.of(
         config_with().fingerprint
     )
     assert workspace.of(config_with(revision="v2").fingerprint) != workspace.of(

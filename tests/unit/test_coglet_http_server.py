@@ -52,7 +52,7 @@ def test_backlog_holds_a_burst_of_connections(listening: socket.socket) -> None:
     tune_listening_socket(listening.getsockname()[1], PATIENCE_S)
     with ExitStack() as stack:
         for _ in range(100):
-            stack.enter_context(socket.create_connection(listening.getsockname(), timeout=5))
+            stack.enter_context(socket.create_connection(listening.getsockname(), timeout=60))
 
 
 def test_socket_that_listens_later_is_tuned(caplog: pytest.LogCaptureFixture) -> None:

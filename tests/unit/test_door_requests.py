@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import small_door
@@ -21,7 +22,8 @@ from cog_triton.system.ports import bind
 GET = b"GET /a?b=c HTTP/1.1\r\nhost: localhost\r\n\r\n"
 LAST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\n"
-SMALL = Limits(body_bytes=1000, header_bytes=2000, arrival_s=0.3, idle_s=0.3)
+SMALL = Limits(body_bytes=1000, header_bytes=2000)
+BRIEF = replace(SMALL, arrival_s=0.3, idle_s=0.3)
 
 
 def chunked(*chunks: bytes, ending: bytes = b"0\r\n\r\n") -> bytes:
@@ -82,7 +84,7 @@ def test_a_million_chunks_of_one_byte_are_one_body() -> None:
     answer = asked(sent, limits=Limits())
     assert answer.endswith(b"a" * 1000)
     assert b"content-length: 1000000\r\n" in answer
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 60
 
 
 def test_endless_chunk_extensions_are_refused() -> None:
@@ -230,7 +232,7 @@ def test_what_is_too_large_is_refused_while_it_arrives(request_: bytes, status: 
 )  # fmt: skip
 def test_a_request_that_arrives_too_slowly_is_ended_with_408(begun: bytes) -> None:
     async def main() -> bytes:
-        async with served(echo, SMALL) as door:
+        async with served(echo, BRIEF) as door:
             reader, writer = await door.connect()
             answer = asyncio.ensure_future(until_end(reader))
             for byte in begun:  # a byte now and then does not win time
@@ -245,12 +247,15 @@ def test_a_request_that_arrives_too_slowly_is_ended_with_408(begun: bytes) -> No
 
 @on_loop
 async def test_connections_that_ask_for_nothing_are_closed() -> None:
-    async with served(echo, SMALL) as door:
+    async with served(echo, BRIEF) as door:
         reader, writer = await door.connect()
         assert await until_end(reader) == b""
-        reader, writer = await door.connect()
-        writer.write(GET)
-        assert b"200 OK" in await until_end(reader)
+        answer = b""
+        while not answer:  # the door closes a connection whose request is late
+            reader, writer = await door.connect()
+            writer.write(GET)
+            answer = await until_end(reader)
+        assert b"200 OK" in answer
         assert len(door.connections) == 0
 
 
@@ -288,11 +293,12 @@ async def test_bodies_of_all_connections_together_are_bounded() -> None:
             _, writer = await door.connect()
             writer.write(head + b"a" * 99)
             held.append(writer)
-        await asyncio.sleep(0.1)
+        await until(lambda: len(door.connections) == len(held))
+        await until(lambda: door.connections._free_bytes < 100)
         assert b"503" in await door.ask(head + b"a" * 100)
         for writer in held:
             writer.close()
-        await asyncio.sleep(0.1)
+        await until(lambda: len(door.connections) == 0)
         last = head.replace(b"host", b"connection: close\r\nhost")
         assert b"200 OK" in await door.ask(last + b"a" * 100)
 

@@ -121,6 +121,7 @@ async def test_closing_ends_idle_connections_for_good() -> None:
     connections.close()
     await until(lambda: server.idle == 1)
     await connections.connect(asyncio.Protocol(), port)
+    await until(lambda: server.idle >= 2)
     await asyncio.sleep(0.1)
     assert server.idle == 2
     for writer in server.writers:

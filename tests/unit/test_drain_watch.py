@@ -13,7 +13,7 @@ from cog_triton.serving import drain_watch
 from cog_triton.serving.drain_watch import request_drain
 from cog_triton.system.ports import free_ports
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 @pytest.fixture(autouse=True)

@@ -131,9 +131,10 @@ import time
 from cog_triton.system.gpus import energy_counter
 read = energy_counter()
 if read:
-    before, at = read(), time.monotonic()
+    began, before, at = time.monotonic(), read(), time.monotonic()
     time.sleep(0.2)
-    print((read() - before) / (time.monotonic() - at))
+    until, after, ended = time.monotonic(), read(), time.monotonic()
+    print((after - before) / (ended - began), (after - before) / (until - at))
 """
     given = gpu_driver(tmp_path, gpu_watts=300, gpu_count=2)
     done = subprocess.run(
@@ -143,4 +144,8 @@ if read:
         text=True,
         check=True,
     )
-    assert (float(done.stdout) == pytest.approx(600, rel=0.5)) if expected else not done.stdout
+    if not expected:
+        assert not done.stdout
+        return
+    least, most = map(float, done.stdout.split())  # by the longest and the shortest time of it
+    assert least * 0.9 < 600 < most * 1.1

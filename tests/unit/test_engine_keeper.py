@@ -316,11 +316,9 @@ def test_a_stopped_keeper_ends_as_a_dead_one(keeper: Keeper, whose: str) -> None
     assert keeper.client._process is not None
     stopped = program if whose == "keeper" else keeper.client._process.process.pid
     os.kill(stopped, signal.SIGSTOP)
-    began = time.monotonic()
     if whose == "keeper":
         os.kill(engine, signal.SIGKILL)
     assert keeper.death() == f"process {stopped} of the engine keeper was stopped"
-    assert time.monotonic() - began < PATIENCE_S / 4
     assert not keeper.client.alive
     with pytest.raises(TritonUnavailable, match="engine keeper was stopped"):
         keeper.run(keeper.client.wait_until_leased())

@@ -43,7 +43,7 @@ from cog_triton.ipc.framing import FrameSocket
 from cog_triton.system import local_socket
 from cog_triton.text.sampling import SamplingParams
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 FOREVER = 10**9
 HANDLES = itertools.count(1)
 
@@ -108,18 +108,20 @@ def test_every_step_of_every_request_comes_back_in_order(tmp_path: Path) -> None
 
 
 def test_events_that_queue_up_are_coalesced(tmp_path: Path) -> None:
-    with running(tmp_path) as (engine, _):
-        behind, others = threading.Event(), Inbox()
+    with running(tmp_path) as (engine, pid):
+        entered, behind, others = threading.Event(), threading.Event(), Inbox()
         slow: list[TokenEvent] = []
 
         def emit(event: TokenEvent) -> None:
             slow.append(event)
             if len(slow) == 1:
+                entered.set()
                 assert behind.wait(PATIENCE_S)
 
         engine.submit(next(HANDLES), request(7, max_tokens=200), emit)
         submit(engine, request(1000, max_tokens=3), others)
-        time.sleep(0.5)  # the engine goes on meanwhile
+        assert entered.wait(PATIENCE_S)
+        _until_asleep(pid)  # the engine has made all tokens meanwhile
         behind.set()
         until_idle(engine)
         assert [token for event in slow for token in event.token_ids] == list(range(8, 208))
@@ -346,24 +348,28 @@ def test_death_in_the_middle_of_a_message_ends_every_request(tmp_path: Path) -> 
             engine.submit(next(HANDLES), request(1, max_tokens=1), hold)
             assert entered.wait(PATIENCE_S)
             submit(engine, request(HUGE, max_tokens=FOREVER), inbox)
-            _until_asleep_in_write(pid)
+            _until_asleep(pid)  # the reader waits, so its pipe is full
             os.kill(pid, signal.SIGKILL)
         finally:
             gate.set()
         assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
 
 
-def _until_asleep_in_write(pid: int) -> None:
-    """Until the process spends no more time: the reader is held up, so its pipe is full."""
+def _until_asleep(pid: int) -> None:
+    """Until all threads of the process sleep, and have spent no time between two looks."""
     deadline = time.monotonic() + PATIENCE_S
-    spent = None
-    while spent != (spent := _cpu_ticks(pid)) or spent is None:
+    before: list[tuple[bytes, ...]] = []
+    while before != (before := _threads(pid)) or any(thread[0] != b"S" for thread in before):
         assert time.monotonic() < deadline
         time.sleep(0.3)
 
 
-def _cpu_ticks(pid: int) -> tuple[bytes, ...]:
-    return tuple(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[11:13])
+def _threads(pid: int) -> list[tuple[bytes, ...]]:
+    """State and CPU time of each thread."""
+    stats = [
+        task.read_bytes().rpartition(b")")[2] for task in Path(f"/proc/{pid}/task").glob("*/stat")
+    ]
+    return [(fields[0], *fields[11:13]) for fields in map(bytes.split, stats)]
 
 
 def test_an_engine_that_raises_ends_every_request_and_its_process(

@@ -21,8 +21,10 @@ def test_hanging_server_is_restarted(
     caplog.set_level("INFO", "cog_triton")
     supervised.start()
     stream = supervised.flowing()
+    supervised.limit_probes(0.5)
     supervised.triton.fail("hangs")
     error = stream.end()
+    supervised.supervisor._detection._timeout = PATIENCE_S
     supervised.triton.recover()
     assert "did not answer for 0.5 s (TRITON_PROBE_TIMEOUT)" in str(error)
     supervised.until(SupervisorState.READY)
@@ -45,6 +47,7 @@ def test_slow_probe_is_ignored_while_bytes_arrive(supervised: Supervised) -> Non
 
     hearing = threading.Thread(target=hear)
     hearing.start()
+    supervised.limit_probes(0.5)
     supervised.triton.fail("hangs")
     time.sleep(1.5)
     supervised.triton.recover()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -210,7 +209,7 @@ def test_what_runs_is_waited_for_and_a_second_signal_ends_it() -> None:
         await until(lambda: upstreams.stopping)
         await asyncio.sleep(0.1)
         assert (reaper.calls, began) == ([], [True])
-        more = stop.patience(1)
+        more = stop.patience(600)
         assert more()
         stop.on_signal()
         assert not more()
@@ -218,9 +217,7 @@ def test_what_runs_is_waited_for_and_a_second_signal_ends_it() -> None:
         await running
         return reaper.calls
 
-    began = time.monotonic()
-    assert "terminate" not in run(scenario())
-    assert time.monotonic() - began < 20
+    assert "terminate" not in run(scenario()), "it ends long before the 600 s of a drain"
 
 
 def test_a_signal_after_a_shutdown_is_the_first() -> None:

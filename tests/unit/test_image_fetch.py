@@ -31,16 +31,16 @@ def resolve(host: str) -> Sequence[str]:
     return NAMES.get(host, [host] if host[:1].isdigit() or ":" in host else [])
 
 
-def fetcher(*rules: str, timeout: float = 20) -> ImageFetcher:
+def fetcher(*rules: str, timeout: float = 60) -> ImageFetcher:
     return ImageFetcher(ImageHosts(rules), resolve, timeout)
 
 
-def fetch(url: str, *rules: str, most: int = 1 << 20, timeout: float = 20) -> bytes:
+def fetch(url: str, *rules: str, most: int = 1 << 20, timeout: float = 60) -> bytes:
     made = fetcher(*rules, timeout=timeout)
     return made.fetch("part", url, most, time.monotonic() + timeout)
 
 
-def refusal(url: str, *rules: str, most: int = 1 << 20, timeout: float = 20) -> str:
+def refusal(url: str, *rules: str, most: int = 1 << 20, timeout: float = 60) -> str:
     with pytest.raises(InvalidArgument) as caught:
         fetch(url, *rules, most=most, timeout=timeout)
     return caught.value.detail
@@ -70,7 +70,7 @@ def host(answer: Callable[[socket.socket, bytes], None]) -> Iterator[tuple[int, 
     finally:
         listening.shutdown(socket.SHUT_RDWR)
         listening.close()
-        thread.join(20)
+        thread.join(60)
 
 
 def whole(data: bytes, status: str = "200 OK", headers: str = "") -> Callable[..., None]:
@@ -162,7 +162,7 @@ def test_a_name_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with host(whole(image())) as (port, _):
         made = ImageFetcher(ImageHosts(("127.0.0.1",)), lambda _: next(answers))
         url = f"http://rebinding.example.com:{port}/"
-        assert made.fetch("part", url, 1 << 20, time.monotonic() + 20) == image()
+        assert made.fetch("part", url, 1 << 20, time.monotonic() + 60) == image()
     assert next(answers) == ["10.0.0.1"]
 
 
@@ -180,7 +180,7 @@ def test_an_answer_that_is_too_long_is_cut_off() -> None:
     with host(endless) as (port, _):
         words = refusal(f"http://127.0.0.1:{port}/", "127.0.0.1", most=1 << 20)
         assert "more than 1048576 bytes" in words
-        assert sent.wait(20)
+        assert sent.wait(60)
 
 
 @pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\nabc"])

@@ -185,7 +185,7 @@ def test_what_comes_is_handled_without_waking_the_task() -> None:
             assert [one[0].offset for one in found] == list(range(offset))
             assert not waiting.done()
             inbox.put(item(1, offset))
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 60)
         inbox.put(item(1, 4))
         assert await inbox.take() == [item(1, 4)], "it is handled no more"
         assert len(found) == 4
@@ -220,7 +220,7 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.slept.put(seconds)
-        assert self.go_on.acquire(timeout=10)
+        assert self.go_on.acquire(timeout=60)
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def test_items_of_a_busy_server_are_held_back_until_20_ms_after_the_last(clock: 
     clock.now += 0.005
     one.put(item(1, 1))
     assert waits(one)
-    assert clock.slept.get(timeout=10) == pytest.approx(0.015)
+    assert clock.slept.get(timeout=60) == pytest.approx(0.015)
     other.put(item(2, 0))
     assert other.take() == [item(2, 0)]
     other.put(item(2, 1))
@@ -278,7 +278,7 @@ def test_an_end_and_a_wake_up_take_along_what_is_held(
     ends = [] if urgent is None else [urgent]
     assert inbox.take() == [item(1, 0), item(1, 1), *ends]
     clock.go_on.release()  # and is not given twice
-    assert clock.slept.get(timeout=10) == pytest.approx(0.02)
+    assert clock.slept.get(timeout=60) == pytest.approx(0.02)
     assert waits(inbox)
 
 

@@ -17,7 +17,7 @@ from cog_triton.ipc.framing import FrameError
 from cog_triton.ipc.streams import Server, Stream
 from cog_triton.keeper.keeper_messages import Leased, Locate
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 def name() -> str:

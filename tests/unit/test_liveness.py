@@ -14,7 +14,7 @@ from fake_tritonserver import FakeTritonServer
 from cog_triton.system import reaper
 from cog_triton.triton.liveness import ProcessLiveness
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 @pytest.fixture

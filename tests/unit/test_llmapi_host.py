@@ -25,7 +25,7 @@ from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import SamplingParams
 
 HOST = "cog_triton.engines.llmapi.llmapi_host:LLMAPIHost"
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 class Running:

@@ -14,7 +14,7 @@ import pytest
 
 from cog_triton.triton import mpi_rank
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_the_worker_ends_with_its_parent(start: str, end: str) -> None:
             parent.stdin.flush()
         else:
             parent.send_signal(getattr(signal, end))
-        parent.wait(10)
+        parent.wait(60)
         until(lambda: not running(pid), "the worker ends")
     finally:
         parent.kill()
@@ -91,7 +91,7 @@ def test_stop_parent_ends_parent_and_worker() -> None:
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     try:
-        assert parent.wait(10) == -signal.SIGKILL
+        assert parent.wait(60) == -signal.SIGKILL
         until(lambda: not running(pid), "the worker ends")
     finally:
         parent.kill()

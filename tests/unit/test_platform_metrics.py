@@ -126,17 +126,19 @@ def test_without_triton_there_is_no_kv_cache() -> None:
 def test_a_triton_that_hangs_is_not_asked_by_every_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform_metrics, "_TIMEOUT_S", 0.05)
     monkeypatch.setattr(platform_metrics, "_ERROR_AGE_S", 1000)
-    asked, goes_on = [], threading.Event()
+    asked, came, goes_on = [], threading.Event(), threading.Event()
 
     def hang(request: BaseHTTPRequestHandler) -> None:
         asked.append(request.path)
-        goes_on.wait(10)
+        came.set()
+        goes_on.wait(60)
 
     with serving(hang) as url:
         triton = client(url)
         for _ in range(3):
             with pytest.raises(TritonUnavailable, match="TimeoutError"):
                 triton.text()
+        assert came.wait(60)
         assert len(asked) == 1
         goes_on.set()
 

@@ -38,15 +38,21 @@ class Streams:
             raise TritonUnknownError("it is gone")
 
 
-def checked(streams: Streams) -> Any:
-    """What the check of all engines finds; TimeoutError if nothing is wrong."""
+def checked(streams: Streams, asks: int = 0) -> Any:
+    """What the check of all engines finds; None if, after so many questions, nothing is wrong."""
 
     async def run() -> Any:
         asked = EngineChecks(
             cast(Any, streams), streams.probe, Admission(1, resumes=True), cast(Any, streams)
         )
         asked.requested.set()
-        return await asyncio.wait_for(asked.watch(), 2)
+        watch = asyncio.ensure_future(asked.watch())
+        async with asyncio.timeout(60):
+            while not watch.done() and not 0 < asks <= len(streams.asked):
+                await asyncio.sleep(0.005)
+        done, _ = await asyncio.wait({watch}, timeout=0.5)
+        watch.cancel()
+        return watch.result() if done else None
 
     return asyncio.run(run())
 
@@ -60,15 +66,13 @@ def test_an_engine_that_fails_is_found_among_those_that_are_well() -> None:
 
 def test_engines_that_are_well_are_left() -> None:
     streams = Streams(a="well", b="well")
-    with pytest.raises(asyncio.TimeoutError):
-        checked(streams)
+    assert checked(streams, 2) is None
     assert streams.asked == ["well", "well"]
 
 
 def test_an_engine_that_dies_of_its_check_is_not_killed_again() -> None:
     streams = Streams(a="dies", b="well")
-    with pytest.raises(asyncio.TimeoutError):
-        checked(streams)
+    assert checked(streams, 2) is None
 
 
 def test_engines_of_tensorrt_llm_are_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from cog_triton.engines.base import EngineStats
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 ARGS = {"model_name": "tensorrt_llm", "model_version": "1"}
 
 

@@ -116,7 +116,7 @@ def test_another_worker_ends_what_this_one_makes(tmp_path: Path) -> None:
         other.change("a", lambda changes: None).result()
         other.change("a", lambda changes: changes.delete("a")).result()
         store.append(recording, EVENT)
-        await asyncio.wait_for(stopped.wait(), 10)
+        await asyncio.wait_for(stopped.wait(), 60)
         assert recording.cancelled
         store.finish(recording, {"id": "a", "status": "cancelled", "output": []})
 

@@ -35,7 +35,7 @@ from cog_triton.system import local_socket
 from cog_triton.system.shared_time import SharedTime
 from cog_triton.text.sampling import SamplingParams
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 FOREVER = 10**9
 
 

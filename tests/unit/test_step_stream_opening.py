@@ -154,7 +154,7 @@ def test_silent_stream_is_opened_again(
     one = Running(stream)
     monkeypatch.setattr(step_session, "_SILENCE_S", 0.3)
     assert "silent for 0.3 s" in one.error()
-    wait_until(lambda: triton.opened == 2)
+    wait_until(lambda: triton.opened >= 2)
 
 
 def test_disconnect_closes_the_stream_and_open_opens_another(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -181,14 +182,22 @@ async def test_a_swap_waits_for_requests_and_newcomers_wait_for_it(models: Model
     assert await a == "a"
 
 
-@with_models(swap_residence=1.0)
+@with_models(swap_residence=600.0)
 async def test_a_model_has_the_gpu_for_its_residence(models: Models) -> None:
     assert await turn(models, "b") == "b"
     a = asyncio.ensure_future(turn(models, "a"))
     await asyncio.sleep(0.1)
     assert await turn(models, "b") == "b"
     assert not a.done()
-    assert await a == "a"
+    a.cancel()
+
+
+@with_models(swap_residence=0.3)
+async def test_a_model_leaves_the_gpu_after_its_residence(models: Models) -> None:
+    assert await turn(models, "b") == "b"
+    until = models.swapping._until
+    assert await turn(models, "a") == "a"
+    assert time.monotonic() >= until
 
 
 @with_models(swap_drain=0.1)

@@ -109,9 +109,14 @@ def refused(content: bytes, directory: Path) -> EngineCorrupt:
 
 @pytest.mark.parametrize("name", list(HOSTILE))
 def test_a_hostile_header_is_refused(name: str, tmp_path: Path) -> None:
-    started = time.thread_time()
-    refused(HOSTILE[name] + END, tmp_path)
-    assert time.thread_time() - started < 5
+    """It takes no more than 200 times as long as a plain one does beside it; the best of tries."""
+
+    def spent(content: bytes) -> float:
+        started = time.thread_time()
+        refused(content + END, tmp_path)
+        return time.thread_time() - started
+
+    assert any(spent(HOSTILE[name]) < 200 * spent(header("a\nb")) for _ in range(5))
 
 
 def test_names_of_other_scripts_are_kept(tmp_path: Path) -> None:

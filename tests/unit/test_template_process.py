@@ -146,11 +146,8 @@ def test_a_child_that_died_is_replaced(pool: TemplatePool) -> None:
     assert render(pool, GOOD) == "[Hi]"
 
 
-def test_a_child_that_does_not_answer_is_killed(
-    pool: TemplatePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_does_not_answer_is_killed(pool: TemplatePool) -> None:
     pool.close()
-    monkeypatch.setattr(chat_template, "_ANSWER_S", 5.0)
     pool.warm_up()
     (stopped,) = pool._idle
     stopped.connection.settimeout(0.2)
@@ -170,4 +167,4 @@ def test_a_child_has_no_secrets_and_ends_with_its_parent(
     (child,) = pool._idle
     assert b"secret" not in Path(f"/proc/{child.process.pid}/environ").read_bytes()
     child.connection.close()
-    assert child.process.wait(5) == 0
+    assert child.process.wait(60) == 0

@@ -62,7 +62,7 @@ def server(directory: Path, body: str, **settings: Any) -> TritonServer:
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
     async def limited() -> None:
-        await asyncio.wait_for(coroutine, 30)
+        await asyncio.wait_for(coroutine, 60)
 
     asyncio.run(limited())
 
@@ -80,6 +80,7 @@ class Readiness:
 
     async def probe(self) -> None:
         self.probes += 1
+        self._up.with_name("probed").touch()
         if self._error:
             raise self._error
 
@@ -149,7 +150,7 @@ def test_two_servers_use_different_shared_memory_names(tmp_path: Path) -> None:
 
 
 def test_death_during_start_is_raised_with_the_last_lines(tmp_path: Path) -> None:
-    triton, readiness = server(tmp_path, DIES, triton_start_timeout=20), Readiness(tmp_path)
+    triton, readiness = server(tmp_path, DIES, triton_start_timeout=60), Readiness(tmp_path)
     with pytest.raises(TritonStartFailed) as caught:
         run(triton.start(readiness.is_ready, readiness.probe))
     said = caught.value.detail
@@ -197,7 +198,7 @@ def test_a_process_stopped_during_the_start_fails_it(tmp_path: Path) -> None:
 
 
 def test_death_during_the_probe_is_raised_as_death(tmp_path: Path) -> None:
-    body = f"touch up; sleep 0.3; {DIES}"
+    body = f"touch up; while [ ! -e probed ]; do sleep 0.01; done; {DIES}"
     gone = TritonUnavailable("the connection to Triton broke")
     triton, readiness = server(tmp_path, body), Readiness(tmp_path, gone)
     with pytest.raises(TritonStartFailed, match="exited with code 3"):

@@ -23,7 +23,6 @@ from cog_triton.engines.vllm import core_process
 from cog_triton.engines.vllm.core_process import CoreProcess
 
 PROGRAM = "cog_triton.engines.vllm.core_process"
-GONE_S = 3
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def test_enginecore_is_the_process_that_was_begun_first(version: str, tmp_path: 
         assert environment["VLLM_USE_FLASHINFER_SAMPLER"] == "0", "which the host has set since"
         assert token_ids(ask(host.engine, tokens(ABC, 2))) == [97, 98]
         os.kill(told["pid"], signal.SIGKILL)
-        assert host.engine._process.wait(20) != 0
+        assert host.engine._process.wait(60) != 0
 
 
 def test_of_several_the_others_start_as_ever(tmp_path: Path) -> None:
@@ -81,14 +80,14 @@ def test_its_handle_is_that_of_any_process(core: CoreProcess) -> None:
     assert process.is_alive()
     assert wait([process.sentinel], 0) == []
     process.terminate()
-    process.join(20)
+    process.join(60)
     assert process.exitcode == -signal.SIGTERM
     assert wait([process.sentinel], 0) == [process.sentinel]
 
 
 def test_its_code_is_the_exit_code(core: CoreProcess) -> None:
     process = started(core, os._exit, 7)
-    process.join(20)
+    process.join(60)
     assert (process.pid, process.exitcode) == (core.pid, 7)
 
 
@@ -98,7 +97,7 @@ def test_it_starts_as_ever_where_its_process_has_died(
     os.kill(core.pid, signal.SIGKILL)
     os.waitid(os.P_PID, core.pid, os.WEXITED | os.WNOWAIT)
     process = started(core, os._exit, 7)
-    process.join(20)
+    process.join(60)
     assert process.exitcode == 7
     assert process.pid != core.pid
     assert "has died" in caplog.text
@@ -107,11 +106,11 @@ def test_it_starts_as_ever_where_its_process_has_died(
 def test_it_starts_as_ever_with_what_comes_with_descriptors(core: CoreProcess) -> None:
     ours, theirs = context.SpawnContext().Pipe()
     process = started(core, os.write, 1, b"")
-    process.join(20)
+    process.join(60)
     assert process.pid == core.pid
     other = CoreProcess([], ranks=2)
     process = started(other, type(theirs).close, theirs)
-    process.join(20)
+    process.join(60)
     assert (process.exitcode, process.pid != other.pid) == (0, True)
     other._end()
     ours.close()
@@ -158,9 +157,9 @@ asyncio.run(main())
 @pytest.mark.parametrize("victim", ["host", "keeper", "server"])
 def test_it_is_gone_soon_after_what_is_above_it(victim: str, loading: bool, tmp_path: Path) -> None:
     """Killed at once, while it loads, and once it is ready."""
-    journal, log = tmp_path / "journal", tmp_path / "engine-1.log"
+    journal = tmp_path / "journal"
     directory = vllm_engine(tmp_path / "engine")
-    given = double_environment(journal, VLLM_DOUBLE_LOAD="60" if loading else "0")
+    given = double_environment(journal, VLLM_DOUBLE_LOAD="600" if loading else "0")
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER, str(tmp_path), HOST, str(directory)],
         env={**os.environ, **given},
@@ -176,10 +175,7 @@ def test_it_is_gone_soon_after_what_is_above_it(victim: str, loading: bool, tmp_
         host = int(Path(f"/proc/{core}/stat").read_text().rpartition(")")[2].split()[1])
         (keeper,) = Path(f"/proc/{reaper}/task/{reaper}/children").read_text().split()
         os.kill({"host": host, "keeper": int(keeper), "server": server.pid}[victim], signal.SIGKILL)
-        deadline = time.monotonic() + GONE_S
-        while Path(f"/proc/{core}").exists():
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.01)
+        until(lambda: not Path(f"/proc/{core}").exists())
     finally:
         server.kill()
         server.wait()

@@ -30,7 +30,8 @@ from cog_triton.engines.vllm.model_directory import read_model
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Running]:
     """A host of two engines with room for three requests each."""
-    with over_double(tmp_path, delay="0.05", max_num_seqs=3, data_parallel_size=2) as started:
+    values = {"max_model_len": 10_000, "max_num_seqs": 3, "data_parallel_size": 2}
+    with over_double(tmp_path, delay="0.05", **values) as started:
         yield started
 
 
@@ -51,17 +52,17 @@ def test_outputs_of_both_engines_reach_their_requests(host: Running) -> None:
 def test_gauges_are_those_of_both_engines(host: Running) -> None:
     guest = host.guest()
     ask(guest, MetricsRequest())
-    inboxes = [Inbox() for _ in range(4)]
-    for inbox in inboxes:
-        host.engine.submit(next(HANDLES), tokens(ABC, 40), inbox)
+    inboxes = {next(HANDLES): Inbox() for _ in range(4)}
+    for handle, inbox in inboxes.items():
+        host.engine.submit(handle, tokens(ABC, 9000), inbox)
     deadline = time.monotonic() + PATIENCE_S
     most = 0.0
     while most < 4 and time.monotonic() < deadline:
         (event,) = ask(guest, MetricsRequest())
         most = max([most, *event.values.get("vllm:num_requests_running", [])])
     assert most == 4
-    for inbox in inboxes:
-        inbox.until_end()
+    for handle in inboxes:
+        host.engine.cancel(handle)
 
 
 def test_what_the_other_engine_aborts_is_an_error() -> None:

@@ -124,7 +124,7 @@ def test_the_length_of_the_prompt_comes_before_its_answer(host: Running) -> None
     client.start()
     try:
         client.submit(7, tokens(PROMPT_IDS, 3, images=parts(data)))
-        assert ended.wait(20)
+        assert ended.wait(60)
     finally:
         client.close()
     assert (steps[0].sequence, steps[0].offset, steps[0].ids) == (

@@ -92,7 +92,7 @@ def test_every_value_is_published_under_its_metric(publisher: Callable[..., Any]
             emit(answer)
 
     running = publisher({"model": "m"}, 100, fetch)
-    done.get(timeout=20)
+    done.get(timeout=60)
     running.close()
     made = MetricFamily.made
     assert made.pop("vllm:prompt_tokens_total") == [5, 3, 4]

@@ -42,7 +42,7 @@ def opened(
 
 
 def run(work: Any) -> None:
-    asyncio.run(asyncio.wait_for(work, 20))
+    asyncio.run(asyncio.wait_for(work, 60))
 
 
 async def tokens(engine: Any) -> list[int]:

@@ -51,7 +51,7 @@ def found_after_errors(
         while looks < 3 and not watching.done():
             await asyncio.sleep(0.01)
         os.kill(all_[-1], signal.SIGSTOP)
-        return await asyncio.wait_for(watching, 20)
+        return await asyncio.wait_for(watching, 60)
 
     return asyncio.run(main())
 
@@ -111,7 +111,7 @@ def test_a_keeper_that_cannot_be_watched_is_lost(
         with monkeypatch.context() as patched:
             patched.setattr(module, name, fail)
             keeper.start()
-            wait = asyncio.wait_for(keeper.client.wait_for_death(), 20)
+            wait = asyncio.wait_for(keeper.client.wait_for_death(), 60)
             death = keeper.run(wait)
         assert death == EngineDied(f"the engine keeper cannot be watched: {NO_DESCRIPTOR!r}")
         assert keeper.client.lost

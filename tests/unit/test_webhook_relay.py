@@ -62,7 +62,7 @@ class Coglet:
 def relay_to(
     scenario: Callable[[Coglet], Awaitable[None]],
     hosts: tuple[str, ...] = (HOST, OTHER),
-    seconds: float = 15.0,
+    seconds: float = 60.0,
 ) -> bool:
     """Run what posts to a relay for which every name is this machine; whether all was delivered."""
 
@@ -148,12 +148,12 @@ def test_other_events_are_not_retried_and_the_end_not_after_404(
 
 
 def test_a_receiver_that_hangs_holds_up_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook_delivery, "_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(webhook_delivery, "_TIMEOUT_S", 600.0)
     free = threading.Event()
 
     def hang(_path: str, count: int) -> tuple[int, dict[str, str]]:
         if count == 0:
-            free.wait(30)
+            free.wait(60)
         return 200, {}
 
     with Receiver(hang) as hung, Receiver() as other:
@@ -162,12 +162,11 @@ def test_a_receiver_that_hangs_holds_up_only_its_own(monkeypatch: pytest.MonkeyP
             first = await coglet.address(f"http://{HOST}:{hung.port}/")
             await coglet.post(first, event(0), DONE)
             second = await coglet.address(f"http://{HOST}:{other.port}/")
-            begun = time.monotonic()
             await coglet.post(second, event(0), DONE)
             while len(other.events) < 2:
                 await asyncio.sleep(0.01)
-            assert time.monotonic() - begun < 15
             assert coglet.relay.pending
+            free.set()
 
         try:
             assert relay_to(scenario)
@@ -356,7 +355,7 @@ def test_what_all_deliveries_hold_is_bounded(
         return {**event(tokens, status), "logs": "x" * size}
 
     def hang(_path: str, _count: int) -> tuple[int, dict[str, str]]:
-        free.wait(30)
+        free.wait(60)
         return 200, {}
 
     async def scenario(coglet: Coglet) -> None:

@@ -25,7 +25,7 @@ from cog_triton.errors import CogTritonError
 from cog_triton.text.sampling import SamplingParams
 
 HOST = "cog_triton.engines.vllm.engine_host:VLLMHost"
-PATIENCE_S = 20
+PATIENCE_S = 60
 ABC = list(b"abc")
 HANDLES = itertools.count(1)
 

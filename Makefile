@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-quick test-tools test-nightly release bump vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-kubernetes test-images image-vllm lint fmt surface bench bench-against bench-tar bench-pull bench-build attack faults lock wheels clean
+.PHONY: help setup serve test test-quick test-tools nightly release bump vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-kubernetes test-images image-vllm lint fmt surface bench bench-against bench-tar bench-pull bench-build attack faults lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -27,19 +27,26 @@ serve: setup engine.tar ## build engine.tar if absent and serve it (PORT=5000 CO
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) \
   -o faulthandler_timeout=$(TIMEOUT) -o faulthandler_exit_on_timeout=true
 
-# The integration tests first, for some of them take minutes; a file's tests share its servers.
+# Tests that share a server run on one worker; then those that share none, wherever a worker is free.
 test: lint ## lint, integration and unit tests (TESTS="-k name" WORKERS=3 TIMEOUT=600 MPI=1: gets Open MPI; ARGS=--older-doubles)
 	@scripts/setup-mpi
-	@$(PYTEST) --no-loadscope-reorder --durations=15 $(ARGS) $(or $(TESTS),tests/integration tests/unit)
+ifdef TESTS
+	@$(PYTEST) --dist loadgroup $(ARGS) $(TESTS)
+else
+	@code=0; \
+	$(PYTEST) --dist loadgroup --durations=15 $(ARGS) tests/integration || code=$$?; \
+	$(PYTEST) --dist worksteal --durations=15 $(ARGS) tests/unit || code=$$?; \
+	exit $$code
+endif
 
 test-quick: lint ## lint and the unit tests that take little, in 90 s (TESTS="tests/unit/test_x.py")
-	@$(PYTEST) -q -m "not slow" $(or $(TESTS),tests/unit)
+	@$(PYTEST) --dist worksteal -q -m "not slow" $(or $(TESTS),tests/unit)
 
-test-nightly: setup ## the unit tests with 200 examples of each property, not 20 (TESTS="-k name")
-	@$(PYTEST) -q --hypothesis-profile nightly $(or $(TESTS),tests/unit)
+nightly: setup ## run the long suites, one by one, and write nightly.json (SUITES="stores slurm" KUBE_BIN=DIR KUBECONFIG=FILE TRTLLM=DIR)
+	@$(BIN)/python scripts/nightly.py $(SUITES)
 
 test-tools: setup ## test scripts, benchmarks, faults and what images are made by: no product code
-	@$(PYTEST) -q $(or $(TESTS),tests/tools)
+	@$(PYTEST) --dist loadfile -q $(or $(TESTS),tests/tools)
 
 test-clients: setup ## run released clients against a server, some in Node (CLIENT="openai llm" ARGS=--help)
 	@$(BIN)/python tests/clients/run_suite.py $(CLIENT) $(ARGS)

@@ -12,13 +12,19 @@ from cog_triton.engines.mock import mock_directory
 from cog_triton.text.tokenizer import EngineTokenizer
 
 clean_environment.clean()
+LONG = frozenset({"test_resume", "test_vllm_resume", "test_sealed_turns"})
+"""Files whose tests take minutes."""
 SMALL = frozenset({"leaks_fail_the_file_that_leaks"})
 """Fixtures of a module that start no server."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give one worker all tests that share a server: those with a fixture of their module."""
+    """Give one worker all tests that share a server: those with a fixture of their module.
+
+    The longest of the others begin first, so that no worker waits for another's last one.
+    """
+    items.sort(key=lambda item: item.path.stem not in LONG)
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             fixtures = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]

@@ -15,7 +15,8 @@ import httpx
 import pytest
 from stack import REPOSITORY, Stack, pid_of, predict, text_of, wait_until
 
-pytestmark = pytest.mark.integration
+# All servers of the machine share /tmp/coglet, in which these tests count.
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("coglet_directory")]
 
 PLACE = Path("/tmp/coglet")
 OTHER_USER = str(REPOSITORY / "tests" / "other_user.py")

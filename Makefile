@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-quick test-tools nightly release bump vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-kubernetes test-images image-vllm lint fmt surface corpus bench bench-against bench-tar bench-pull bench-build attack faults lock wheels clean
+.PHONY: help setup serve test test-quick test-tools nightly release bump vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-kubernetes test-images image-vllm lint fmt surface corpus mutants bench bench-against bench-tar bench-pull bench-build attack faults lock wheels clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -93,6 +93,9 @@ surface: setup ## hold what users rely on to what was kept of it (ARGS=--keep: t
 
 corpus: setup ## ask what clients see again, of this tree or of a commit (REF=4ade877b ARGS="--only predictions --keep")
 	@$(BIN)/python -m tests.corpus $(REF) $(ARGS)
+
+mutants: setup ## change lines of modules that tests must fail for (MODULE="admission resume" ARGS=--changed=main)
+	@$(BIN)/python scripts/mutants.py $(MODULE) $(ARGS)
 
 bench: setup engine.tar ## measure the serving path against targets (ARGS="--only=NAME,NAME --quick")
 	@$(BIN)/python benchmarks/run_all.py engine.tar $(ARGS)

@@ -29,6 +29,7 @@ UNIT = ".venv/bin/python -m pytest -q -n 2 --dist worksteal tests/unit"
 SUITES = {
     "properties": f"{UNIT} -m hypothesis --hypothesis-profile nightly",
     "tools": "make test-tools",
+    "mutants": "make mutants",
     "stores": "make test-stores",
     "slurm": "scripts/setup-slurm && make test-slurm",
     "clients": "make test-clients",

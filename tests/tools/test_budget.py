@@ -37,10 +37,10 @@ def f() -> int:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A git repository of a package and tests, with its table."""
+    """A repository; no name is without `-`, for tests."""
     monkeypatch.setattr(budget, "ROOT", tmp_path)
     for name, text in {
-        "cog_triton/door/a.py": SOURCE,
+        "cog_triton/door/a-.py": SOURCE,
         "tests/test_a.py": "x = 1\n",
         "tests/data.json": "{}\n",
         "docs/a.md": "text\n",
@@ -86,8 +86,8 @@ def test_what_the_table_allows_passes(checkout: Path, monkeypatch: Any, capsys: 
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("cog_triton/door/b.py", "x = 1\n", "cog_triton/door: 7 code lines, and at most 6"),
-        ("cog_triton/new/b.py", "x = 1\n", "cog_triton: 1 code lines, and at most 0"),
+        ("cog_triton/door/b-.py", "x = 1\n", "cog_triton/door: 7 code lines, and at most 6"),
+        ("cog_triton/new/b-.py", "x = 1\n", "cog_triton: 1 code lines, and at most 0"),
         ("new/b.txt", "x\n", "cog_triton: 1 other lines, and at most 0"),
         ("tests/b.json", "x\n", "tests: 2 other lines, and at most 1"),
         ("tests/test_a.py", "x = 1  # noqa\n", "1 comments silence a check, and at most 0"),
@@ -113,10 +113,10 @@ def test_an_allowance_is_for_the_package(checkout: Path, monkeypatch: Any, capsy
     table = checkout / "budget.txt"
     table.write_text(table.read_text() + "allowance Real clients 2\n")
     commit(checkout)
-    write(checkout / "cog_triton/new/b.py", "x = 1\ny = 2\n")
+    write(checkout / "cog_triton/new/b-.py", "x = 1\ny = 2\n")
     git(checkout, "add", "-A")
     assert run(monkeypatch, capsys)[0] == 0
-    write(checkout / "cog_triton/door/b.py", "x = 1\n")
+    write(checkout / "cog_triton/door/b-.py", "x = 1\n")
     git(checkout, "add", "-A")
     assert "cog_triton/door: 7 code lines" in run(monkeypatch, capsys)[1]
 
@@ -147,7 +147,7 @@ def test_a_table_that_is_raised_is_seen_in_its_history(
 
 def test_numbers_that_fell_are_written(checkout: Path, monkeypatch: Any, capsys: Any) -> None:
     write(checkout / "tests/data.json", "")
-    write(checkout / "cog_triton/door/b.py", "x = 1\n")
+    write(checkout / "cog_triton/door/b-.py", "x = 1\n")
     git(checkout, "add", "-A")
     assert run(monkeypatch, capsys, "--lower")[0] == 0
     rows = budget.Table.parse((checkout / "budget.txt").read_text()).rows

@@ -1,4 +1,4 @@
-"""scripts/nightly.py runs suites, and stores which of them passed for which commit."""
+"""scripts/nightly.py runs suites and stores their results."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NEEDS = {"cluster": ("KUBE_BIN", "KUBECONFIG")}
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A git repository with the script, whose suites are these."""
+    """A repository whose suites are these."""
     source = (REPOSITORY / "scripts" / "nightly.py").read_text("utf-8")
-    head, begin, rest = source.partition("SUITES = {")
+    head, _, rest = source.partition("SUITES = {")
     main = rest[rest.index("def main()") :]
     script = tmp_path / "scripts" / "nightly.py"
     script.parent.mkdir()
@@ -31,7 +31,6 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / ".gitignore").write_text(".work\n")
     git(tmp_path, "init", "-q")
     commit(tmp_path)
-    assert begin
     return tmp_path
 
 

@@ -139,6 +139,7 @@ def test_settings_of_pip_become_those_of_uv(
     )
     monkeypatch.setattr(bring_uv, "configuration_files", lambda: [file])
     monkeypatch.setenv("PIP_CERT", "/certificate")
+    monkeypatch.delenv("SSL_CERT_FILE")
     found = bring_uv.uv_settings()
     del found["UV_INDEX_STRATEGY"]
     found.pop("UV_SYSTEM_CERTS", None)

@@ -223,6 +223,7 @@ def test_a_conversation_goes_on_from_what_is_kept(store: ResponseStore) -> None:
         last = list(third)[-1].response  # type: ignore[union-attr]
         text = TOKENIZER.tokenizer.decode(served.triton.requests[-1].json["input_ids"])
         bad = {**BODY, "previous_response_id": last.id, "input": [{"type": "x"}]}
+        wait(lambda: client.responses.retrieve(last.id).status == "completed")
         named = served.post("/v1/responses", bad).json()["error"]["message"]
         gone = served.post("/v1/responses", {**BODY, "previous_response_id": "resp-1"})
     assert last.previous_response_id == second.id

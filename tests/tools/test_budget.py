@@ -127,7 +127,7 @@ def test_an_allowance_is_for_the_package(checkout: Path, monkeypatch: Any, capsy
         ("tests 1 1 9 1", "tests 1 1 9 2", "tests: other lines raised from 1 to 2"),
         ("tests 1 1 9 1", "tests - 1 9 1", "tests: code lines raised from 1 to None"),
         ("docs - - - -", "docs - - - -\nnew 0 0 9 1", "new: bytes raised from 0 to 9"),
-        ("door 6 21", "door 7 21", "cog_triton: code lines raised by 1 in budget.txt, 0 are"),
+        ("21 400 0", "21 401 0", "cog_triton: bytes raised by 1 in budget.txt, 0 are"),
         ("noqa 0", "noqa 1", "noqa raised from 0 to 1"),
         ("noqa 0", "noqa 0\nallowance Real clients 601", "601 lines, and at most 600 are due"),
     ],

@@ -43,9 +43,9 @@ echo "cog-triton: $WORLD_SIZE ranks on $SLURM_JOB_NODELIST; http${TLS_CERT_FILE:
 stopping=
 stop() {
   stopping=1
-  if [[ -n ${TLS_CERT_FILE:-} ]]; then # of another name than 127.0.0.1; this machine needs no key
+  if [[ -n ${TLS_CERT_FILE:-} ]]; then # of another name than 127.0.0.1; no key is needed
     curl -ksf -m 10 -o /dev/null -X POST "https://127.0.0.1:$PORT/shutdown"
-    return
+    return $?
   fi
   local answer=
   { exec 3<>"/dev/tcp/127.0.0.1/$PORT"; } 2>/dev/null &&

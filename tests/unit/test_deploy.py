@@ -90,8 +90,9 @@ def test_slurm_asks_a_server_with_tls_to_drain(tmp_path: Path) -> None:
     program(tmp_path, "curl", '#!/bin/bash\nprintf "%s\\n" "$@" > curl-arguments\ntouch asked\n')
     # The job's own process is sent SIGTERM, as by --signal=B:TERM, and its task ends once asked.
     ends = "#!/bin/bash\nkill -TERM $PPID\nuntil [[ -e asked ]]; do sleep 0.05; done\n"
+    ends += "sleep 1; touch drained\n"
     done = sbatch(tmp_path, srun=ends, ENGINE="/e", TLS_CERT_FILE="/c", PORT="7")
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "drained").exists()
     asked = (tmp_path / "curl-arguments").read_text().splitlines()
     assert asked[-3:] == ["-X", "POST", "https://127.0.0.1:7/shutdown"]
 

@@ -157,6 +157,8 @@ def events_of(items: Iterable[StepItem]) -> Iterator[tuple[int, TokenEvent]]:
         finish, error = step_items.FINISH_REASONS.get(end), None
         if end == step_items.ERROR:
             error = errors.from_text(text or "") or errors.TritonUnknownError(text or "")
+        if sequence == step_items.CACHED:
+            continue
         if sequence == step_items.PROMPT:
             length = 0 if ids else offset
             yield (

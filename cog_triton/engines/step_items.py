@@ -26,6 +26,9 @@ PROMPT = -1
 An item of it without ids tells the prompt's length, those of its images included, as `offset`.
 """
 
+CACHED = -3
+"""`StepItem.sequence`; `offset` counts the prompt's tokens that were in the engine's KV cache."""
+
 EMBEDDING = -2
 """`StepItem.sequence` of an embedding: no ids, and `width` numbers as `log_probs`."""
 
@@ -85,6 +88,10 @@ class StepBuffer:
     def add(self, handle: int, offset: int, event: TokenEvent, width: int = 0) -> int:
         """Add an event of a request's only sequence; returns the offset of the next one."""
         ids = event.token_ids
+        if event.cached_tokens:
+            self.items += (handle, CACHED, event.cached_tokens, GOES_ON, 0, 0)
+            if not event.token_ids:
+                return offset
         if event.of_prompt:
             head = (handle, PROMPT, event.prompt_length, GOES_ON, len(ids), width)
             self.items += (*head, *ids, *event.alternatives)

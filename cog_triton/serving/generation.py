@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from cog_triton.engines.request import EngineRequest
-from cog_triton.engines.step_items import EMBEDDING, LENGTH, NO_TOKEN, PROMPT, StepItem
+from cog_triton.engines.step_items import CACHED, EMBEDDING, LENGTH, NO_TOKEN, PROMPT, StepItem
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
 from cog_triton.serving.tenants import CURRENT, LOWEST, Tenant
+from cog_triton.text.reasoning import ReasoningCount
 from cog_triton.text.stop_strings import TextStream
 from cog_triton.text.tokenizer import EngineTokenizer
 
@@ -47,14 +48,15 @@ class GenerationRequest:
 
     `notes` go to the log of the prediction, e.g. that max_tokens was clamped. `engine_inputs` are
     inputs that only this engine has, as JSON values for Triton. `visible` are special tokens that
-    are part of the text. `id` and `endpoint` are for logs. The `tenant` is that of the context in
-    which it is made.
+    are part of the text. `reasoning` has the arguments of `ReasoningCount`. `id` and `endpoint` are
+    for logs. The `tenant` is that of the context in which it is made.
     """
 
     engine: EngineRequest
     stops: Sequence[str] = ()
     stop_token_ids: Collection[int] = ()
     visible: Collection[str] = ()
+    reasoning: tuple[str, str, bool] | None = None
     notes: Sequence[str] = ()
     id: str = ""
     endpoint: str = ""
@@ -77,6 +79,8 @@ class GenerationResult:
     `arrivals` are `time.perf_counter` values, each with the number of tokens that arrived then.
     `queue_time` is from arrival to admission, None until it is admitted. `prompt_length`
     is None unless the engine tells it, since only that knows the tokens of images.
+    `cached_tokens` of the prompt were in the engine's KV cache, as far as the engine reports it.
+    `reasoning_tokens` are those up to the end of the reasoning, its marker included.
     `stop_string` is the one that ended the text. `interruptions` counts how often the engine was
     lost; each of `resumptions` is the number of tokens before it, and the time until the next one.
     `obstacle` is why it could not go on. `joules` are of the GPUs, where their driver tells.
@@ -92,6 +96,8 @@ class GenerationResult:
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     cancelled: bool = False
     prompt_length: int | None = None
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
     embedding: Sequence[float] = ()
     interruptions: int = 0
     resumptions: list[tuple[int, float]] = field(default_factory=list)
@@ -135,6 +141,8 @@ class TextDecoder:
             visible=request.visible,
             stop_ids=frozenset(request.stop_token_ids),
         )
+        marks = request.reasoning
+        self._reasoning = None if marks is None else ReasoningCount(*marks)
         self.started = time.perf_counter()
         """When the request arrived, by time.perf_counter()."""
         self.made: list[int] = []
@@ -198,6 +206,9 @@ class TextDecoder:
         for item in items:
             if item.sequence == EMBEDDING:
                 self._result.embedding = item.log_probs
+                continue
+            if item.sequence == CACHED:  # of the first submission, which has the prompt alone
+                self._result.cached_tokens = self._result.cached_tokens or item.offset
                 continue
             if item.sequence == PROMPT and not item.ids and item.offset:
                 self._result.prompt_length = item.offset - self._prompted
@@ -295,7 +306,19 @@ class TextDecoder:
         result.arrivals.append((now, len(ids)))
         if result.time_to_first_token is None:
             result.time_to_first_token = now - self.started
-        return self._text.feed(ids)
+        if self._reasoning is None:
+            return self._text.feed(ids)
+        text = ""
+        for place, token in enumerate(ids):  # one by one: the reasoning may end between them
+            if self._reasoning.ended:
+                self._reasoning = None
+                return text + self._text.feed(ids[place:])
+            text += (new := self._text.feed([token]))
+            self._reasoning.add(new)
+            result.reasoning_tokens = min(self._reasoning.tokens, self._text.token_count)
+            if self._text.stopped:
+                break
+        return text
 
     def _finish(self, end: int) -> str:
         stream, request = self._text, self._request

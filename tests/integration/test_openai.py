@@ -222,7 +222,7 @@ def test_tritons_own_metrics_are_reachable(mock: Stack) -> None:
 def test_request_log_has_a_line_for_each_request_and_no_prompt(
     mock: Stack, client: openai.OpenAI
 ) -> None:
-    secret, refusal = "xyzzy-plugh-43", r"refused id=\S+ endpoint=completions code=E1005"
+    secret, refusal = "xyzzy-plugh-43" * 4, r"refused id=\S+ endpoint=completions code=E1005"
     refused = len(re.findall(refusal, mock.output))
     answer = client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": secret}], max_tokens=3
@@ -235,8 +235,12 @@ def test_request_log_has_a_line_for_each_request_and_no_prompt(
         (line,) = wait_until(lambda pattern=pattern: pattern.findall(mock.output))
         assert "outcome=length" in line
         assert "output_tokens=3" in line
+        assert "cached_tokens=64 " in line
         (first,) = re.findall(r" ttft_s=(\S+)", line)
         assert float(first) >= 0
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 64
     wait_until(lambda: len(re.findall(refusal, mock.output)) == refused + 1)
     assert secret not in mock.output
 

@@ -75,6 +75,10 @@ def without_ids(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "id": "", "content": content}
 
 
+def text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "citations": None}
+
+
 def prompt_of(served: Served, place: int = -1) -> str:
     ids = served.triton.requests[place].json["input_ids"]
     return str(TOKENIZER.tokenizer.decode(ids, skip_special_tokens=False))
@@ -84,10 +88,11 @@ def test_a_text_is_answered() -> None:
     with api(THREE) as served:
         answer = ask(served, system="Rhyme.", temperature=0.5, top_p=0.5, top_k=3)
         sent = served.triton.requests[0].json
-    assert answer["content"] == [{"type": "text", "text": "the quick größer"}]
+    assert answer["content"] == [text_block("the quick größer")]
     assert {**answer, "id": "", "content": [], "usage": {}} == {
         **{"id": "", "type": "message", "role": "assistant", "model": "small", "content": []},
         **{"stop_reason": "end_turn", "stop_sequence": None, "usage": {}},
+        **{"stop_details": None, "container": None},
     }
     assert answer["usage"]["input_tokens"] == len(sent["input_ids"])
     assert answer["usage"]["output_tokens"] == WORDS
@@ -118,7 +123,7 @@ def test_the_end_has_its_reason() -> None:
         cut = ask(served, max_tokens=WORDS, stop_sequences=[])
     for found in (whole, streamed):
         assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", "quick")
-        assert found["content"] == [{"type": "text", "text": "the "}]
+        assert found["content"] == [text_block("the ")]
     assert cut["stop_reason"] == "max_tokens"
 
 
@@ -129,7 +134,8 @@ def test_calls_go_out_and_their_results_come_back() -> None:
         text, call = answer["content"]
         assert text["type"] == "text"
         assert {**call, "id": ""} == {
-            **{"type": "tool_use", "id": "", "name": "weather", "input": {"city": "Rome"}}
+            **{"type": "tool_use", "id": "", "name": "weather", "input": {"city": "Rome"}},
+            "caller": {"type": "direct"},
         }
         assert answer["stop_reason"] == "tool_use"
         result = {"type": "tool_result", "tool_use_id": call["id"]}
@@ -215,11 +221,15 @@ def test_reasoning_is_a_block_that_is_taken_back() -> None:
         hidden = ask(served, thinking={"type": "disabled"})
         omitted = ask(served, thinking={"type": "adaptive", "display": "omitted"})
     thinking = {"type": "thinking", "thinking": "hm so", "signature": ""}
-    assert answer["content"] == [thinking, {"type": "text", "text": "Yes."}]
-    assert without_ids(joined(found)) == without_ids(answer)
+    assert answer["content"] == [thinking, text_block("Yes.")]
+    streamed = joined(found)
+    assert without_ids(streamed) == without_ids(answer)
+    reasoning = sum(len(TOKENIZER.encode(text)) for text in ("<think>hm", " so</think>"))
+    details = [made["usage"]["output_tokens_details"] for made in (answer, streamed)]
+    assert details == [{"thinking_tokens": reasoning}] * 2
     deltas = [item["delta"]["type"] for item in found if item["type"] == "content_block_delta"]
     assert deltas == ["thinking_delta", "thinking_delta", "signature_delta", "text_delta"]
-    assert hidden["content"] == omitted["content"] == [{"type": "text", "text": "Yes."}]
+    assert hidden["content"] == omitted["content"] == [text_block("Yes.")]
     turn = {"role": "assistant", "content": [*answer["content"], {"type": "redacted_thinking"}]}
     chat = translate({**BODY, "messages": [turn, {"role": "user", "content": "ok"}]}, images=False)
     assert chat["messages"][0]["reasoning_content"] == "hm so"

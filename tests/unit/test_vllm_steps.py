@@ -18,6 +18,7 @@ from vllm_hosts import ABC, PATIENCE_S, Running, running, tokens
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import (
+    CACHED,
     CANCELLED,
     ERROR,
     GOES_ON,
@@ -133,6 +134,14 @@ def test_ends_of_requests(host: Running, streaming: bool) -> None:
     assert ask(ABC, 50, end_id=98) == ([97], STOP)
     assert ask(ABC, 5, end_id=-1, stop_words=((99, 97),)) == (list(b"ab"), STOP)
     assert ask(ABC, 5, bad_words=((98, 99),)) == (list(b"abdab"), LENGTH)
+
+
+def test_cached_tokens_of_a_prompt_are_told(host: Running) -> None:
+    guest = StepGuest(host)
+    for cached in ([], [31]):
+        guest.submit(1, tokens(list(b"the same 16 bytes, and some more"), 4))
+        items = [item for step in guest.until_end([1]) for item in step]
+        assert [item.offset for item in items if item.sequence == CACHED] == cached
 
 
 def test_steps_are_sent_of_requests_that_do_not_stream(host: Running) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf, isfinite
 from typing import Any
 
@@ -61,18 +62,25 @@ class TokenOutputConverter:
         self._has_log_probs = request.return_log_probs
         self._top = request.top_log_probs
         self._prompt = list(request.input_ids) if request.prompt_log_probs else None
+        self._begun = False
 
     def prompt_event(self, output: Any) -> TokenEvent | None:
-        """The event of the prompt's tokens, once `output` has their log probabilities."""
+        """The event of the prompt: how many tokens were cached, by the first `output`.
+
+        And the tokens, once `output` has their log probabilities.
+        """
+        begun, self._begun = self._begun, True
+        cached = 0 if begun else output.num_cached_tokens or 0
         if self._prompt is None or not output.prompt_logprobs:
-            return None
+            return TokenEvent([], [], of_prompt=True, cached_tokens=cached) if cached else None
         ids, self._prompt = self._prompt, None
         if len(output.prompt_logprobs) != len(ids):
             raise VLLMUnknownError(
                 f"vLLM gave log probabilities of {len(output.prompt_logprobs)} tokens for a prompt"
                 f" of {len(ids)}"
             )
-        return _event_of_prompt(ids, output.prompt_logprobs, self._top)
+        event = _event_of_prompt(ids, output.prompt_logprobs, self._top)
+        return replace(event, cached_tokens=cached)
 
     def convert(self, output: Any) -> TokenEvent | None:
         """The event for `output`, a RequestOutput; None if there is nothing to send yet."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from cog_triton.serving.generation import GenerationResult, TextPiece
 from cog_triton.serving.openai.choices import ChatChoiceBuilder
-from cog_triton.serving.openai.envelope import Envelope, Object
+from cog_triton.serving.openai.envelope import Envelope, Object, Usage
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
 from cog_triton.serving.openai.parsers.call_parser import CallStart, Content, Delta, Reasoning
 from cog_triton.text.detokenize import TokenText
@@ -83,6 +83,9 @@ class EventChoiceBuilder(ChatChoiceBuilder):
     def events(self, piece: TextPiece) -> bytes:
         return b"".join(map(self._envelope.event, self.chunks(piece)))
 
-    def _prompt_count(self, result: GenerationResult) -> int:
-        """Tokens of the prompt, those of its images included."""
-        return result.prompt_length or self._prompt_tokens
+    def _usage(self, result: GenerationResult, *, begun: bool = False) -> Usage:
+        """The tokens so far; those of the output are 0 if the answer has only `begun`."""
+        prompt, cached = result.prompt_length or self._prompt_tokens, result.cached_tokens
+        if begun:
+            return Usage(prompt, 0, cached)
+        return Usage(prompt, result.output_token_count, cached, result.reasoning_tokens)

@@ -48,13 +48,17 @@ _NOT_SETTINGS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos
 
 
 class ChatPlan(NamedTuple):
-    """`guide` is what the answer must match, `visible` the special tokens that `parser` needs."""
+    """`guide` is what the answer must match, `visible` the special tokens that `parser` needs.
+
+    `reasoning` has the arguments of `ReasoningCount`, where our own parser knows its markers.
+    """
 
     prompt: RenderedPrompt
     guide: Guide | None = None
     parser: AnswerParser | None = None
     visible: Collection[str] = ()
     images: tuple[ImagePart, ...] = ()
+    reasoning: tuple[str, str, bool] | None = None
 
 
 class ChatPlanner:
@@ -138,6 +142,7 @@ class ChatPlanner:
         free = guide is None or guide.kind in ("structural_tag", "native_tag")
         visible = {*(parser.markers if parser else ())}
         reasoning: ReasoningParser | BorrowedStream | None = None
+        marked: tuple[str, str, bool] | None = None
         if self._borrowed and (borrows or (self._borrowed.reasoning and (free or self._defers))):
             spec = self._spec(request, tools if borrows else [])
             reasoning = BorrowedStream(self._borrowed, spec)
@@ -147,6 +152,7 @@ class ChatPlanner:
             opening, closing = marks
             opened = prompt.text.rstrip().endswith(opening)
             reasoning = ReasoningParser(opening, closing, opened=opened)
+            marked = opening, closing, opened
             visible |= {opening, closing}
         if reasoning is None and parser is None:
             return ChatPlan(prompt, guide, images=images)
@@ -157,7 +163,7 @@ class ChatPlanner:
             parallel=request.parallel_tool_calls is not False,
             forced=isinstance(request.tool_choice, NamedTool),
         )
-        return ChatPlan(prompt, guide, answer, visible, images)
+        return ChatPlan(prompt, guide, answer, visible, images, marked)
 
     @property
     def _defers(self) -> bool:

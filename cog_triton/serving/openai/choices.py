@@ -56,8 +56,8 @@ class ChoiceBuilder(ABC):
         """The stream of a parser of vLLM, if one parses this."""
         return None
 
-    def first_chunks(self) -> list[Object]:
-        """The chunks before any text, if the endpoint has any."""
+    def first_chunks(self, result: GenerationResult) -> list[Object]:
+        """The chunks before any text, if the endpoint has any; `result` is that so far."""
         return []
 
     def add(self, piece: TextPiece) -> None:
@@ -150,7 +150,7 @@ class ChatChoiceBuilder(ChoiceBuilder):
     def stream(self) -> BorrowedStream | None:
         return self._parser.stream if self._parser else None
 
-    def first_chunks(self) -> list[Object]:
+    def first_chunks(self, result: GenerationResult) -> list[Object]:
         """The chunk with the role."""
         return [self._chunk({"delta": {"role": "assistant", "content": ""}})]
 
@@ -368,6 +368,7 @@ def delta_object(delta: Delta) -> Object:
 def message_object(answer: Answer) -> Object:
     """The whole message; its content is null if there is none beside calls or reasoning."""
     message: Object = {"role": "assistant", "content": answer.content, "refusal": None}
+    message["annotations"] = []
     if answer.reasoning:
         message |= {"reasoning": answer.reasoning, "reasoning_content": answer.reasoning}
     if answer.calls:

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring
-from typing import Any
+from typing import Any, NamedTuple
 
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.openai import error_responses
@@ -20,6 +20,52 @@ from cog_triton.serving.openai import error_responses
 Object = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
 _json_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+class Usage(NamedTuple):
+    """Tokens of an answer: `cached` ones are of the prompt, `reasoning` ones of the output."""
+
+    prompt: int
+    output: int
+    cached: int = 0
+    reasoning: int = 0
+
+    def of_chat(self) -> Object:
+        """The `usage` of chats and completions; details that are 0 are left out, as by vLLM."""
+        found: Object = {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.output,
+            "total_tokens": self.prompt + self.output,
+        }
+        if self.cached:
+            found["prompt_tokens_details"] = {"cached_tokens": self.cached}
+        if self.reasoning:
+            found["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
+        return found
+
+    def of_response(self) -> Object:
+        """The `usage` of a response."""
+        return {
+            "input_tokens": self.prompt,
+            "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
+            "output_tokens": self.output,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning},
+            "total_tokens": self.prompt + self.output,
+        }
+
+    def of_message(self) -> Object:
+        """The `usage` of a message: clients add cached tokens to `input_tokens`."""
+        return {
+            "input_tokens": self.prompt - self.cached,
+            "cache_creation": None,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": self.cached,
+            "output_tokens": self.output,
+            "output_tokens_details": {"thinking_tokens": self.reasoning},
+            "server_tool_use": None,
+            "service_tier": "standard",
+            "inference_geo": None,
+        }
 
 
 @dataclass(slots=True)
@@ -58,9 +104,9 @@ class Envelope:
         made = self._object(self.chunk_object, choices)
         return {**made, "usage": None} if self.tells_usage else made
 
-    def whole(self, choices: Sequence[Object], usage: Object) -> Object:
+    def whole(self, choices: Sequence[Object], usage: Usage) -> Object:
         """The complete response."""
-        return {**self._object(self.full_object, choices), "usage": usage}
+        return {**self._object(self.full_object, choices), "usage": usage.of_chat()}
 
     @property
     def done(self) -> bytes:
@@ -113,12 +159,10 @@ class ResponseEnvelope(EventEnvelope):
         """The envelope of a new response."""
         return cls("responses", "resp", "response", "response", model)
 
-    def whole(self, choices: Sequence[Object], usage: Object) -> Object:
+    def whole(self, choices: Sequence[Object], usage: Usage) -> Object:
         """See `Envelope.whole`; of the only choice."""
         (answer,) = choices
-        return self.response(
-            answer["status"], answer["output"], usage_object(usage["prompt_tokens"], usage)
-        )
+        return self.response(answer["status"], answer["output"], usage)
 
     def numbered(self, events: list[Object]) -> list[Object]:
         """The next events, with their numbers."""
@@ -132,13 +176,14 @@ class ResponseEnvelope(EventEnvelope):
         (event,) = self.numbered([{**body["error"], **body, "type": "error"}])
         return self.event(event)
 
-    def response(self, status: str, output: list[Object], usage: Object | None) -> Object:
+    def response(self, status: str, output: list[Object], usage: Usage | None) -> Object:
         """The response object."""
         cut = status == "incomplete"
         self.made = {
             "id": self.id,
             "object": "response",
             "created_at": self.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "background": False,
             "error": None,
@@ -149,7 +194,7 @@ class ResponseEnvelope(EventEnvelope):
             "service_tier": "default",
             "store": False,
             "top_logprobs": 0,
-            "usage": usage,
+            "usage": usage and usage.of_response(),
             **self.echoed,
         }
         return self.made
@@ -163,17 +208,16 @@ class MessageEnvelope(EventEnvelope):
         """The envelope of a new message."""
         return cls("messages", "msg", "message", "message", model)
 
-    def whole(self, choices: Sequence[Object], usage: Object) -> Object:
+    def whole(self, choices: Sequence[Object], usage: Usage) -> Object:
         """See `Envelope.whole`; of the only choice."""
         (answer,) = choices
-        tokens = message_usage(usage["prompt_tokens"], usage["completion_tokens"])
-        return self.message(answer["content"], answer["end"], tokens)
+        return self.message(answer["content"], answer["end"], usage)
 
     def failure(self, error: CogTritonError) -> bytes:
         return self.event(error_responses.error_body(error, path=error_responses.MESSAGES))
 
-    def message(self, content: list[Object], end: Object, usage: Object) -> Object:
-        """The message object; `end` has its `stop_reason` and `stop_sequence`."""
+    def message(self, content: list[Object], end: Object, usage: Usage) -> Object:
+        """The message object; `end` has its `stop_reason` and what goes with that."""
         return {
             "id": self.id,
             "type": "message",
@@ -181,39 +225,8 @@ class MessageEnvelope(EventEnvelope):
             "model": self.model,
             "content": content,
             **end,
-            "usage": usage,
+            "usage": usage.of_message(),
         }
-
-
-def message_usage(prompt: int, output: int) -> Object:
-    """Anthropic's usage object; nothing is told, or billed, of prefixes in the KV cache."""
-    return {
-        "input_tokens": prompt,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
-        "output_tokens": output,
-    }
-
-
-def usage_of(prompt: int, output: int) -> Object:
-    """OpenAI's usage object for `prompt` and `output` tokens."""
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
-    }
-
-
-def usage_object(prompt: int, counts: dict[str, Any]) -> Object:
-    """The `usage` of a response, of `completion_tokens` beside `prompt`."""
-    output = counts["completion_tokens"]
-    return {
-        "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": output,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": prompt + output,
-    }
 
 
 def sse_event(data: Object) -> bytes:

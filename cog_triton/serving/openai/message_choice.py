@@ -8,11 +8,11 @@ from collections.abc import Collection
 from cog_triton.serving.generation import GenerationResult, TextPiece
 from cog_triton.serving.openai.answer_items import AnswerItems, EventChoiceBuilder, Kind
 from cog_triton.serving.openai.choices import call_id
-from cog_triton.serving.openai.envelope import MessageEnvelope, Object, message_usage
+from cog_triton.serving.openai.envelope import MessageEnvelope, Object
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
 from cog_triton.text.detokenize import TokenText
 
-_BEGUN: Object = {"stop_reason": None, "stop_sequence": None}
+_BEGUN: Object = dict.fromkeys(("stop_reason", "stop_sequence", "stop_details", "container"))
 _DELTAS = {
     "text": ("text_delta", "text"),
     "thinking": ("thinking_delta", "thinking"),
@@ -36,8 +36,8 @@ class MessageChoiceBuilder(EventChoiceBuilder):
         self._stops = stops
         self._blocks = MessageBlocks()
 
-    def first_chunks(self) -> list[Object]:
-        begun = self._message.message([], _BEGUN, message_usage(self._prompt_tokens, 0))
+    def first_chunks(self, result: GenerationResult) -> list[Object]:
+        begun = self._message.message([], _BEGUN, self._usage(result, begun=True))
         return [{"type": "message_start", "message": begun}, {"type": "ping"}]
 
     def chunks(self, piece: TextPiece) -> list[Object]:
@@ -45,7 +45,7 @@ class MessageChoiceBuilder(EventChoiceBuilder):
 
     def closing_chunks(self, result: GenerationResult) -> list[Object]:
         events = self._close(result)
-        usage = message_usage(self._prompt_count(result), result.output_token_count)
+        usage = self._usage(result).of_message()
         last = {"type": "message_delta", "delta": self._end(result), "usage": usage}
         return [*events, last, {"type": "message_stop"}]
 
@@ -66,7 +66,8 @@ class MessageChoiceBuilder(EventChoiceBuilder):
         if self._parser is not None and self._parser.called:
             return {**_BEGUN, "stop_reason": "tool_use"}
         if result.stop_string in self._stops:
-            return {"stop_reason": "stop_sequence", "stop_sequence": result.stop_string}
+            stopped = {"stop_reason": "stop_sequence", "stop_sequence": result.stop_string}
+            return {**_BEGUN, **stopped}
         return {**_BEGUN, "stop_reason": "end_turn"}
 
 
@@ -81,11 +82,12 @@ class MessageBlocks(AnswerItems):
     def _start(self, kind: Kind, name: str) -> list[Object]:
         match kind:
             case "text":
-                block: Object = {"type": "text", "text": ""}
+                block: Object = {"type": "text", "text": "", "citations": None}
             case "reasoning":  # Anthropic signs what only its own models may be given back
                 block = {"type": "thinking", "thinking": "", "signature": ""}
             case "call":
                 block = {"type": "tool_use", "id": call_id(), "name": name, "input": {}}
+                block["caller"] = {"type": "direct"}
         self._open = block
         self._begun += 1
         return [self._event("content_block_start", content_block={**block})]

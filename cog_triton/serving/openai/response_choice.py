@@ -8,7 +8,7 @@ from typing import Any
 from cog_triton.serving.generation import GenerationResult, TextPiece
 from cog_triton.serving.openai.answer_items import AnswerItems, EventChoiceBuilder, Kind
 from cog_triton.serving.openai.choices import call_id
-from cog_triton.serving.openai.envelope import Object, ResponseEnvelope, usage_object
+from cog_triton.serving.openai.envelope import Object, ResponseEnvelope
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
 from cog_triton.serving.openai.parsers.call_parser import Content
 from cog_triton.text.detokenize import TokenText
@@ -30,7 +30,7 @@ class ResponseChoiceBuilder(EventChoiceBuilder):
         self._response = envelope
         self._items = ResponseItems()
 
-    def first_chunks(self) -> list[Object]:
+    def first_chunks(self, result: GenerationResult) -> list[Object]:
         begun = self._response.response("in_progress", [], None)
         return self._response.numbered(
             [
@@ -44,9 +44,7 @@ class ResponseChoiceBuilder(EventChoiceBuilder):
 
     def closing_chunks(self, result: GenerationResult) -> list[Object]:
         status, events = self._finish(result)
-        counts = {"completion_tokens": result.output_token_count}
-        usage = usage_object(self._prompt_count(result), counts)
-        response = self._response.response(status, self._items.output, usage)
+        response = self._response.response(status, self._items.output, self._usage(result))
         return self._response.numbered(
             [*events, {"type": f"response.{status}", "response": response}]
         )

@@ -121,18 +121,26 @@ def translate(
     return Translated(chat, _echoed({**defaults, **given}))
 
 
+_NULLABLE = (
+    *("instructions", "max_output_tokens", "max_tool_calls"),
+    *("prompt_cache_key", "safety_identifier"),
+)
+
+
 def _echoed(given: Mapping[str, Any]) -> Object:
     user = {"user": given["user"]} if "user" in given else {}
+    unset = dict.fromkeys(("description", "parameters", "strict"))
     return user | {
-        "instructions": given.get("instructions"),
-        "max_output_tokens": given.get("max_output_tokens"),
+        **{name: given.get(name) for name in _NULLABLE},
+        "frequency_penalty": given.get("frequency_penalty", 0.0),
         "metadata": given.get("metadata", {}),
         "parallel_tool_calls": given.get("parallel_tool_calls", True),
+        "presence_penalty": given.get("presence_penalty", 0.0),
         "reasoning": given.get("reasoning", {"effort": None, "summary": None}),
         "temperature": given.get("temperature", 1.0),
         "text": given.get("text", {"format": {"type": "text"}}),
         "tool_choice": given.get("tool_choice", "auto"),
-        "tools": given.get("tools", []),
+        "tools": [unset | tool for tool in given.get("tools", [])],
         "top_p": given.get("top_p", 1.0),
         "truncation": "disabled",
     }

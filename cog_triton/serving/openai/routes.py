@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -79,7 +79,8 @@ R = TypeVar("R", bound=OpenAIRequest)
 class Prompts(NamedTuple):
     """Token ids of each prompt, builders by choice, and what the answers are made with.
 
-    `images` are of the one prompt, `visible` the special tokens that are part of the text.
+    `images` are of the one prompt, `visible` the special tokens that are part of the text;
+    `reasoning` is as in `ChatPlan`.
     """
 
     ids: Sequence[list[int]]
@@ -87,6 +88,14 @@ class Prompts(NamedTuple):
     guide: Guide | None = None
     images: tuple[ImagePart, ...] = ()
     visible: Collection[str] = ()
+    reasoning: tuple[str, str, bool] | None = None
+
+    @classmethod
+    def of_chat(
+        cls, plan: ChatPlan, ids: list[int], builder: Callable[[int], ChoiceBuilder]
+    ) -> Self:
+        """The only prompt of a chat."""
+        return cls([ids], builder, plan.guide, plan.images, plan.visible, plan.reasoning)
 
 
 class OpenAIRoutes:
@@ -137,7 +146,7 @@ class OpenAIRoutes:
                     envelope, index, self._token_text, log_probs=chat.log_probs, parser=parser
                 )
 
-            return Prompts([ids], builder, plan.guide, plan.images, plan.visible)
+            return Prompts.of_chat(plan, ids, builder)
 
         return await self._answer(request, ChatRequest, prompts, envelope)
 
@@ -171,7 +180,7 @@ class OpenAIRoutes:
         def prompts(chat: ChatRequest) -> Prompts:
             plan, ids = self._chat_plan(chat)
             builder = ResponseChoiceBuilder(envelope, self._token_text, len(ids), plan.parser)
-            return Prompts([ids], lambda _: builder, plan.guide, plan.images, plan.visible)
+            return Prompts.of_chat(plan, ids, lambda _: builder)
 
         answer = await self._answer(request, ChatRequest, prompts, envelope, to_chat, names)
         if store is None or recording is None:
@@ -200,7 +209,7 @@ class OpenAIRoutes:
             stops = chat.stops() or ()
             parser = plan.parser
             builder = MessageChoiceBuilder(envelope, self._token_text, len(ids), stops, parser)
-            return Prompts([ids], lambda _: builder, plan.guide, plan.images, plan.visible)
+            return Prompts.of_chat(plan, ids, lambda _: builder)
 
         return await self._answer(request, ChatRequest, prompts, envelope, to_chat, names)
 
@@ -296,6 +305,7 @@ class OpenAIRoutes:
                 stops,
                 stop_token_ids=stop_token_ids,
                 visible=prompts.visible,
+                reasoning=prompts.reasoning,
                 id=envelope.id,
                 endpoint=envelope.endpoint,
                 asked_priority=request.priority,

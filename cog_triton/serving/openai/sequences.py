@@ -20,6 +20,7 @@ from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import Generation, TextGenerator
 from cog_triton.serving.generation import GenerationRequest, TextPiece
 from cog_triton.serving.inbox import Inbox, LoopInbox
+from cog_triton.serving.openai.envelope import Usage
 from cog_triton.text.sampling import MAX_SEED
 
 Pieces = Sequence[tuple[int, TextPiece | None]]
@@ -142,15 +143,16 @@ class Sequences:
         return any(map(_IS_INTERRUPTED, self._running.values()))
 
     @property
-    def output_tokens(self) -> int:
-        """Tokens of all sequences so far."""
-        return sum(generation.result.output_token_count for generation in self.generations)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts, each counted once; those of images as far as they are known."""
+    def usage(self) -> Usage:
+        """Tokens of all sequences so far, those of each prompt and its images counted once."""
+        results = [generation.result for generation in self.generations]
         first = self.generations[:: self.plan.made]
-        return sum(each.result.prompt_tokens(each.request) for each in first)
+        return Usage(
+            sum(each.result.prompt_tokens(each.request) for each in first),
+            sum(result.output_token_count for result in results),
+            sum(each.result.cached_tokens for each in first),
+            sum(result.reasoning_tokens for result in results),
+        )
 
     def cancel(self) -> None:
         """End all sequences on behalf of their client."""

@@ -15,7 +15,7 @@ from cog_triton.serving.generation import TextPiece
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.application import BODY_SEND
 from cog_triton.serving.openai.choices import ChoiceBuilder
-from cog_triton.serving.openai.envelope import Envelope, sse_event, usage_of
+from cog_triton.serving.openai.envelope import Envelope, Usage, sse_event
 from cog_triton.serving.openai.sequences import Pieces, Sequences
 
 # An error before this, such as E2107, sets the HTTP status; after it, the headers are sent, and
@@ -117,8 +117,8 @@ class GenerationResponse(EngineResponse):
                 for place, piece in await sequences.advance() or ():
                     if piece is not None:
                         self.builders[place].add(piece)
-        usage = self._usage(self.sequences.output_tokens)
-        return error_responses.json_response(self.envelope.whole(self._choices(), usage))
+        whole = self.envelope.whole(self._choices(), self.sequences.usage)
+        return error_responses.json_response(whole)
 
     def _choices(self) -> list[dict[str, Any]]:
         """The choices to answer: of each prompt all, or the best ones."""
@@ -143,8 +143,12 @@ class GenerationResponse(EngineResponse):
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 headers_sent = True
                 send = scope.get(BODY_SEND, send)
-                firsts = [chunk for builder in builders for chunk in builder.first_chunks()]
-                data = b"".join([self._event(chunk, 0) for chunk in firsts])
+                usage = sequences.usage._replace(output=0, reasoning=0)
+                data = b"".join(
+                    self._event(chunk, usage)
+                    for builder, generation in zip(builders, sequences.generations, strict=True)
+                    for chunk in builder.first_chunks(generation.result)
+                )
                 while True:
                     data += self._events(pieces)
                     if sequences.ended:
@@ -158,7 +162,7 @@ class GenerationResponse(EngineResponse):
                         pieces, data = (), await self._pass_on(send)
             if self.envelope.tells_usage:
                 chunk = self.envelope.chunk([])
-                data += sse_event({**chunk, "usage": self._usage(sequences.output_tokens)})
+                data += sse_event({**chunk, "usage": sequences.usage.of_chat()})
             data += self.envelope.done
         except Exception as error:  # noqa: BLE001 - sent with its code
             coded = error_responses.to_coded_error(error)
@@ -228,21 +232,18 @@ class GenerationResponse(EngineResponse):
             if piece is not None:
                 data += self._piece_event(builder, piece)
             if self.sequences.told(place):
-                tokens = self.sequences.output_tokens
+                usage = self.sequences.usage
                 chunks = builder.closing_chunks(self.sequences.generations[place].result)
-                data += b"".join([self._event(chunk, tokens) for chunk in chunks])
+                data += b"".join([self._event(chunk, usage) for chunk in chunks])
         return data
 
     def _piece_event(self, builder: ChoiceBuilder, piece: TextPiece) -> bytes:
         if not self.usage_so_far:
             return builder.events(piece)
-        tokens = self.sequences.output_tokens
-        return b"".join([self._event(chunk, tokens) for chunk in builder.chunks(piece)])
+        usage = self.sequences.usage
+        return b"".join([self._event(chunk, usage) for chunk in builder.chunks(piece)])
 
-    def _event(self, chunk: dict[str, Any], tokens: int) -> bytes:
+    def _event(self, chunk: dict[str, Any], usage: Usage) -> bytes:
         if not self.usage_so_far:
             return self.envelope.event(chunk)
-        return sse_event({**chunk, "usage": self._usage(tokens)})
-
-    def _usage(self, tokens: int) -> dict[str, int]:
-        return usage_of(self.sequences.prompt_tokens, tokens)
+        return sse_event({**chunk, "usage": usage.of_chat()})

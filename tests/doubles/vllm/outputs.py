@@ -60,6 +60,7 @@ class RequestOutput:
         self.outputs = outputs
         self.finished = finished
         self.lora_request = lora_request
+        self.num_cached_tokens = num_cached_tokens
 
     def add(self, next_output: "RequestOutput", aggregate: bool) -> None:
         self.finished |= next_output.finished

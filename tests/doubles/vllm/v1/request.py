@@ -23,7 +23,7 @@ class Request:
         self.sampling_params = request.sampling_params
         self.pooling_params = request.pooling_params
         self.output_token_ids: list[int] = []
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_cached_tokens = 0
         self.prefill_stats: Any = object()
         self.structured_output_request: StructuredOutputRequest | None = None
         if request.sampling_params and request.sampling_params.structured_outputs:

@@ -40,6 +40,7 @@ class EngineCoreOutput:
     stop_reason: int | str | None = None
     new_prompt_logprobs_tensors: Any = None
     pooling_output: Any = None
+    num_cached_tokens: int = 0
 
     @property
     def finished(self) -> bool:

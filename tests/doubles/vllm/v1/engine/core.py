@@ -92,6 +92,7 @@ class EngineCore:
                 hits += 16
             self._cached.add(block)
         self._prefix.hits += hits
+        request.num_cached_tokens = min(hits, len(ids) - 1)
         if request.prefill_stats and request.num_preemptions <= 0:
             assert hits <= len(request.prompt_token_ids)
 

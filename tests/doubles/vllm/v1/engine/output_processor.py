@@ -85,6 +85,7 @@ class RequestState:
     def update(self, output: EngineCoreOutput) -> str | None:
         """Take an output's tokens; returns the stop string that they complete."""
         self.token_ids += output.new_token_ids
+        self.num_cached_tokens = output.num_cached_tokens
         self.prompt_logprobs = output.new_prompt_logprobs_tensors or self.prompt_logprobs
         if self.logprobs is not None:
             self.logprobs += output.new_logprobs
@@ -139,8 +140,9 @@ class RequestState:
         if delta and of_prompt:
             self.prompt_logprobs = []
         return RequestOutput(
-            self.external_req_id, self.prompt, self.prompt_token_ids, of_prompt, outputs, finished
-        )
+            self.external_req_id, self.prompt, self.prompt_token_ids, of_prompt, outputs, finished,
+            num_cached_tokens=self.num_cached_tokens,
+        )  # fmt: skip
 
 
 class OutputProcessor:

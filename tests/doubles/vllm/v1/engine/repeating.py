@@ -62,7 +62,9 @@ class Sequence:
         if self.params.logprobs is not None:
             logprobs = [self.likeliest(token, -len(self.tokens) / 8, self.params.logprobs)]
         of_prompt, self.prompt_logprobs = self.prompt_logprobs, None
-        return EngineCoreOutput(self.request_id, [token], logprobs, *self._finish(token), of_prompt)
+        made = EngineCoreOutput(self.request_id, [token], logprobs, *self._finish(token), of_prompt)
+        made.num_cached_tokens = self.request.num_cached_tokens
+        return made
 
     def text(self, token: int) -> str:
         """Text of a token, as vLLM tells it, not the vocabulary's spelling."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from chat_templates import CHATML_TOOLS
 from openai_server import THREE, TOKENIZER, Served, api, tokens, wait
 from scripted_server import HANG, PATIENCE_S, event, stream
 
@@ -20,15 +23,17 @@ from cog_triton.serving.openai.response_file import ResponseFile
 from cog_triton.serving.openai.response_store import ResponseStore
 
 BODY = {"model": "small", "input": "Hi"}
+BODY_TURN = {"role": "user", "content": [{"type": "input_text", "text": "b"}]}
 WORDS = [f"{number} " for number in range(40)]
 TEXT = "".join(WORDS)
 
 
 @contextmanager
 def kept(
-    path: Path, size: int = 1 << 20, age: float = 3600, detached: int = 8, detached_s: float = 60
+    path: Path, size: int = 1 << 20, age: float = 3600, detached: int = 8, **times: float
 ) -> Iterator[ResponseStore]:
-    found = ResponseStore(ResponseFile(path, size, age), detached, detached_s)
+    bounds = {"detached_s": 60.0, **times}
+    found = ResponseStore(ResponseFile(path, size, age), detached, **bounds)
     try:
         yield found
     finally:
@@ -197,7 +202,7 @@ def test_a_client_that_leaves_ends_what_is_not_kept(store: ResponseStore) -> Non
         assert wait(lambda: served.ended)
 
 
-@pytest.mark.parametrize("bounds", [{"detached": 0}, {"detached_s": 0.2}])
+@pytest.mark.parametrize("bounds", [{"detached": 0}, {"detached_s": 0.2}, {"grace_s": 0.2}])
 def test_what_nobody_waits_for_is_bounded(tmp_path: Path, bounds: dict[str, Any]) -> None:
     with kept(tmp_path, **bounds) as store, api(gated(HANG), store=store) as served:
         name, _ = begun(served)
@@ -209,7 +214,29 @@ def test_what_nobody_waits_for_is_bounded(tmp_path: Path, bounds: dict[str, Any]
         assert "DETACHED_RESPONSES" in answer.text or not refused
 
 
-def test_a_conversation_goes_on_from_what_is_kept(store: ResponseStore) -> None:
+def test_a_stream_whose_client_is_back_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, waits = Event(), []
+    with kept(tmp_path, grace_s=0.05) as store, api(gated(gate), store=store) as served:
+        again = store._wait_for_readers
+        monkeypatch.setattr(
+            store, "_wait_for_readers", lambda recording: (waits.append(1), again(recording))
+        )
+        with served.client().responses.create(stream=True, **BODY) as left:
+            found = [item for item, _ in zip(left, range(8), strict=False)]
+            rest = served.client().responses.retrieve(found[0].response.id, stream=True)
+            events = [next(rest)]
+        assert wait(lambda: len(waits) > 3)
+        gate.set()
+        assert deltas([*events, *rest]) == TEXT
+
+
+def test_a_conversation_goes_on_from_what_is_kept(
+    store: ResponseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = store._apply
+    monkeypatch.setattr(store, "_apply", lambda changes: (time.sleep(0.1), write(changes)))
     with api(THREE, store=store) as served:
         client = served.client()
         first = client.responses.create(model="small", input="One.", instructions="Rhyme.")
@@ -223,7 +250,6 @@ def test_a_conversation_goes_on_from_what_is_kept(store: ResponseStore) -> None:
         last = list(third)[-1].response  # type: ignore[union-attr]
         text = TOKENIZER.tokenizer.decode(served.triton.requests[-1].json["input_ids"])
         bad = {**BODY, "previous_response_id": last.id, "input": [{"type": "x"}]}
-        wait(lambda: client.responses.retrieve(last.id).status == "completed")
         named = served.post("/v1/responses", bad).json()["error"]["message"]
         gone = served.post("/v1/responses", {**BODY, "previous_response_id": "resp-1"})
     assert last.previous_response_id == second.id
@@ -233,6 +259,7 @@ def test_a_conversation_goes_on_from_what_is_kept(store: ResponseStore) -> None:
     assert "Rhyme." not in text
     assert "input[0].type='x'" in named
     assert gone.status_code == 400
+    assert gone.json()["error"]["code"] == "previous_response_not_found"
     assert "previous_response_id='resp-1': response='resp-1': there is none" in gone.text
 
 
@@ -303,6 +330,47 @@ def test_who_waits_has_an_answer_that_cannot_be_kept(
     assert events[-1].response.store is False  # type: ignore[union-attr]
     assert refused.status_code == 500
     assert "responses cannot be kept: database or disk is full" in refused.text
+
+
+def test_items_of_the_input_are_listed_in_pages(store: ResponseStore) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "1"}
+    said = {"role": "assistant", "content": "so"}
+    items: Any = [{"role": "user", "content": "a"}, said, {"type": "message", **BODY_TURN}]
+    tools = replace(TOKENIZER, chat_template=CHATML_TOOLS)
+    with api(THREE, store=store, tokenizer=tools) as served:
+        client = served.client(_strict_response_validation=True)
+        answer = client.responses.create(model="small", input=[*items, call, result])
+        listed = client.responses.input_items.list(answer.id, limit=2)
+        found = list(listed)
+        assert [item.type for item in listed.data] == ["function_call_output", "function_call"]
+        assert listed.has_more
+        rising = list(client.responses.input_items.list(answer.id, order="asc", limit=100))
+        assert rising == found[::-1]
+        assert [item.type for item in rising] == ["message"] * 3 + [call["type"], result["type"]]
+        url = f"{served.url}/v1/responses/{answer.id}/input_items"
+        for query, words in (
+            ("order=up", "asc or desc"),
+            ("limit=0", "1 to 100"),
+            ("after=x", "x"),
+        ):
+            refused = httpx.get(f"{url}?{query}")
+            assert (refused.status_code, words in refused.text) == (400, True)
+
+
+def test_paths_below_are_their_own(store: ResponseStore) -> None:
+    with api(THREE, store=store) as served:
+        client = served.client(_strict_response_validation=True)
+        answer = client.responses.create(**BODY)
+        counted = client.responses.input_tokens.count(**BODY, instructions="Rhyme. " * 20)
+        longer = client.responses.input_tokens.count(**BODY, previous_response_id=answer.id)
+        assert answer.usage is not None
+        assert client.responses.input_tokens.count(**BODY).input_tokens == answer.usage.input_tokens
+        assert min(counted.input_tokens, longer.input_tokens) > answer.usage.input_tokens
+        assert served.post("/v1/responses/compact", BODY).status_code == 404
+        refused = served.post(f"/v1/responses/{answer.id}", BODY)
+        assert refused.status_code == 405
+        assert {*refused.headers["allow"].split(", ")} == {"GET", "HEAD", "DELETE"}
 
 
 def test_any_text_may_be_asked_for(store: ResponseStore) -> None:

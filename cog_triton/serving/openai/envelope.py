@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from cog_triton.errors import CogTritonError
 from cog_triton.serving.openai import error_responses
 
 Object = dict[str, Any]
+ANTHROPIC = "anthropic-version"
+"""Header of Anthropic's clients."""
 DONE = b"data: [DONE]\n\n"
 _json_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -227,6 +230,28 @@ class MessageEnvelope(EventEnvelope):
             **end,
             "usage": usage.of_message(),
         }
+
+
+def anthropic_models(models: Sequence[Object]) -> Object:
+    """The list of `model` objects of OpenAI's API as Anthropic's, whole."""
+    found = [anthropic_model(model) for model in models]
+    first, last = (found[0]["id"], found[-1]["id"]) if found else (None, None)
+    return {"data": found, "has_more": False, "first_id": first, "last_id": last}
+
+
+def anthropic_model(model: Object) -> Object:
+    """A `model` object of OpenAI's API as Anthropic's `ModelInfo`."""
+    created = datetime.fromtimestamp(model["created"], UTC)
+    return {
+        "type": "model",
+        "id": model["id"],
+        "display_name": model["id"],
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "max_input_tokens": model["max_model_len"],
+        "max_tokens": model["max_model_len"],
+        "capabilities": None,
+        "lifecycle": "active",
+    }
 
 
 def sse_event(data: Object) -> bytes:

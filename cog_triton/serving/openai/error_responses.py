@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from cog_triton import errors
 from cog_triton.errors import CogTritonError, UserError
+from cog_triton.serving.openai.response_book import GONE
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +103,8 @@ def error_body(error: CogTritonError, status: int | None = None, path: str = "")
     openai_code = _OPENAI_CODES.get(type(error))
     if _names_model(error):
         openai_code = "model_not_found"
+    if _param(error) == "previous_response_id" and error.detail.endswith(GONE):
+        openai_code = "previous_response_not_found"
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {
         "error": {

@@ -18,6 +18,8 @@ Object = dict[str, Any]
 RUNNING = "in_progress"
 END = b"\n\n"
 """What ends an event."""
+GONE = "there is none, or no longer"
+"""End of the error of a response that is not kept."""
 MOST_PARTS = 64
 """Parts of a stream, as they were written, that are read at once."""
 

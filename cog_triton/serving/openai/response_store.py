@@ -25,6 +25,7 @@ from cog_triton import errors
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.openai.response_book import (
     END,
+    GONE,
     RUNNING,
     Changes,
     Entry,
@@ -42,6 +43,7 @@ _log = logging.getLogger(__name__)
 FOLDER = "responses"
 _BATCH_S = 0.05
 _SWEEP_S = 1.0
+_GRACE_S = 60.0
 Apply = Callable[[Changes], None]
 
 
@@ -60,6 +62,8 @@ class Recording:
     broken: bool = False
     """Whether some of it could not be written, and it is kept no more."""
     readers: int = 0
+    alone_s: float = 0.0
+    """How long it is made on without a reader."""
     pending: deque[bytes] = field(default_factory=deque)
     queued: bool = False
     written: int = 0
@@ -82,14 +86,20 @@ class ResponseStore:
     What awaits, and what begins or ends a response, is of one event loop; all else is thread-safe.
     """
 
-    def __init__(self, book: ResponseBook, detached: int, detached_s: float) -> None:
-        """`detached` responses that nobody waits for are made at once, each for `detached_s`."""
+    def __init__(
+        self, book: ResponseBook, detached: int, detached_s: float, grace_s: float = _GRACE_S
+    ) -> None:
+        """`detached` responses that nobody waits for are made at once, each for `detached_s`.
+
+        Those that are not in the background are made for `grace_s`, in which a client may return.
+        """
         self.live: dict[str, Recording] = {}
         """Those that this worker makes, by their ids."""
         self.tasks: set[asyncio.Task[None]] = set()
         """Of those that were begun in the background."""
         self._detached: dict[str, asyncio.TimerHandle] = {}
         self._most_detached, self._detached_s = detached, detached_s
+        self._grace_s = min(grace_s, detached_s)
         self._book = book
         self._changes: SimpleQueue[_Change | None] = SimpleQueue()
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
@@ -133,7 +143,7 @@ class ResponseStore:
         self._fail_if_lost(name)
         kept = self._book.read(name, tenant)
         if kept is None:
-            raise errors.NotFound(f"response={name[:80]!r}: there is none, or no longer")
+            raise errors.NotFound(f"response={name[:80]!r}: {GONE}")
         return kept
 
     @contextmanager
@@ -147,6 +157,9 @@ class ResponseStore:
         finally:
             if recording is not None:
                 recording.readers -= 1
+                if (timer := self._detached.get(name)) is not None:
+                    timer.cancel()
+                    self._wait_for_readers(recording)
 
     def events(self, name: str, first: int) -> Events:
         """Events from number `first` on; none once the response is gone. Blocks."""
@@ -195,8 +208,8 @@ class ResponseStore:
             apply = self._appending(recording)
             self._changes.put(_Change(recording.id, apply, urgent=False, recording=recording))
 
-    def finish(self, recording: Recording, body: Object) -> None:
-        """Keep how a response that has begun ended."""
+    def finish(self, recording: Recording, body: Object) -> Future[None]:
+        """Keep how a response that has begun ended; the future is as that of `change`."""
         self.live.pop(recording.id, None)
         if (timer := self._detached.pop(recording.id, None)) is not None:
             timer.cancel()
@@ -209,7 +222,9 @@ class ResponseStore:
             else:
                 changes.end(recording.id, body)
 
-        self._changes.put(_Change(recording.id, apply, recording=recording))
+        done: Future[None] = Future()
+        self._changes.put(_Change(recording.id, apply, done=done, recording=recording))
+        return done
 
     def require_room(self) -> None:
         """Raise E2107 unless one more may be made that nobody waits for."""
@@ -219,21 +234,26 @@ class ResponseStore:
                 " (DETACHED_RESPONSES); try again later"
             )
 
-    def detach(self, recording: Recording) -> bool:
+    def detach(self, recording: Recording, *, background: bool) -> bool:
         """Whether a response is made on although nobody waits for it."""
         if recording.id not in self.live or len(self._detached) >= self._most_detached:
             return False
-        loop = asyncio.get_running_loop()
+        recording.alone_s = self._detached_s if background else self._grace_s
+        self._wait_for_readers(recording)
+        return True
+
+    def _wait_for_readers(self, recording: Recording) -> None:
+        """Cancel it after its time without a reader."""
 
         def expire() -> None:
             if recording.readers:
-                self._detached[recording.id] = loop.call_later(self._detached_s, expire)
+                self._wait_for_readers(recording)
             else:
                 _log.warning("response %s: cancelled: nobody waits for it", recording.id)
                 self.cancel(recording)
 
-        self._detached[recording.id] = loop.call_later(self._detached_s, expire)
-        return True
+        loop = asyncio.get_running_loop()
+        self._detached[recording.id] = loop.call_later(recording.alone_s, expire)
 
     def cancel(self, recording: Recording) -> None:
         """End a response that this worker makes."""
@@ -325,9 +345,11 @@ class ResponseStore:
             _log.error("%s", error)
             self._give_up([each.recording for each in changes if each.recording is not None])
         for change in changes:
-            if change.done is not None and failed is not None:
+            if change.done is None or not change.done.set_running_or_notify_cancel():
+                continue
+            if failed is not None:
                 change.done.set_exception(failed)
-            elif change.done is not None:
+            else:
                 change.done.set_result(None)
         ids = {change.id for change in changes}
         self._on_loop(lambda: self._wake(ids))

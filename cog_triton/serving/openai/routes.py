@@ -27,10 +27,13 @@ from cog_triton.serving.openai.choices import (
 )
 from cog_triton.serving.openai.embeddings import EmbeddingRoutes
 from cog_triton.serving.openai.envelope import (
+    ANTHROPIC,
     Envelope,
     MessageEnvelope,
     Object,
     ResponseEnvelope,
+    anthropic_model,
+    anthropic_models,
 )
 from cog_triton.serving.openai.error_responses import MESSAGES, json_response
 from cog_triton.serving.openai.field_names import FieldNames
@@ -128,11 +131,14 @@ class OpenAIRoutes:
 
     async def _list(self, request: Request) -> Response:
         objects = self._models.objects(self._description())
+        if ANTHROPIC in request.headers:
+            return json_response(anthropic_models(objects))
         return json_response({"object": "list", "data": objects})
 
     async def _one_model(self, request: Request) -> Response:
         adapter = self._models.adapter(request.path_params["model"])
-        return json_response(self._models.object(self._description(), adapter))
+        model = self._models.object(self._description(), adapter)
+        return json_response(anthropic_model(model) if ANTHROPIC in request.headers else model)
 
     async def _chat(self, request: Request) -> GenerationResponse:
         envelope = Envelope.of_chat(self._models.base)

@@ -116,6 +116,11 @@ _STREAMED = (
     {"in": "query", "name": "stream", "schema": {"type": "boolean"}},
     {"in": "query", "name": "starting_after", "schema": {"type": "integer", "minimum": 0}},
 )
+_PAGED = (
+    {"in": "query", "name": "limit", "schema": {"type": "integer", "minimum": 1, "maximum": 100}},
+    {"in": "query", "name": "order", "schema": {"type": "string", "enum": ["asc", "desc"]}},
+    {"in": "query", "name": "after", "schema": _TEXT},
+)
 _MESSAGES_REQUEST: dict[str, Any] = {
     "type": "object",
     "required": ["model", "max_tokens", "messages"],
@@ -187,6 +192,8 @@ def openapi() -> dict[str, Any]:
                 "delete": _of_response("Delete it"),
             },
             f"{_RESPONSE}/cancel": {"post": _of_response("End it while it is made")},
+            f"{_RESPONSE}/input_items": {"get": _of_response("Items of its input", _PAGED)},
+            "/v1/responses/input_tokens": {"post": _post("Tokens of input", "ResponsesRequest")},
             MESSAGES: {
                 "post": _post("Answer, as Anthropic's API", "MessagesRequest", "MessagesError")
             },

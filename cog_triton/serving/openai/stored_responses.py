@@ -7,10 +7,13 @@ A stream is recorded as its client gets it, and goes on when that leaves; who ta
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -31,6 +34,15 @@ _LAST = tuple(
     f"event: {name}\n".encode()
     for name in ("error", "response.completed", "response.incomplete", "response.failed")
 )
+
+
+class _ResponseId(StringConvertor):
+    """An id in a path, unlike the names of endpoints below /v1/responses."""
+
+    regex = "resp[^/]*"
+
+
+register_url_convertor("response", _ResponseId())
 _COMMENT = b": nothing new yet\n\n"
 _POLL_S, _COMMENT_S = 0.25, 5.0
 _CANCEL_S = 10.0
@@ -64,7 +76,9 @@ class RecordedResponse(GenerationResponse):
 
     def cancel(self) -> None:
         """The client has left."""
-        if not (self.streamed and self.store.detach(self.recording)):
+        if self.streamed:
+            self._leave()
+        else:
             self.store.cancel(self.recording)
 
     async def complete(self) -> Response:
@@ -118,14 +132,22 @@ class RecordedResponse(GenerationResponse):
             data = message["body"]
             if recording.begun and data and not data.startswith(b":"):  # a comment is alone
                 store.append(recording, data)
+            if recording.begun and not message.get("more_body"):  # its client may continue it
+                with suppress(CogTritonError):  # told by the store
+                    await asyncio.wrap_future(store.finish(recording, self._ended()))
             await send_body(message)
 
         try:
             scope = {**scope, BODY_SEND: send_recorded}
             await GenerationResponse._send_stream(self, scope, receive, send_start)
         finally:
-            if recording.begun:
+            if recording.id in store.live:
                 store.finish(recording, self._ended())
+
+    def _leave(self) -> None:
+        """Have it made on without a reader, if it may be."""
+        if not self.store.detach(self.recording, background=self.background):
+            self.store.cancel(self.recording)
 
     async def _begin(self) -> None:
         """Keep it from now on; raises E2100 or E2302 where it cannot be kept, and is to be."""
@@ -136,8 +158,8 @@ class RecordedResponse(GenerationResponse):
             if self.background:
                 raise
             self._envelope.echoed["store"] = False
-        if self.background and not (self.streamed or self.store.detach(self.recording)):
-            self.store.cancel(self.recording)
+        if self.background and not self.streamed:
+            self._leave()
 
     def _ended(self) -> Object:
         """The object of the end, whatever that was."""
@@ -160,12 +182,36 @@ class StoredResponses:
 
     def routes(self) -> list[Route]:
         """The routes for the application."""
-        one = "/v1/responses/{id}"
+        one = "/v1/responses/{id:response}"
         return [
-            Route(one, self._get, methods=["GET"]),
-            Route(one, self._delete, methods=["DELETE"]),
+            Route(one, self._one, methods=["GET", "DELETE"]),
             Route(f"{one}/cancel", self._cancel, methods=["POST"]),
+            Route(f"{one}/input_items", self._input_items, methods=["GET"]),
         ]
+
+    async def _one(self, request: Request) -> Response:
+        return await (self._delete if request.method == "DELETE" else self._get)(request)
+
+    async def _input_items(self, request: Request) -> Response:
+        name, kept = await self._kept(request)
+        asked = request.query_params
+        if (order := asked.get("order", "desc")) not in ("asc", "desc"):
+            raise InvalidArgument(f"order={shortened(order)}: must be asc or desc")
+        limit = asked.get("limit", "20")
+        if not (limit.isascii() and limit.isdecimal() and len(limit) < 4 and 0 < int(limit) <= 100):
+            raise InvalidArgument(f"limit={shortened(limit)}: must be from 1 to 100")
+        given = enumerate(json.loads(kept.input))
+        items = [_input_item(f"{name}-{place}", item) for place, item in given]
+        items = items[::-1] if order == "desc" else items
+        if (after := asked.get("after")) is not None:
+            ids = [item["id"] for item in items]
+            if after not in ids:
+                raise InvalidArgument(f"after={shortened(after)}: must be the id of an input item")
+            items = items[ids.index(after) + 1 :]
+        page = items[: int(limit)]
+        first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
+        found = {"object": "list", "data": page, "first_id": first, "last_id": last}
+        return json_response({**found, "has_more": len(items) > len(page)})
 
     async def _get(self, request: Request) -> Response:
         name, kept = await self._kept(request)
@@ -233,6 +279,17 @@ class StoredResponses:
         if found.status in ("failed", "cancelled") and not last.startswith(_LAST):
             kept = await asyncio.to_thread(store.read, name, tenant)
             yield _last_event(kept.told(), at)
+
+
+def _input_item(name: str, item: Object) -> Object:
+    """An item of the input as OpenAI lists it; its own `id` goes before `name`."""
+    given = {key: value for key, value in item.items() if value is not None}
+    found: Object = {"id": name, "type": "message", "status": "completed", **given}
+    if isinstance(text := found.get("content"), str):
+        kind = "output_text" if found.get("role") == "assistant" else "input_text"
+        extra: Object = {"annotations": []} if kind == "output_text" else {}
+        found["content"] = [{"type": kind, "text": text, **extra}]
+    return found
 
 
 def _last_event(response: Object, number: int) -> bytes:

@@ -1,6 +1,6 @@
 """Tokens of a text or chat, and their text, in vLLM's form: /tokenize and /detokenize.
 
-And the number of those of a message, in Anthropic's.
+And the number of those of a message, in Anthropic's, and of a response's input, in OpenAI's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cog_triton.errors import InvalidArgument
+from cog_triton.serving.openai import responses_request
 from cog_triton.serving.openai.chat_plan import ChatPlanner
 from cog_triton.serving.openai.error_responses import MESSAGES, json_response
 from cog_triton.serving.openai.field_names import FieldNames
@@ -21,6 +22,7 @@ from cog_triton.serving.openai.request_body import check_ids
 from cog_triton.serving.openai.request_fields import HashableFailFast
 from cog_triton.serving.openai.requests import ChatRequest, parse, validate
 from cog_triton.serving.openai.served_models import ServedAPI
+from cog_triton.serving.openai.stored_responses import tenant_name
 from cog_triton.text.chat import require_unicode
 
 _CHAT = ("messages", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort")
@@ -68,6 +70,7 @@ class TokenRoutes:
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
             Route(f"{MESSAGES}/count_tokens", self._count, methods=["POST"]),
+            Route("/v1/responses/input_tokens", self._count_input, methods=["POST"]),
         ]
 
     async def _tokenize(self, request: Request) -> Response:
@@ -78,6 +81,23 @@ class TokenRoutes:
 
     async def _count(self, request: Request) -> Response:
         return json_response(await self._api.planned(request, self._message_tokens))
+
+    async def _count_input(self, request: Request) -> Response:
+        return json_response(await self._api.planned(request, self._input_tokens))
+
+    def _input_tokens(self, body: Any) -> dict[str, Any]:
+        store, names = self._api.store, FieldNames(responses_request.NAMES)
+        with names.told():
+            given = responses_request.store_fields(body, has_store=store is not None)
+            earlier: list[Any] = []
+            if store is not None and given.previous:
+                most = self._api.settings.max_request_bytes
+                earlier = store.conversation(given.previous, tenant_name(), most)
+            chat = responses_request.translate(body, names=names, earlier=earlier).chat
+            chat = {"model": self._models.base, **chat}
+            self._require(chat["model"])
+            count = len(self._chat_ids(chat, special=False))
+        return {"object": "response.input_tokens", "input_tokens": count}
 
     def _message_tokens(self, body: Any) -> dict[str, Any]:
         names, images = FieldNames(NAMES), self._planner.takes_images

@@ -24,6 +24,7 @@ from cog_triton.door.request_parser import Limits
 from cog_triton.door.upstream import Route, Upstream
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.openai import error_responses
+from cog_triton.serving.openai.envelope import ANTHROPIC, anthropic_model, anthropic_models
 from cog_triton.serving.openai.error_responses import is_messages
 from cog_triton.serving.tenants import HEADER
 from cog_triton.system.redaction import KEY_HEADERS
@@ -261,12 +262,17 @@ class OpenAIGate(PrivateGate):
             return self._forward(request)
         tenant = request.tenant
         models = [each for each in swapping.models if tenant is None or tenant.may_name(each["id"])]
+        anthropic = bool(request.header(ANTHROPIC.encode()))
         if reads and request.path == _MODELS:
-            return json_answer(200, {"object": "list", "data": models})
+            listed = {"object": "list", "data": models}
+            return json_answer(200, anthropic_models(models) if anthropic else listed)
         if reads:
             asked = request.path.removeprefix(f"{_MODELS}/")
             described = [model for model in models if model["id"] == asked]
-            return json_answer(200, described[0]) if described else self._forward(request)
+            if not described:
+                return self._forward(request)
+            (model,) = described
+            return json_answer(200, anthropic_model(model) if anthropic else model)
         body = request.body
         name = await self.large_bodies.run(len(body), model_of, body)
         if tenant is not None and name is not None:

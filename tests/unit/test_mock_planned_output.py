@@ -16,8 +16,24 @@ from cog_triton.errors import InvalidArgument
 NONE: frozenset[int] = frozenset()
 
 
-def test_output_ends_at_max_tokens() -> None:
-    assert plan_output(request(100), PASSAGE, frozenset([1])) == PlannedOutput(100, 100, "length")
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"max_tokens": 99}, (99, "length")),
+        ({"max_tokens": 100}, (len(PASSAGE), "stop")),
+        ({"max_tokens": 100, "made": [1, 2]}, (len(PASSAGE) - 2, "stop")),
+        ({"max_tokens": 100, "min_tokens": 40}, (40, "stop")),
+        ({"max_tokens": 100, "end_id": -1}, (100, "length")),
+    ],
+)
+def test_output_ends_at_max_tokens_or_with_the_passage_if_it_may_fill_the_context(
+    values: dict[str, Any], expected: tuple[int, str]
+) -> None:
+    asked = request(**values)
+    context = len(asked.input_ids) + 100
+    found = plan_output(asked, PASSAGE, asked.end_ids(frozenset([1])), context)
+    assert (found.steps, found.end) == expected
+    assert found.steps == found.tokens
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,22 @@ class PlannedOutput:
     start: int = 0
 
 
-def plan_output(request: MockRequest, passage: Sequence[int], end_ids: Set[int]) -> PlannedOutput:
-    """Plan the output of `request`; raises E1005 for an injection after the output's end."""
-    after = request.inject_after - len(request.made)
+def plan_output(
+    request: MockRequest, passage: Sequence[int], end_ids: Set[int], context: float = math.inf
+) -> PlannedOutput:
+    """Plan the output of `request`; raises E1005 for an injection after the output's end.
+
+    One that may fill the `context`, as without a limit of its own, ends with the passage.
+    """
+    made = len(request.made)
+    after = request.inject_after - made
     request = request.as_prompt()
     output = _stopped(request, passage, end_ids)
     max_tokens = request.sampling.max_tokens
     output = output or PlannedOutput(max_tokens, max_tokens, "length")
+    rest = max(len(passage) - made, request.sampling.min_tokens, 1)
+    if end_ids and rest < output.steps and len(request.input_ids) + max_tokens >= context:
+        output = PlannedOutput(rest, rest, "stop")
     if request.inject is None or after < 0:
         return output
     if after >= output.steps:
@@ -220,7 +229,8 @@ class Scheduler:
         passage = self._passage(request)
         start %= len(passage)
         turned = passage[start:] + passage[:start] if start else passage
-        output = plan_output(request, turned, request.end_ids(self._end_ids))
+        end_ids, context = request.end_ids(self._end_ids), self._model.max_seq_len
+        output = plan_output(request, turned, end_ids, context)
         output = replace(output, start=start) if start else output
         self._queued[handle] = request.as_prompt(), output, passage
         self._admit()

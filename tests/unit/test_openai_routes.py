@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from threading import Event
 
 import httpx
@@ -214,6 +215,14 @@ def test_models_are_listed() -> None:
             served.client().models.retrieve("large")
         with pytest.raises(openai.NotFoundError, match=r"'large'.*'small'"):
             served.client().completions.create(model="large", prompt="Hi")
+        urls = [f"{served.url}/v1/models{path}" for path in ("", "/small")]
+        version = {"anthropic-version": "2023-06-01"}
+        page, one = (httpx.get(url, headers=version).json() for url in urls)
+    ends = {"first_id": "small", "last_id": "small", "has_more": False}
+    assert page == {"data": [one], **ends}
+    assert datetime.fromisoformat(one.pop("created_at")).timestamp() == model.created
+    known = {"type": "model", "id": "small", "display_name": "small", "lifecycle": "active"}
+    assert known.items() <= one.items()
 
 
 def test_every_answer_has_an_id_that_of_a_generation_is_its_own() -> None:

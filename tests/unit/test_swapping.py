@@ -94,7 +94,8 @@ class Models:
 
 
 def listing(model: str) -> bytes:
-    body = json.dumps({"object": "list", "data": [{"id": model, "object": "model"}]}).encode()
+    described = {"id": model, "object": "model", "created": 0, "max_model_len": 8}
+    body = json.dumps({"object": "list", "data": [described]}).encode()
     return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
@@ -266,6 +267,10 @@ async def test_the_openai_api_lists_all_models_and_chooses_by_name(models: Model
         listed = await door.ask(request("GET", "/v1/models"))
         assert [one["id"] for one in body(listed)["data"]] == ["a", "b"]
         assert body(await door.ask(request("GET", "/v1/models/b")))["id"] == "b"
+        version = b"anthropic-version: 1\r\nconnection"
+        for path, first in (("", "first_id"), ("/a", "display_name")):
+            asked = request("GET", f"/v1/models{path}").replace(b"connection", version)
+            assert body(await door.ask(asked))[first] == "a"
         asked = await door.ask(request("POST", "/v1/completions", {"model": "b"}))
         assert body(asked)["data"][0]["id"] == "b"
         refused = await door.ask(request("POST", "/v1/completions", {"model": "bb"}))

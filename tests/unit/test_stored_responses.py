@@ -236,11 +236,11 @@ def test_a_conversation_goes_on_from_what_is_kept(
     store: ResponseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = store._apply
-    monkeypatch.setattr(store, "_apply", lambda changes: (time.sleep(0.1), write(changes)))
     with api(THREE, store=store) as served:
         client = served.client()
         first = client.responses.create(model="small", input="One.", instructions="Rhyme.")
         second = client.responses.create(model="small", input="Two.", previous_response_id=first.id)
+        monkeypatch.setattr(store, "_apply", lambda changes: (time.sleep(0.3), write(changes)))
         third = client.responses.create(
             model="small",
             input=[{"role": "user", "content": "Three."}],
@@ -248,6 +248,7 @@ def test_a_conversation_goes_on_from_what_is_kept(
             stream=True,
         )
         last = list(third)[-1].response  # type: ignore[union-attr]
+        assert store.read(last.id, "").status == "completed", "before its client knows"
         text = TOKENIZER.tokenizer.decode(served.triton.requests[-1].json["input_ids"])
         bad = {**BODY, "previous_response_id": last.id, "input": [{"type": "x"}]}
         named = served.post("/v1/responses", bad).json()["error"]["message"]

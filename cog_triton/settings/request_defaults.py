@@ -83,7 +83,10 @@ class RequestSettings(SettingsGroup):
         " that leaves ends its own.",
     )
     detached_timeout: float = Field(
-        3600, gt=0, description="Seconds after which such a response is cancelled."
+        3600,
+        gt=0,
+        description="Seconds after which such a response is cancelled; 60 at most for a stream"
+        " that is not in the background.",
     )
     cog_max_concurrency: int = Field(
         1,

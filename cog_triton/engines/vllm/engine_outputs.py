@@ -70,7 +70,7 @@ class TokenOutputConverter:
         And the tokens, once `output` has their log probabilities.
         """
         begun, self._begun = self._begun, True
-        cached = 0 if begun else output.num_cached_tokens or 0
+        cached = 0 if begun else max(output.num_cached_tokens or 0, 0)
         if self._prompt is None or not output.prompt_logprobs:
             return TokenEvent([], [], of_prompt=True, cached_tokens=cached) if cached else None
         ids, self._prompt = self._prompt, None

@@ -255,15 +255,17 @@ def test_chats_have_allowed_tools_too() -> None:
     assert "other" not in guide
 
 
-def test_usage_is_whole_and_no_user_is_told_that_was_not_sent() -> None:
+def test_fields_that_were_sent_are_told_and_others_are_null() -> None:
+    given = {"max_tool_calls": 2, "prompt_cache_key": "k", "safety_identifier": "s"}
+    number = {"presence_penalty": 0.5, "frequency_penalty": 0.25, "user": "me"}
     with api(THREE) as served:
-        answers = [
+        unset, sent = [
             served.post("/v1/responses", {"model": "small", "input": "Hi", **fields}).json()
-            for fields in ({}, {"user": "me"})
+            for fields in ({}, {**given, **number})
         ]
-    assert answers[0]["usage"]["input_tokens_details"] == {
-        "cached_tokens": 0,
-        "cache_write_tokens": 0,
-    }
-    assert "user" not in answers[0]
-    assert answers[1]["user"] == "me"
+    assert (given | number).items() <= sent.items()
+    assert {**dict.fromkeys(given), "presence_penalty": 0, "frequency_penalty": 0}.items() <= (
+        unset.items()
+    )
+    assert "user" not in unset
+    assert unset["completed_at"] >= unset["created_at"]

@@ -63,7 +63,7 @@ class Recording:
     """Whether some of it could not be written, and it is kept no more."""
     readers: int = 0
     alone_s: float = 0.0
-    """How long it is made on without a reader."""
+    """Seconds for which it continues without a reader."""
     pending: deque[bytes] = field(default_factory=deque)
     queued: bool = False
     written: int = 0
@@ -91,7 +91,7 @@ class ResponseStore:
     ) -> None:
         """`detached` responses that nobody waits for are made at once, each for `detached_s`.
 
-        Those that are not in the background are made for `grace_s`, in which a client may return.
+        Streams that are not in the background continue for `grace_s` only, until a client returns.
         """
         self.live: dict[str, Recording] = {}
         """Those that this worker makes, by their ids."""

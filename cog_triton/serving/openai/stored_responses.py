@@ -1,7 +1,7 @@
 """Responses that are kept: recorded while they are made, and told, cancelled and deleted later.
 
-A stream is recorded as its client gets it, and goes on when that leaves; who takes it up again
-(`starting_after`) reads the events from the store.
+A stream is recorded as its client gets it, and continues for a minute when that leaves; a client
+that returns (`starting_after`) reads the events from the store.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class RecordedResponse(GenerationResponse):
                 store.finish(recording, self._ended())
 
     def _leave(self) -> None:
-        """Have it made on without a reader, if it may be."""
+        """Continue without a reader, or cancel it if that is not allowed."""
         if not self.store.detach(self.recording, background=self.background):
             self.store.cancel(self.recording)
 

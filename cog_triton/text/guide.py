@@ -58,10 +58,11 @@ def choice_guide(choices: Sequence[str], where: str) -> Guide:
         raise InvalidArgument(f"{where}: has {len(choices)} choices; {_MAX_CHOICES} at most")
     if (size := sum(map(len, choices))) > _MAX_CHOICE_CHARACTERS:
         raise InvalidArgument(f"{where}: has {size} characters; {_MAX_CHOICE_CHARACTERS} at most")
-    return Guide("regex", "|".join(_escaped(choice, where) for choice in choices))
+    return Guide("regex", "|".join(escaped(choice, where) for choice in choices))
 
 
-def _escaped(text: str, where: str) -> str:
+def escaped(text: str, where: str) -> str:
+    """The expression of exactly `text`; raises E1005 for control characters that JSON escapes."""
     if any(ord(character) < 32 and character not in _CONTROLS for character in text):
         raise InvalidArgument(f"{where}: holds a control character")
     escaped = _SPECIAL.sub(lambda found: f"\\{found[0]}", text)

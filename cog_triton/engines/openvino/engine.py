@@ -14,6 +14,7 @@ import openvino_genai as og
 from cog_triton.engines.base import options_of
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.openvino.family import KV_BYTES, OpenVINOOptions, read_config
+from cog_triton.engines.openvino.guides import adapted
 from cog_triton.engines.request import (
     EngineRequest,
     FinishReason,
@@ -227,7 +228,7 @@ def _generation_config(request: EngineRequest, end_ids: Set[int]) -> Any:
     if request.guide is not None:
         guide = og.StructuredOutputConfig()
         kind = _GUIDE_FIELDS.get(request.guide.kind, request.guide.kind)
-        setattr(guide, kind, request.guide.text)
+        setattr(guide, kind, adapted(request.guide))
         config.structured_output_config = guide
     try:
         config.validate()

@@ -6,6 +6,7 @@ in OpenVINO 2026.4 one such schema ends the whole pipeline, and all requests wit
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -35,7 +36,7 @@ _MAX_LENGTH = 64 * 1024
 _MAX_DEPTH = 24
 # The grammar has a rule for each of these.
 MAX_ITEMS = 64
-NAME = re.compile(r"[\w .-]{1,64}")
+NAME = re.compile(r'[^"\\\x00-\x1f]{1,64}')
 DEFINITIONS = "#/$defs/"
 
 
@@ -75,6 +76,7 @@ def parse_schema(text: str, where: str, cost: SchemaCost | None = None) -> dict[
         raise InvalidArgument(f"{where}: has {len(text)} characters; {_MAX_LENGTH} at most")
     try:
         schema = client_json.parse(text)
+        json.dumps(schema, ensure_ascii=False).encode()  # raises for half of a surrogate pair
     except ValueError as error:
         raise InvalidArgument(f"{where}: not JSON: {str(error)[:100]}") from None
     if not isinstance(schema, dict):
@@ -133,9 +135,9 @@ class _Check:
 
     def _follow(self, at: str, reference: Any, through: dict[str, str] | None) -> None:
         name = str(reference).removeprefix(DEFINITIONS)
-        if reference != f"{DEFINITIONS}{name}" or name not in self._definitions:
+        if reference != f"{DEFINITIONS}{name}" or name not in self._definitions or "/" in name:
             raise InvalidArgument(
-                f"{at[:200]}.$ref={str(reference)[:80]!r}: must name one of $defs"
+                f"{at[:200]}.$ref={str(reference)[:80]!r}: must name one of $defs, without '/'"
             )
         if through is not None:
             through[name] = at[:200]
@@ -167,8 +169,8 @@ class _Check:
         for name in properties:
             if not NAME.fullmatch(name):
                 raise InvalidArgument(
-                    f"{at}.properties: {name[:80]!r}: a name has 1 to 64 letters, digits, spaces,"
-                    " and of _.-"
+                    f"{at}.properties: {name[:80]!r}: a name has 1 to 64 characters, and no quote,"
+                    " backslash or control character"
                 )
         if not isinstance(required, list) or any(str(name) not in properties for name in required):
             raise InvalidArgument(f"{at}.required: must be a list of names of properties")

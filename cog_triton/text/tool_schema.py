@@ -23,6 +23,7 @@ from cog_triton.text.json_schema import (
 )
 
 Schema = dict[str, Any]
+_OF_OBJECTS = ("properties", "required", "additionalProperties")
 # A call has four levels of its own above its arguments.
 _MAX_DEPTH = 16
 
@@ -91,7 +92,8 @@ class _Adapted:
     """Parameters of a function, with definitions of their own names.
 
     A strict function's are as they are, or refused. Of another's, what guided decoding does not
-    support is left out, so that more than they allow may be generated, as without guidance.
+    support is left out, so that more than they allow may be generated, as without guidance. An
+    object with a name that no grammar can have is any object.
     """
 
     def __init__(self, function: ToolFunction, prefix: str) -> None:
@@ -120,6 +122,9 @@ class _Adapted:
             kept.setdefault("items", {})
         if "items" not in kept:
             kept.pop("minItems", None)
+        if not _writable(schema):
+            kept = {key: value for key, value in kept.items() if key not in _OF_OBJECTS}
+            kept.setdefault("type", "object")
         if "required" in kept:
             known = kept.get("properties", {})
             kept["required"] = [name for name in kept["required"] if name in known]
@@ -132,11 +137,7 @@ class _Adapted:
                 listed = value if isinstance(value, list) else [value]
                 return value if listed and all(kind in TYPES for kind in listed) else None
             case "properties", dict():
-                return {
-                    name: self._adapt(inner, depth + 1)
-                    for name, inner in value.items()
-                    if NAME.fullmatch(name)
-                }
+                return {name: self._adapt(inner, depth + 1) for name, inner in value.items()}
             case "required", list():
                 return [name for name in value if isinstance(name, str)]
             case "additionalProperties", bool():
@@ -153,9 +154,18 @@ class _Adapted:
                 return [self._adapt(inner, depth + 1) for inner in value]
             case "$ref", str():
                 name = value.removeprefix(DEFINITIONS)
-                known = value.startswith(DEFINITIONS) and name in self._known
+                known = value.startswith(DEFINITIONS) and name in self._known and "/" not in name
                 return f"{DEFINITIONS}{self._prefix}{name}" if known else None
         return None
+
+
+def _writable(schema: Schema) -> bool:
+    """Whether a grammar can have each name that an object of the schema may have."""
+    names = schema.get("properties", {})
+    closed = schema.get("additionalProperties", True) is not True
+    if closed and "patternProperties" in schema:
+        return False
+    return not isinstance(names, dict) or all(map(NAME.fullmatch, names))
 
 
 _MAX_LENGTH = 128 << 10

@@ -331,6 +331,42 @@ def test_responses_follow_their_json_schema(client: openai.OpenAI, model: str) -
         assert isinstance(choice.message.parsed, City)
 
 
+HEXADECIMAL = "0123456789abcdefABCDEF"
+
+
+def test_guides_write_latin_1_before_hexadecimal_digits(client: openai.OpenAI, model: str) -> None:
+    """Each pair of a letter and a digit as key, const, enum, name of a tool, and in classes."""
+    texts = ["".join(letter + digit for digit in HEXADECIMAL) for letter in "éßÿā"]
+    values: dict[str, Any] = {text: {"const": text} for text in texts[::2]}
+    values |= {text: {"enum": [text]} for text in texts[1::2]}
+    values["größe in cm"] = {"const": "1/é1\x7f1"}
+
+    def asked(**fields: Any) -> Any:
+        values = {"model": model, "messages": ASK, "max_tokens": 1500, **fields}
+        # The model is small: it would write spaces without end between keys.
+        answer = client.chat.completions.create(temperature=0, frequency_penalty=2, **values)
+        assert answer.choices[0].finish_reason in ("stop", "tool_calls")
+        return answer.choices[0].message
+
+    schema = {"type": "object", "properties": values, "required": [*values]}
+    schema["additionalProperties"] = False
+    form = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
+    expected = {text: text for text in texts} | {"größe in cm": "1/é1\x7f1"}
+    assert json.loads(asked(response_format=form).content) == expected
+    names = ["$top", "filter[é1]", "StartTime<", "a/b"]
+    odd = {"type": "object", "properties": {name: {"type": "boolean"} for name in names}}
+    odd |= {"required": names, "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": texts[2], "parameters": odd}}
+    (call,) = asked(
+        tools=[tool], tool_choice={"type": "function", "function": {"name": texts[2]}}
+    ).tool_calls
+    assert (call.function.name, [*json.loads(call.function.arguments)]) == (texts[2], names)
+    (call,) = asked(tools=[tool], tool_choice="required", parallel_tool_calls=False).tool_calls
+    assert (call.function.name, [*json.loads(call.function.arguments)]) == (texts[2], names)
+    for regex in (r"[é\d]{2}\xe9d", "x[é0-]y", "[a-cà-ÿ0-9]{4}"):
+        assert re.fullmatch(regex, asked(extra_body={"guided_regex": regex}).content)
+
+
 def test_json_object_response_is_an_object(client: openai.OpenAI, model: str) -> None:
     answer = client.chat.completions.create(
         model=model,

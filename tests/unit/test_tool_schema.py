@@ -69,14 +69,13 @@ UNSUPPORTED: dict[str, Any] = {
     "properties": {
         "day": {"type": "string", "format": "date", "pattern": "^.", "minLength": 1},
         "size": {"oneOf": [{"type": "integer", "minimum": 1}, {"enum": [{"a": 1}]}]},
-        'odd"name': {"type": "string"},
         "other": {"$ref": "#/definitions/Y"},
         "never": False,
         "some": {"type": "array", "minItems": 2},
         "few": {"minItems": 2},
         "many": {"type": "array", "minItems": 99999, "maxItems": 3, "items": {"not": {}}},
     },
-    "required": ["day", 'odd"name', "missing"],
+    "required": ["day", "missing"],
 }
 
 
@@ -96,9 +95,28 @@ def test_what_is_not_supported_is_left_out() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "free",
+    [
+        {"properties": {'odd"name': {}}, "required": ['odd"name'], "additionalProperties": False},
+        {"properties": {"x" * 65: {}, "b": {}}, "required": ["b"]},
+        {"patternProperties": {"^x-": {}}, "additionalProperties": False},
+        {"patternProperties": {"^x-": {}}, "additionalProperties": {"type": "string"}},
+    ],
+)
+def test_an_object_with_names_that_no_grammar_has_is_free(free: dict[str, Any]) -> None:
+    assert json.loads(arguments_guide(function(free))) == {"type": "object"}
+    schema = {"properties": {"$top": free, "filter[a/b]": {}}, "required": ["$top"]}
+    guide = json.loads(arguments_guide(function(schema | {"additionalProperties": False})))
+    assert guide["properties"] == {"$top": {"type": "object"}, "filter[a/b]": {}}
+    assert (guide["required"], guide["additionalProperties"]) == (["$top"], False)
+
+
 def test_what_is_not_supported_is_refused_if_strict() -> None:
     with pytest.raises(InvalidArgument, match=r"tools.f.properties.day.format: not supported"):
         arguments_guide(function({"properties": {"day": {"format": "date"}}}, strict=True))
+    with pytest.raises(InvalidArgument, match=r"tools.f.pattern: not supported"):
+        calls_tag([function({"pattern": "a"}, strict=True)], FORM)
 
 
 WORDS = st.sampled_from(
@@ -152,11 +170,6 @@ def test_what_it_binds_is_what_the_parser_reads() -> None:
     deltas = parser.feed(f'{tag["begin"]}{{"a": "x"}}{tag["end"]}')
     assert [type(item).__name__ for item in deltas] == ["CallStart", "CallArguments"]
     assert (parser.completed, parser.finish()) == (1, [])
-
-
-def test_a_strict_schema_that_is_not_supported_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"tools\[0\].pattern: not supported"):
-        calls_tag([ToolFunction("tools[0]", "f", {"pattern": "a"}, strict=True)], FORM)
 
 
 TAG: Any = json.loads(calls_tag(FUNCTIONS, FORM))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import quote, unquote
 
 from cog_triton import errors
 from cog_triton.door.access import Access
@@ -217,6 +218,16 @@ class OpenAIGate(PrivateGate):
     metrics_public: bool = field(kw_only=True)
     page: bool = field(default=False, kw_only=True)
     """Whether ``/`` is the page, which needs no key: it asks for one."""
+
+    async def decide(self, request: Request) -> Forward | Answer:
+        """See `Gate`; the path is what the routes of the server behind see of it.
+
+        They see it decoded, and below /v1 without a slash at its end.
+        """
+        _, mark, query = request.target.partition(b"?")
+        path = unquote(request.path)
+        path = path.rstrip("/") if path.startswith("/v1/") else path
+        return await super().decide(replace(request, target=quote(path).encode() + mark + query))
 
     def refusal(self, status: int, error: errors.CogTritonError, path: str = "") -> Answer:
         """See `gate.Gate`."""

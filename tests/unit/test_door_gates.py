@@ -340,7 +340,25 @@ def test_depth_is_bounded_on_every_port(gate: Any) -> None:
     assert status(gate, "POST", path, b'{"prompt":"' + b"[{" * 500 + b'"}') == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+def test_a_slash_at_the_end_is_routed() -> None:
+    for sent, target in {
+        "/v1/models/?a=/": b"/v1/models?a=/",
+        "/v1/chat/completions//": b"/v1/chat/completions",
+        "/v1/models/a%2Fb%20c": b"/v1/models/a/b%20c",
+        "/metrics/": b"/metrics/",
+    }.items():
+        assert passed(openai(), "GET", sent).target == target
+
+
+ADAPTERS = [
+    "load_lora_adapter",
+    "unload_lora_adapter",
+    "load_lora_adapter/",
+    "load%5Flora_adapter%2f",
+]
+
+
+@pytest.mark.parametrize("path", [f"/v1/{name}" for name in ADAPTERS])
 def test_adapters_are_changed_with_a_key_alone(path: str) -> None:
     local = (b"content-type", b"application/json")
     answer = answered(openai(Access(None, loopback=True)), "POST", path, b"{}", local)

@@ -70,11 +70,13 @@ def create_app(
         response.headers.update(error.headers or {})
         return response
 
-    return Starlette(
+    app = Starlette(
         routes=[*routes, Route("/health", health, methods=["GET"])],
         middleware=[Middleware(_AuthMiddleware, api_key, on_refused, has_tenants, limits)],
         exception_handlers={CogTritonError: refused, HTTPException: http_error},
     )
+    app.router.redirect_slashes = False  # the front door routes them; a redirect would lose https
+    return app
 
 
 class _AuthMiddleware:

@@ -65,7 +65,7 @@ def endpoint_of(path: str) -> str:
         return "triton"
     if path.startswith("/predictions"):
         return "predictions"
-    return _ENDPOINTS.get(path, "other")
+    return _ENDPOINTS.get(path.rstrip("/"), "other")
 
 
 def status_of(error: CogTritonError) -> int:

@@ -361,6 +361,14 @@ class ClientConnection(asyncio.Protocol):
             request = replace(request, unaware=True)
         head_only, reads = request.method == "HEAD", request.method in ("GET", "HEAD")
         size, path = len(request.body), request.path
+
+        def take_bytes(count: int) -> bool:
+            nonlocal size
+            taken = self._take_bytes(count)
+            size += count if taken else 0
+            return taken
+
+        request = replace(request, take_bytes=take_bytes)
         try:
             decided = await self._gate.decide(request)
             if isinstance(decided, Forward):

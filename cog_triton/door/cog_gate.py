@@ -274,6 +274,7 @@ class CogGate(PrivateGate):
             return self._forward(request)
         if not _PREDICT.fullmatch(asked):
             raise errors.NotFound(f"{request.method[:20]} {path[:80]!r}: no such path or method")
+        request = await self._inflated(request)
         if request.tenant is not None and not request.body:
             request = replace(request, body=b"{}")
         body = request.body

@@ -17,11 +17,18 @@ from urllib.parse import quote, unquote
 
 from cog_triton import errors
 from cog_triton.door.access import Access
-from cog_triton.door.json_body import JSONLimits, Numbers, member, require_bounded
+from cog_triton.door.json_body import (
+    ENCODINGS,
+    JSONLimits,
+    Numbers,
+    inflated,
+    member,
+    require_bounded,
+)
 from cog_triton.door.keyring import Api
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.message import Answer, Forward, Refused, Request, json_answer
-from cog_triton.door.request_parser import Limits
+from cog_triton.door.request_parser import NO_ROOM, Limits
 from cog_triton.door.upstream import Route, Upstream
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.openai import error_responses
@@ -90,7 +97,7 @@ class PrivateGate(ABC):
     limits: Limits
     large_bodies: LargeBodies
 
-    dropped = KEY_HEADERS
+    dropped = KEY_HEADERS | {b"content-encoding"}
     """Headers that are not passed on."""
     numbers = Numbers.EACH
     """How numbers in lists count among the values of a body."""
@@ -129,6 +136,20 @@ class PrivateGate(ABC):
     @abstractmethod
     async def _decide(self, request: Request) -> Forward | Answer:
         """As `decide`; raises coded errors."""
+
+    async def _inflated(self, request: Request) -> Request:
+        """The request with its body before compression; raises Refused, 415, if it cannot be."""
+        encoding = request.header(b"content-encoding").lower().decode("latin-1")
+        if not request.body or encoding in ("", "identity"):
+            return request
+        if encoding not in ENCODINGS:
+            rule = f"Content-Encoding={encoding[:20]!r}: must be {', '.join(ENCODINGS)} or identity"
+            raise Refused(415, errors.InvalidArgument(rule))
+        limit = self.limits.body_bytes  # of bytes: those of few may have been many
+        body = await self.large_bodies.run(limit, inflated, request.body, encoding, limit)
+        if not request.take_bytes(len(body)):
+            raise errors.Overloaded(NO_ROOM)
+        return replace(request, body=body)
 
     async def _require_bounded(self, body: bytes) -> None:
         await self.large_bodies.run(len(body), require_bounded, body, self.json_limits)
@@ -265,6 +286,7 @@ class OpenAIGate(PrivateGate):
             raise errors.Unauthorized(
                 "adapters are loaded at run time where COG_TRITON_API_KEY is set, and it is not"
             )
+        request = await self._inflated(request)
         await self._require_bounded(request.body)
         swapping = self.route.upstreams.swapping
         if reads and request.path == _METRICS[0]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from backports import zstd
+
 from cog_triton import errors
 
 _SPACE = b" \t\r\n"
@@ -39,24 +41,34 @@ class JSONLimits:
     numbers: Numbers = Numbers.EACH
 
 
-def inflated(body: bytes, encoding: bytes, limit: int) -> bytes:
-    """The body as it was before compression; raises RequestTooLarge beyond `limit` bytes."""
-    encoding = encoding.lower()
-    if encoding in (b"", b"identity"):
-        return body
-    if encoding not in (b"gzip", b"deflate"):
-        name = encoding[:20].decode("latin-1")
-        raise errors.InvalidArgument(f"Content-Encoding={name!r}: must be gzip or deflate")
-    decompressor = zlib.decompressobj(zlib.MAX_WBITS | (16 if encoding == b"gzip" else 0))
+ENCODINGS = ("gzip", "deflate", "zstd")
+# RFC 9659: a decoder need not remember more than 8 MB.
+_ZSTD = {int(zstd.DecompressionParameter.window_log_max): 23}
+
+
+def inflated(body: bytes, encoding: str, limit: int) -> bytes:
+    """The body before its compression, one of `ENCODINGS`.
+
+    Raises:
+        RequestTooLarge: it has more than `limit` bytes; no more are decoded.
+        InvalidArgument: the body is not one whole stream of `encoding`.
+    """
+    decompressor = (
+        zstd.ZstdDecompressor(options=_ZSTD)
+        if encoding == "zstd"
+        else zlib.decompressobj(zlib.MAX_WBITS | (16 if encoding == "gzip" else 0))
+    )
     try:
         result = decompressor.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise errors.InvalidArgument(f"body: not {encoding.decode()}: {error}") from error
+    except (zlib.error, zstd.ZstdError) as error:
+        raise errors.InvalidArgument(
+            f"body: not {encoding}, which Content-Encoding names: {error}"
+        ) from error
     if len(result) > limit:
         rule = f"the body has more than {limit} bytes uncompressed; MAX_REQUEST_BYTES is {limit}"
         raise errors.RequestTooLarge(rule)
     if not decompressor.eof or decompressor.unused_data:
-        raise errors.InvalidArgument(f"body: not one whole {encoding.decode()} stream")
+        raise errors.InvalidArgument(f"body: not one whole {encoding} stream")
     return result
 
 

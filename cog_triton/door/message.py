@@ -67,6 +67,7 @@ class Request:
 
     `peer` is the client's address, `version` the minor one of HTTP/1; a gate finds what a token
     says, `bearer`, and the `tenant`. `unaware`: its client could not know that the server stops.
+    `take_bytes` takes so many bytes more for the body, if they are free.
     """
 
     method: str
@@ -79,6 +80,7 @@ class Request:
     tenant: Tenant | None = None
     bearer: Bearer | None = None
     unaware: bool = False
+    take_bytes: Callable[[int], bool] = lambda _: True
 
     @property
     def path(self) -> str:

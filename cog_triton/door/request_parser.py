@@ -17,6 +17,7 @@ from cog_triton import errors
 from cog_triton.door.message import Headers, Refused, Request
 from cog_triton.settings.addresses import AccessSettings
 
+NO_ROOM = "requests that are being answered hold all memory for bodies; try again"
 _OWN_DESCRIPTORS = 64
 _BODIES_AT_ONCE = 16
 
@@ -160,8 +161,7 @@ class RequestParser:
         if len(self._body) > self._limits.body_bytes:
             self._end(self._too_large(f"more than {self._limits.body_bytes} bytes"))
         if not self._take_bytes(len(data)):
-            rule = "requests that are being answered hold all memory for bodies; try again"
-            self._end(Refused(503, errors.Overloaded(rule)))
+            self._end(Refused(503, errors.Overloaded(NO_ROOM)))
 
     def on_message_complete(self) -> None:
         self.complete.append(

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from cog_triton import errors
 from cog_triton.door.gate import PrivateGate, status_of, triton_refusal
-from cog_triton.door.json_body import Numbers, inflated, member
+from cog_triton.door.json_body import Numbers, member
 from cog_triton.door.message import Answer, Forward, Request, json_answer
 from cog_triton.door.triton_bodies import (
     ModelTensors,
@@ -28,7 +28,6 @@ from cog_triton.door.upstream import Upstream
 from cog_triton.door.upstream_connections import ask
 from cog_triton.engines.generate_stream import PRIVATE_MODELS
 from cog_triton.system.log_format import log_refusal
-from cog_triton.system.redaction import KEY_HEADERS
 
 _VERSION = r"(?:/versions/\d{1,9})?"
 _MODEL = rf"/v2/models/[\w.\-]{{1,128}}{_VERSION}"
@@ -104,7 +103,7 @@ class TritonGate(PrivateGate):
 
     numbers = Numbers.FREE
     readiness = re.compile(rf"/v2/health/ready|{_MODEL}/ready", re.ASCII)
-    dropped = KEY_HEADERS | {b"content-encoding", _HEADER_LENGTH}
+    dropped = PrivateGate.dropped | {_HEADER_LENGTH}
 
     models: ServedModels = field(default_factory=ServedModels)
 
@@ -123,7 +122,7 @@ class TritonGate(PrivateGate):
         if reads and _READ.fullmatch(path):
             return self._passed(request, b"")
         if request.method == "POST" and path == _INDEX:
-            body = await self._inflated(request)
+            body = (await self._inflated(request)).body
             body = await self.large_bodies.run(len(body), rewritten_index, body, self.json_limits)
             return self._passed(request, body)
         infers = _INFER.fullmatch(path)
@@ -139,7 +138,7 @@ class TritonGate(PrivateGate):
         tensors = await self.models.tensors(serving, serving.ports[self.route.port], model)
         if isinstance(tensors, Answer):
             return coded_failure(tensors.status, tensors.body) or tensors
-        body = await self._inflated(request)
+        body = (await self._inflated(request)).body
         run, bounds = self.large_bodies.run, self.json_limits
         header_length = None
         if infers:
@@ -152,13 +151,6 @@ class TritonGate(PrivateGate):
         forward = self._passed(request, body, header_length, to)
         use = to.chain.triton_use if to.chain is not None else None
         return forward if use is None else replace(forward, use=use.request)
-
-    async def _inflated(self, request: Request) -> bytes:
-        limits, encoding = self.limits, request.header(b"content-encoding")
-        # What is compressed may be large.
-        size = limits.body_bytes if encoding else len(request.body)
-        run = self.large_bodies.run
-        return await run(size, inflated, request.body, encoding, limits.body_bytes)
 
     def _passed(
         self,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from backports import zstd
 from prometheus_client.parser import text_string_to_metric_families
 from small_door import KEY, LIMITS, LOCKED, OPEN, answered, passed, revised, route_to, status
 
@@ -338,6 +341,35 @@ def test_depth_is_bounded_on_every_port(gate: Any) -> None:
     path = "/predictions" if isinstance(gate, CogGate) else "/v1/completions"
     assert status(gate, "POST", path, b"[" * 200_000) == 400
     assert status(gate, "POST", path, b'{"prompt":"' + b"[{" * 500 + b'"}') == 200
+
+
+@pytest.mark.parametrize("gate", [cog(), openai()])
+def test_compressed_bodies_are_decoded_within_the_limit(gate: Any) -> None:
+    path = "/predictions" if isinstance(gate, CogGate) else "/v1/completions"
+    body = b'{"input": {"prompt": "Hi."}}'
+    for name, compress in (
+        (b"gzip", gzip.compress),
+        (b"deflate", zlib.compress),
+        (b"ZSTD", zstd.compress),
+    ):
+        header = (b"content-encoding", name)
+        forward = passed(gate, "POST", path, compress(body), header)
+        assert forward.encoded().endswith(
+            b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body
+        )
+        assert header[0] not in dict(forward.headers)
+        assert status(gate, "POST", path, compress(b" " * 100 * LIMITS.body_bytes), header) == 413
+        plain = answered(gate, "POST", path, body, header)
+        assert (plain.status, b"body: not %b, which" % name.lower() in plain.body) == (400, True)
+        assert status(gate, "POST", path, compress(body)[:-1], header) == 400
+    refused = answered(gate, "POST", path, body, (b"content-encoding", b"br"))
+    assert (refused.status, b"E1005 InvalidArgument: Content-Encoding='br'" in refused.body) == (
+        415,
+        True,
+    )
+    full = Request("POST", path.encode(), [header], compress(body), take_bytes=lambda _: False)
+    with pytest.raises(Refused, match="hold all memory"):
+        asyncio.run(gate.decide(full))
 
 
 def test_a_slash_at_the_end_is_routed() -> None:

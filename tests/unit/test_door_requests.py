@@ -14,7 +14,7 @@ import small_door
 from small_door import answering, echo, on_loop, run, served, until, until_end
 
 from cog_triton.door.client_connection import Listener
-from cog_triton.door.message import Answer, Refused, Request
+from cog_triton.door.message import Answer, Forward, Refused, Request
 from cog_triton.door.request_parser import Limits, RequestParser
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable
 from cog_triton.system.ports import bind
@@ -310,6 +310,14 @@ async def test_bodies_are_counted_no_more_once_answered() -> None:
 
     handler = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
     async with served(handler, limits) as door:
+        decide = door.gate.decide
+
+        async def decompressed(request: Request) -> Forward | Answer:
+            assert request.take_bytes(1000)
+            assert not request.take_bytes(1000)
+            return await decide(request)
+
+        door.gate.decide = decompressed
         reader, writer = await door.connect()
         for _ in range(3 * limits.all_bodies_bytes // 100):
             writer.write(request)

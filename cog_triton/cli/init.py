@@ -57,7 +57,7 @@ def _require_possible(files: ModelFiles, precision: Precision) -> None:
 class Target(enum.StrEnum):
     """What serves the model."""
 
-    TENSORRT_LLM = "tensorrt_llm"
+    TENSORRT_LLM = "tensorrt-llm"
     VLLM = "vllm"
 
 

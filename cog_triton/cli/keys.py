@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 _MODE = 0o600
 _RANDOM_BYTES = 32
-_FILE = typer.Option(
-    "--file", envvar="COG_TRITON_KEYS", help="The file of keys.", show_default="COG_TRITON_KEYS"
-)
+_FILE = typer.Option("--file", envvar="COG_TRITON_KEYS", help="The file of keys.")
 File = Annotated[Path, _FILE]
 keys = typer.Typer(
     help="Keys of tenants: a file of their hashes, which a server reads again when it changes.",

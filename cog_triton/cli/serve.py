@@ -25,15 +25,15 @@ def serve(
     engine: Annotated[
         str | None,
         typer.Argument(
+            metavar="ENGINE",
             help="engine.tar (or .tar.gz, .tar.zst; path, URL or oci://REF), engine directory,"
             " Hugging Face model (ORG/NAME or ORG/NAME@REVISION), directory of safetensors, or"
-            " .gguf file; without it ENGINE_DIR or COG_WEIGHTS of the environment, else the demo"
-            " model."
+            " .gguf file; without it ENGINE_DIR or COG_WEIGHTS, else the demo model.",
         ),
     ] = None,
     others: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ENGINE", help="With --swap: more engines, as ENGINE."),
+        typer.Argument(metavar="MORE", help="With --swap: more engines, as ENGINE."),
     ] = None,
     swap: Annotated[
         bool,
@@ -117,8 +117,9 @@ def serve(
         str | None,
         typer.Option(
             "--engine",
-            help="In place of ENGINE, mock: no model, a fixed text at a set rate, to measure and"
-            " fault injection (COG_TRITON_ENGINE).",
+            metavar="mock",
+            help="In place of ENGINE: no model, a fixed text at a set rate, to measure and to"
+            " inject faults (COG_TRITON_ENGINE).",
             rich_help_panel=_MOCK_PANEL,
         ),
     ] = None,

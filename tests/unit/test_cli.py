@@ -69,6 +69,22 @@ def test_help_fits_80_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert "\u2026" not in output  # a name of an option that was cut
 
 
+@pytest.mark.parametrize(
+    ("command", "says", "never"),
+    [
+        ("serve", "[ENGINE] [MORE]...", "[engine]"),
+        ("init --for tensorrt_llm", "[default: tensorrt-llm]", "tensorrt_llm"),
+        ("init --for tensorrt-llm", "<tensorrt-llm|vllm>", "tensorrt_llm"),
+        ("keys add", "[env var: COG_TRITON_KEYS]", "[default: (COG_TRITON_KEYS)]"),
+    ],
+)
+def test_help_shows_one_spelling_and_no_false_default(command: str, says: str, never: str) -> None:
+    code, output = run(*command.split(), "--help")
+    assert code == 0
+    assert says in output
+    assert never not in output
+
+
 def test_paragraphs_of_help_fill_the_width() -> None:
     output = run("bench", "--help")[1]
     assert "latency counts from then. Ctrl-C ends it early and reports the requests" in output

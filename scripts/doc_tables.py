@@ -43,7 +43,7 @@ def settings_tables() -> str:
     for group in GROUPS:
         lines += [f"## {group.title}", "", "| variable | default | meaning |", "|---|---|---|"]
         for name, field in group.model_fields.items():
-            meaning = re.sub(r"\b([\w-]+\.md)\b", r"[\1](\1)", field.description or "")
+            meaning = re.sub(r"([\w-]+\.md)([#\w-]*)", r"[\1](\1\2)", field.description or "")
             lines.append(f"| `{name.upper()}` | {_shown(field.default)} | {meaning} |")
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"

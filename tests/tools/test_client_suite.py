@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,10 @@ def test_a_row_names_the_checks_of_its_runner(client: Client) -> None:
         return
     if client.runner.suffix == ".mjs":
         return  # some are named by what they loop over: the run alone tells
-    files = [client.runner, *RUNNERS.glob(f"checks_{client.name.replace('-', '_')}_*.py")]
+    shared = "coding_agent" if client.command else f"checks_{client.name.replace('-', '_')}_*"
+    files = [client.runner, *RUNNERS.glob(f"{shared}.py")]
     text = "\n".join(path.read_text() for path in files)
-    checks = re.findall(r"^@check\b.*?^def (\w+)\(", text, re.MULTILINE | re.DOTALL)
+    checks = re.findall(r"^ *@check\b.*?^ *def (\w+)\(", text, re.MULTILINE | re.DOTALL)
     (row,) = (row for row in _ROW.finditer(PAGE.read_text()) if row[1] == client.name)
     assert sorted(row[6].split(", ")) == sorted(name.replace("_", " ") for name in checks)
 
@@ -75,9 +77,11 @@ def test_nodes_lock_has_a_hash_each_and_no_address() -> None:
     text = NODE_LOCK.read_text()
     assert "://" not in text
     packages = json.loads(text)["packages"]
-    wanted = json.loads(NODE_LOCK.with_name("package.json").read_text())["dependencies"]
-    assert packages.pop("")["dependencies"] == wanted
-    assert {client.npm for client in CLIENTS if client.npm} <= {*wanted}
+    wanted = json.loads(NODE_LOCK.with_name("package.json").read_text())
+    kinds = ("dependencies", "optionalDependencies")
+    root = packages.pop("")
+    assert [root[kind] for kind in kinds] == [wanted[kind] for kind in kinds]
+    assert {client.npm for client in CLIENTS if client.npm} <= {*chain(*map(wanted.get, kinds))}
     assert all(each["integrity"].startswith("sha512-") for each in packages.values())
 
 

@@ -1,15 +1,17 @@
 """What the scripted mock says to agents: calls of `agent_tools`, one after another, and an end.
 
-A coding agent calls its own tools: it reads a file, and writes another.
+Coding agents call their own tools.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Callable
 
 _TEMPERATURES = {"Paris": 288150, "Oslo": 273150, "Bern": 283150}
 _PLUS = 7000
+_COMPLY = ("Say hello", "What is my name", "Count from 1", "Say one word", "only the number")
+"""What llm-comply asks, but for a call."""
 
 
 def _call(name: str, **arguments: object) -> str:
@@ -41,12 +43,28 @@ def _loop(city: str, call: object, end: str) -> list[dict[str, str]]:
     ]
 
 
-def script(directory: Path) -> list[dict[str, str]]:
-    """An answer for whoever has one of these texts last in the prompt (docs/mock.md).
+def _coding(
+    mark: str,
+    read: Callable[[str], str],
+    edit: Callable[[str, str], str],
+    shell: Callable[[str], str],
+) -> list[dict[str, str]]:
+    """A coding agent's task, by its own tools, and answers with a fault (`coding_agent.py`)."""
+    says = {
+        "TASK": "I will read both files.\n" + read("alpha.txt"),
+        "alpha-731": read("beta.txt"),
+        "beta-284": edit(f"{mark}-beta-284", f"{mark}-gamma-555"),
+        "gamma-555": shell(f"echo {mark}-$((400+66))"),
+        "466": f"{mark} is done.",
+        "LONG-CALL": shell("z" * 2000),
+        "MALFORMED": shell("x@y").replace("@", "\n").replace("}}", "}"),
+        "LONG-TEXT": " ".join(map(str, range(600))),
+    }
+    return [{"after": f"{mark}-{key}", "say": say} for key, say in says.items()]
 
-    `directory` has the coding agent's files.
-    """
-    notes, copy = str(directory / "notes.txt"), str(directory / "copy.txt")
+
+def script() -> list[dict[str, str]]:
+    """An answer for whoever has one of these texts last in the prompt (docs/mock.md)."""
     return [
         *_loop("Paris", _call, "It is 295150."),
         *_loop("Oslo", _call, _call("final_answer", answer="It is 280150.")),  # smolagents
@@ -55,7 +73,20 @@ def script(directory: Path) -> list[dict[str, str]]:
             "after": "starting with the field `[[ ## reasoning ## ]]`",
             "say": _fields(reasoning="Added.", answer="It is 290150.", completed=""),
         },
-        {"after": "Which number is in notes.txt", "say": _call("Read", file_path=notes)},
-        {"after": "number 640917", "say": _call("Write", file_path=copy, content="It is 640918.")},
-        {"after": "It is 640918.", "say": "Written: 640918."},
+        *({"after": ask, "say": "Hello."} for ask in _COMPLY),
+        {"after": "weather in San Francisco?", "say": '[{"name": "get_weather", "arguments": {}}]'},
+        *_coding(
+            "CC",
+            lambda path: _call("Read", file_path=path),
+            lambda old, new: _call("Edit", file_path="beta.txt", old_string=old, new_string=new),
+            lambda line: _call("Bash", command=line, description="A line"),
+        ),
+        *_coding(
+            "CX",
+            lambda path: _call("exec_command", cmd=f"cat {path}"),
+            lambda old, new: _call("exec_command", cmd=f"sed -i s/{old}/{new}/ beta.txt"),
+            lambda line: _call("exec_command", cmd=line),
+        ),
+        {"after": "CX-AGENT", "say": _call("multi_agent_v1__close_agent", target="absent")},
+        {"after": "invalid agent id absent", "say": "No such agent."},
     ]

@@ -55,7 +55,7 @@ class Client:
             return self.releases
         if self.npm:
             pinned = json.loads(self.lock.read_text())["packages"]
-            return str(pinned[f"node_modules/{self.npm}"]["version"])
+            return str(pinned[f"node_modules/{self.npm}"]["version"].removesuffix("-linux-x64"))
         found = re.search(rf"^{self.name}==(\S+)", self.lock.read_text(), re.MULTILINE)
         assert found, f"{self.lock} does not pin {self.name}"
         return f"{found[1]}, {self.note}" if self.note else found[1]
@@ -78,7 +78,14 @@ CLIENTS = (
     Client("openai-node", ("openvino", "scripted"), npm="openai"),
     Client("vercel-ai", ("openvino", "scripted"), npm="ai"),
     Client("langchain-openai-node", ("openvino", "scripted"), npm="@langchain/openai"),
-    Client("claude-code", ("openvino", "scripted"), npm="@anthropic-ai/claude-code", command=True),
+    Client(
+        "claude-code",
+        ("openvino", "scripted"),
+        npm="@anthropic-ai/claude-code-linux-x64",
+        command=True,
+    ),
+    Client("codex", ("scripted",), npm="@openai/codex-linux-x64", command=True),
+    Client("llm-comply", ("scripted",)),
     Client("lm-eval", ("openvino", "mock")),
     Client("aiperf", ("mock",)),
     Client("guidellm", ("mock",), note="with a stand-in for torch's DataLoader"),

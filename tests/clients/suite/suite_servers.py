@@ -77,7 +77,7 @@ class Servers:
         tools = {"CHAT_TEMPLATE": str(ROOT / "configs" / "chat_templates" / "chatml-tools.jinja")}
         if kind == "scripted":
             script = work.parent / "script.json"
-            script.write_text(json.dumps(agent_script.script(HOME / "work" / "claude-code")))
+            script.write_text(json.dumps(agent_script.script()))
             stack = Stack(work, None, MOCK_ANSWERS=str(script), TOOL_CALL_PARSER="hermes", **tools)
             stack.command += ["--engine", "mock", "--tps", "200", "--no-join"]
             return stack

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 import time
 import traceback
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 GIVEN: dict[str, Any] = json.loads(os.environ["COG_TRITON_SUITE"])
@@ -46,6 +48,18 @@ class Server:
         pattern = r'^nv_trt_llm_request_metrics\{[^}]*"active"[^}]*\} (\S+)$'
         text = self._read(f"{self.metrics}/triton")
         return sum(map(float, re.findall(pattern, text, re.MULTILINE)))
+
+    def kill_engine(self) -> None:
+        """SIGKILL to the mock's process, which has the tokenizer's directory in its arguments."""
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                line = path.read_text()
+                if (
+                    "reaper.py" not in line
+                    and "engine_process\0" in line
+                    and self.tokenizer in line
+                ):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
 
     def _read(self, url: str) -> str:
         with urllib.request.urlopen(url) as answer:

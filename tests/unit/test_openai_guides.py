@@ -33,6 +33,8 @@ GUIDES: list[tuple[dict[str, Any], tuple[str, str]]] = [
     ({"structured_outputs": {"choice": ["a", "b"]}}, ("regex", "a|b")),
     ({"structured_outputs": {"grammar": GRAMMAR}}, ("ebnf_grammar", GRAMMAR)),
     ({"structured_outputs": {"json_object": True}}, ("json_schema", '{"type":"object"}')),
+    ({"structured_outputs": {"json": {}}}, ("json_schema", "{}")),
+    ({"guided_json": {}, "guided_json_object": False}, ("json_schema", "{}")),
 ]
 
 
@@ -70,6 +72,10 @@ def test_guides_reach_the_engine(path: str) -> None:
             "structured_outputs.grammar: not supported: this engine is guided by json_schema alone",
         ),
         (ALL, {"guided_regex": "(a"}, "guided_regex: a '('"),
+        (ALL, {"guided_regex": ""}, "guided_regex: "),
+        (ALL, {"guided_choice": []}, "guided_choice: must be texts"),
+        (ALL, {"guided_grammar": ""}, "guided_grammar: is empty"),
+        (ALL, {"structured_outputs": {}}, "structured_outputs: has no guide"),
         (ALL, {"guided_json": {"pattern": "a"}}, "guided_json.pattern: not supported"),
         (ALL, {"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice: not together with"),
         (

@@ -197,10 +197,16 @@ class GuideFields(BaseModel):
 
     def given_guide(self) -> GivenGuide | None:
         """The guide of the answer, None for free text; raises E1005."""
-        outputs = (self.structured_outputs or StructuredOutputs()).model_dump(by_alias=True)
-        given = {f"structured_outputs.{kind}": value for kind, value in outputs.items()}
-        given |= self.model_dump(include={f"guided_{kind}" for kind in outputs})
-        found = [_made(field, value) for field, value in given.items() if value]
+        outputs = self.structured_outputs
+        own = {} if outputs is None else outputs.model_dump(by_alias=True, exclude_none=True)
+        if outputs is not None and not own:
+            raise InvalidArgument("structured_outputs: has no guide; send one, or leave it out")
+        given = {f"structured_outputs.{kind}": value for kind, value in own.items()}
+        given |= self.model_dump(
+            include={name for name in GuideFields.model_fields if name.startswith("guided_")},
+            exclude_none=True,
+        )
+        found = [_made(field, value) for field, value in given.items() if value is not False]
         if (form := self.response_format) is not None and form.type != "text":
             found.insert(0, GivenGuide("response_format", _of_format(form)))
         if len(found) > 1:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from cog_triton.errors import BadMessages, InvalidArgument
 
 _MESSAGE = re.compile(r"(messages\[\d+\])(\.content\[\d+\])?(?:\.image_url(?:\.url)?)?")
+_TOOL = re.compile(r"tools[\[.](\d+)\]?(?:\.function)?")
 
 
 class PlacedMessage(NamedTuple):
@@ -42,6 +43,10 @@ class FieldNames:
             found.append(message)
         return found
 
+    def place_tools(self, places: Iterable[str]) -> None:
+        """Store where the request has each tool of a chat."""
+        self._places.update((f"tools[{at}]", place) for at, place in enumerate(places))
+
     @contextmanager
     def told(self) -> Iterator[None]:
         """Have the errors of a context tell the request's own names."""
@@ -57,6 +62,8 @@ class FieldNames:
             if own := self._places.get(message + part):
                 return own + text[found.end() :]
             return self._places.get(message, message) + text[found.end(1) :]
+        if (found := _TOOL.match(text)) and (own := self._places.get(f"tools[{found[1]}]")):
+            return own + text[found.end() :]
         for expression, own in self.rules:
             renamed, count = re.subn(rf"\A{expression}(?![\w-])", own, text, count=1)
             if count:

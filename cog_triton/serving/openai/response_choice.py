@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from cog_triton.serving.generation import GenerationResult, TextPiece
@@ -25,10 +27,12 @@ class ResponseChoiceBuilder(EventChoiceBuilder):
         token_text: TokenText,
         prompt_tokens: int,
         parser: AnswerParser | None = None,
+        namespaces: Mapping[str, tuple[str, str]] = MappingProxyType({}),
     ) -> None:
+        """`namespaces` has the namespace and the name of each tool in one, by its full name."""
         super().__init__(envelope, token_text, prompt_tokens, parser)
         self._response = envelope
-        self._items = ResponseItems()
+        self._items = ResponseItems(namespaces)
 
     def first_chunks(self, result: GenerationResult) -> list[Object]:
         begun = self._response.response("in_progress", [], None)
@@ -73,10 +77,16 @@ class ResponseChoiceBuilder(EventChoiceBuilder):
 class ResponseItems(AnswerItems):
     """Builds the items of a response's `output`."""
 
+    def __init__(self, namespaces: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> None:
+        super().__init__()
+        self._namespaces = namespaces
+
     def _start(self, kind: Kind, name: str) -> list[Object]:
         item: Object = {"type": _TYPES[kind], "status": "in_progress"}
         if kind == "call":
+            namespace, name = self._namespaces.get(name, (None, name))
             item |= {"id": _id("fc"), "call_id": call_id(), "name": name, "arguments": ""}
+            item |= {"namespace": namespace} if namespace else {}
         elif kind == "text":
             item |= {"id": _id("msg"), "role": "assistant", "content": []}
         else:

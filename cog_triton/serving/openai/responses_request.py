@@ -6,6 +6,7 @@ What it refers to of an earlier response is told by the store, where there is on
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -13,8 +14,11 @@ from typing import Any, NamedTuple
 from cog_triton.errors import InvalidArgument
 from cog_triton.serving.openai.field_names import FieldNames, PlacedMessage
 from cog_triton.serving.openai.request_body import given_fields
+from cog_triton.system.log_notes import log_once
 from cog_triton.system.printable import shortened
 from cog_triton.text.sampling import SAMPLING
+
+_log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 SAME = (
@@ -28,18 +32,30 @@ _IGNORED = (
     *("metadata", "store", "background", "previous_response_id", "user", "service_tier"),
     *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
     *("include", "truncation", "max_tool_calls", "stream_options", "request_id", "priority"),
+    *("access_programs", "client_metadata", "context_management"),
 )
 _REFUSED = {
+    "background_options": "a response in the background begins at once",
     "conversation": "send previous_response_id, or the whole conversation as input",
+    "image": "images are not compressed here",
+    "messages": "send input",
     "prompt": "there are no stored prompts; send input",
     "top_logprobs": "use /v1/chat/completions",
 }
+KNOWN = {
+    *(*_SAME, *_IGNORED, *_REFUSED, "input", "instructions", "max_output_tokens"),
+    *("reasoning", "text", "tools", "tool_choice"),
+}
+_HOSTED = (
+    *("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search"),
+)
+"""Beginnings of the types of tools that OpenAI's own server runs, and the client never does."""
 _TEXT_PARTS = ("input_text", "output_text", "text")
 NAMES = (
     ("max_completion_tokens", "max_output_tokens"),
     (r"response_format(?:\.json_schema)?", "text.format"),
     ("reasoning_effort", "reasoning.effort"),
-    ("messages", "input"),
+    ("messages(?!: not supported)", "input"),
     (r"(tools(?:\[\d+\]|\.\d+))\.function", r"\1"),
     (r"tool_choice\.(?:function|allowed_tools)(\.tools\[\d+\])?(?:\.function)?", r"tool_choice\1"),
 )
@@ -47,10 +63,14 @@ NAMES = (
 
 
 class Translated(NamedTuple):
-    """Body of the chat, and the fields of the request that its response repeats."""
+    """Body of the chat, and the fields of the request that its response repeats.
+
+    `namespaces` has the namespace and the name of each tool in one, by its name in the chat.
+    """
 
     chat: Object
     echoed: Object
+    namespaces: Mapping[str, tuple[str, str]]
 
 
 class StoreFields(NamedTuple):
@@ -103,22 +123,23 @@ def translate(
     if given.get("n", 1) != 1:
         raise InvalidArgument(f"n={shortened(given['n'])}: a response is one answer")
     chat = {name: given[name] for name in _SAME if name in given}
-    known = (*_SAME, *_IGNORED, *_REFUSED, "input", "instructions", "max_output_tokens")
-    known += ("reasoning", "text", "tools", "tool_choice")
     # The chat's parser knows them, or what to say of them.
-    chat |= {name: value for name, value in given.items() if name not in known}
+    chat |= {name: value for name, value in given.items() if name not in KNOWN}
     if "max_output_tokens" in given:
         chat["max_completion_tokens"] = given["max_output_tokens"]
     if isinstance(reasoning := given.get("reasoning"), dict) and reasoning.get("effort"):
         chat["reasoning_effort"] = reasoning["effort"]
     chat["messages"] = names.messages(_messages(given, earlier))
-    if tools := given.get("tools"):
-        chat["tools"] = [_tool(place, tool) for place, tool in enumerate(as_list("tools", tools))]
+    tools = list(_tools("tools", given.get("tools", [])))
+    if tools:
+        names.place_tools(tool.where for tool in tools)
+        chat["tools"] = [{"type": "function", "function": tool.function} for tool in tools]
     if "tool_choice" in given:
         chat["tool_choice"] = _tool_choice(given["tool_choice"])
     if (form := _format(given.get("text"))) is not None:
         chat["response_format"] = form
-    return Translated(chat, _echoed({**defaults, **given}))
+    namespaces = {tool.function["name"]: tool.origin for tool in tools if tool.origin is not None}
+    return Translated(chat, _echoed({**defaults, **given}), namespaces)
 
 
 _NULLABLE = (
@@ -197,7 +218,8 @@ def _of_assistant(where: str, item: Object) -> Object | None:
     """A part of a message of the assistant; None if the item is no such part."""
     kind = item.get("type", "message")
     if kind == "function_call":
-        call = {"name": item.get("name"), "arguments": item.get("arguments")}
+        name = _full_name(item.get("namespace"), item.get("name"))
+        call = {"name": name, "arguments": item.get("arguments")}
         return {"tool_calls": [{"id": item.get("call_id"), "type": "function", "function": call}]}
     if kind == "reasoning":
         parts = item.get("content") or []
@@ -246,20 +268,48 @@ def _part(where: str, part: Any) -> Any:
     )
 
 
-def _tool(place: int, tool: Any) -> Object:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if kind != "function":
-        raise InvalidArgument(
-            f"tools[{place}].type={shortened(kind)}: not supported: only functions are, which the"
-            " client calls"
+class _PlacedTool(NamedTuple):
+    """Function of a chat, its place in the request, and its namespace and name there, if any."""
+
+    where: str
+    function: Object
+    origin: tuple[str, str] | None
+
+
+def _tools(where: str, tools: Any, namespace: str | None = None) -> Iterator[_PlacedTool]:
+    """The functions, those in namespaces among them; without tools that OpenAI's server runs."""
+    for place, tool in enumerate(as_list(where, tools)):
+        at = f"{where}[{place}]"
+        kind, name = (
+            (tool.get("type"), tool.get("name")) if isinstance(tool, dict) else (None, None)
         )
-    function = {name: value for name, value in tool.items() if name != "type" and value is not None}
-    return {"type": "function", "function": function}
+        if kind == "namespace" and namespace is None and isinstance(name, str):
+            yield from _tools(f"{at}.tools", tool.get("tools"), name)
+        elif kind == "function":
+            function = {key: value for key, value in tool.items() if value is not None}
+            del function["type"]
+            origin = None
+            if namespace and isinstance(name, str):
+                function["name"], origin = _full_name(namespace, name), (namespace, name)
+            yield _PlacedTool(at, function, origin)
+        elif isinstance(kind, str) and kind.startswith(_HOSTED):
+            log_once(_log, f"tools of type {kind[:80]!r} are left out: this server runs none")
+        else:
+            raise InvalidArgument(
+                f"{at}.type={shortened(kind)}: not supported: only functions are, which the"
+                " client calls"
+            )
+
+
+def _full_name(namespace: Any, name: Any) -> Any:
+    """The name of a function in the chat: names of several namespaces may be the same."""
+    return f"{namespace}__{name}" if namespace and isinstance(namespace, str) else name
 
 
 def _tool_choice(choice: Any) -> Any:
     if isinstance(choice, dict) and choice.get("type") == "function" and "name" in choice:
-        return {"type": "function", "function": {"name": choice["name"]}}
+        name = _full_name(choice.get("namespace"), choice["name"])
+        return {"type": "function", "function": {"name": name}}
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         tools = as_list("tool_choice.tools", choice.get("tools"))
         allowed = {"mode": choice.get("mode"), "tools": [_tool_choice(tool) for tool in tools]}

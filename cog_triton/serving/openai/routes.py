@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
@@ -160,11 +160,12 @@ class OpenAIRoutes:
         store = self._api.store
         recording: Recording | None = None
         background = False
+        namespaces: Mapping[str, tuple[str, str]] = {}
         envelope = ResponseEnvelope.of_response(self._models.base)
         names = FieldNames(responses_request.NAMES)
 
         def to_chat(body: Any) -> Object:
-            nonlocal recording, background
+            nonlocal recording, background, namespaces
             given = responses_request.store_fields(body, has_store=store is not None)
             tenant, background = tenant_name(), given.background
             earlier: Sequence[Any] = ()
@@ -172,6 +173,7 @@ class OpenAIRoutes:
                 most = self._settings.max_request_bytes
                 earlier = store.conversation(given.previous, tenant, most)
             asked = responses_request.translate(body, self._api.defaults, names, earlier)
+            namespaces = asked.namespaces
             envelope.echoed = asked.echoed | {
                 "store": given.store,
                 "background": background,
@@ -185,7 +187,9 @@ class OpenAIRoutes:
 
         def prompts(chat: ChatRequest) -> Prompts:
             plan, ids = self._chat_plan(chat)
-            builder = ResponseChoiceBuilder(envelope, self._token_text, len(ids), plan.parser)
+            builder = ResponseChoiceBuilder(
+                envelope, self._token_text, len(ids), plan.parser, namespaces
+            )
             return Prompts.of_chat(plan, ids, lambda _: builder)
 
         answer = await self._answer(request, ChatRequest, prompts, envelope, to_chat, names)

@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from cog_triton.errors import nearest
-
-MAX_UNKNOWN = 20
-_MAX_NOTES = 200
-_SHOWN = 80
+MAX_NOTES = 1024
+_MOST_CHARACTERS = 96
 _noted: set[str] = set()
 
 
 def log_once(log: logging.Logger, note: str) -> None:
-    """Log a note as a warning, unless it was; after 200 notes, of which clients choose, no more."""
-    if note not in _noted and len(_noted) < _MAX_NOTES:
+    """Log a note as a warning, once; no more than 1024 notes, which clients may choose."""
+    if note not in _noted and len(_noted) < MAX_NOTES:
         _noted.add(note)
         log.warning("%s", note)
 
 
-class UnknownNames:
-    """Unknown names of one request: the first 20 are compared with what is known, and noted."""
-
-    def __init__(self, log: logging.Logger, what: str, known: Sequence[str]) -> None:
-        """`what` is what they name in the log, such as ``request field``."""
-        self._log, self._what, self._known = log, what, known
-        self._seen: set[str] = set()
-
-    def hint(self, name: str) -> str:
-        """See `nearest`; a name that is near nothing is noted, as one that has no effect."""
-        if name in self._seen:
-            return ""
-        if len(self._seen) == MAX_UNKNOWN:
-            note = f"{self._what}: more than {MAX_UNKNOWN} names are unknown, and ignored"
-            log_once(self._log, note)
-            return ""
-        self._seen.add(name)
-        hint = nearest(name, self._known)
-        if not hint:
-            log_once(self._log, f"{self._what} {name[:_SHOWN]!r} is unknown, and ignored")
-        return hint
+def note_unknown(log: logging.Logger, what: str, names: Iterable[str]) -> None:
+    """Log each of a request's unknown names once; `what` they name, such as ``request field``."""
+    for name in names:
+        if len(_noted) == MAX_NOTES:
+            return
+        log_once(log, f"{what} {name[:_MOST_CHARACTERS]!r} is unknown, and ignored")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from cog_triton.errors import BadMessages, InvalidArgument, UserError, nearest
-from cog_triton.system.log_notes import UnknownNames
+from cog_triton.system.log_notes import note_unknown
 from cog_triton.system.printable import shortened
 from cog_triton.text import client_json
 from cog_triton.text.chat_template import render_chat
@@ -20,6 +20,8 @@ from cog_triton.text.prompts import RenderedPrompt
 from cog_triton.text.tokenizer import EngineTokenizer
 
 ToolCall = dict[str, Any]
+UNPARSED = "unparsed_arguments"
+"""Argument of an earlier call whose arguments are no JSON object: their text."""
 _MOST_OF_AN_ID = 256
 
 
@@ -90,40 +92,40 @@ def _call(where: str, value: Any) -> ToolCall:
 
 
 def _arguments(where: str, text: Any) -> dict[str, Any]:
-    if text is None or text == "":
+    """The arguments of a call, or their text where a model wrote no JSON object, or half of one."""
+    if text is None:
         return {}
     if not isinstance(text, str):
         raise BadMessages(f"{where}: must be JSON as text, as it was sent")
+    require_unicode(where, text)
+    if text.strip() in ("", "null"):
+        return {}
     try:
-        arguments = client_json.parse(text)
-    except ValueError as error:
-        raise BadMessages(f"{where}: not JSON: {str(error)[:100]}") from None
-    if not isinstance(arguments, dict):
-        raise BadMessages(f"{where}: must be a JSON object")
-    # A lone surrogate can be spelled by an escape, too.
-    require_unicode(where, json.dumps(arguments, ensure_ascii=False) if "\\u" in text else text)
-    return arguments
+        arguments = client_json.parse(text, strict=False)
+        if "\\u" in text:  # a lone surrogate can be spelled by an escape, too
+            json.dumps(arguments, ensure_ascii=False).encode()
+    except ValueError:
+        arguments = None
+    # Templates call `arguments.items()`, so that text must be in an object.
+    return arguments if isinstance(arguments, dict) else {UNPARSED: text}
 
 
 _log = logging.getLogger(__name__)
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
+_KEYS = ("role", "content", "name", "tool_call_id")
 # Keys that clients echo back from responses: accepted while empty, refused with a value.
-_EMPTY_ONLY = (
-    "annotations",
-    "audio",
-    "function_call",
-    "refusal",
-)
-# What libraries add to answers, which come back in the next request.
-_IGNORED = ("provider_specific_fields", "reasoning_details", "thinking_blocks")
+_EMPTY_ONLY = ("audio", "function_call")
+# What servers and libraries add to answers, which come back in the next request.
+_IGNORED = ("annotations", "provider_specific_fields", "reasoning_details", "thinking_blocks")
 _ONLY_OF = {
     "reasoning": "assistant",
+    "refusal": "assistant",
     "reasoning_content": "assistant",
     "tool_call_id": "tool",
     "tool_calls": "assistant",
 }
+_KNOWN = {*_KEYS, *_EMPTY_ONLY, *_IGNORED, *_ONLY_OF}
 
 _PARTS = ("this model reads text alone; must be 'text'", "must be 'text' or 'image_url'")
 
@@ -152,10 +154,7 @@ def parse_messages(
         if isinstance(item, dict) and isinstance(item.get("content"), list):
             _check_count(f"messages[{place}].content", item["content"], most)
     check_value_count(value)
-    unknown = UnknownNames(_log, "message key", [*_KEYS, *_EMPTY_ONLY])
-    messages = [
-        _message(f"messages[{place}]", item, images, unknown) for place, item in enumerate(value)
-    ]
+    messages = [_message(f"messages[{place}]", item, images) for place, item in enumerate(value)]
     if not any(_says(message["content"]) or "tool_calls" in message for message in messages):
         raise BadMessages("messages: every content is blank; there is nothing to answer")
     return messages
@@ -194,17 +193,13 @@ def _says(content: str | list[Message]) -> bool:
     return bool(content.strip() if isinstance(content, str) else content)
 
 
-def _message(
-    where: str, value: object, images: list[ImageURL] | None, unknown: UnknownNames
-) -> Message:
+def _message(where: str, value: object, images: list[ImageURL] | None) -> Message:
     if not isinstance(value, dict):
         raise BadMessages(f"{where}: must be an object with role and content, not {_kind(value)}")
     given = {key: item for key, item in value.items() if item is not None and item != []}
-    for key in value:
-        is_known = key in (*_KEYS, *_EMPTY_ONLY, *_IGNORED)
-        if not is_known and (hint := unknown.hint(str(key))):
-            raise BadMessages(f"{where}.{key}: unknown key{hint}")
-        if key in _EMPTY_ONLY and key in given:
+    note_unknown(_log, "message key", value.keys() - _KNOWN)
+    for key in _EMPTY_ONLY:
+        if key in given:
             raise BadMessages(f"{where}.{key}: is not supported; leave it out")
     role = _role(where, value)
     for key, only in _ONLY_OF.items():
@@ -213,8 +208,10 @@ def _message(
     message: Message = {"role": role}
     if "tool_calls" in given:
         message["tool_calls"] = parse_tool_calls(f"{where}.tool_calls", given["tool_calls"])
+    if role == "assistant":
         # Templates join it to other text, so that it must not be null.
-        message["content"] = _content(where, value) if given.get("content") else ""
+        content = given.get("content") or given.get("refusal") or ""
+        message["content"] = _content(where, {"content": content})
     else:
         message["content"] = _content(where, value, images if role == "user" else None)
     if role == "tool":
@@ -261,8 +258,7 @@ def _content(
         if part.get("type") != "text":
             shown = shortened(part.get("type"))
             raise BadMessages(f"{at}.type={shown}: {_PARTS[images is not None]}")
-        if unknown := sorted(str(key) for key in part.keys() - {"type", "text"}):
-            raise BadMessages(f"{at}.{unknown[0][:80]}: unknown key; a part has type and text")
+        note_unknown(_log, "key of a content part", part.keys() - {"type", "text"})
         if not isinstance(part.get("text"), str):
             raise BadMessages(f"{at}.text: must be text, not {_kind(part.get('text'))}")
         parts.append({"type": "text", "text": require_unicode(f"{at}.text", part["text"])})

@@ -15,13 +15,16 @@ MAX_NUMBER = 64
 """Characters of a number: Python takes as long as the square of an integer's digits."""
 
 
-def parse(text: str) -> Any:
-    """The value of `text`; raises ValueError with the rule that it breaks."""
+def parse(text: str, *, strict: bool = True) -> Any:
+    """The value of `text`; raises ValueError with the rule that it breaks.
+
+    Without `strict`, strings may have control characters as they are.
+    """
     count = count_values(text)
     if count > MAX_VALUES:
         raise ValueError(f"has some {count} values; {MAX_VALUES} at most")
     try:
-        value = _DECODER.decode(text)
+        value = _DECODERS[strict].decode(text)
     except RecursionError:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels") from None
     if count > MAX_DEPTH and not _is_flatter(value):
@@ -63,4 +66,7 @@ def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_refuse)
+_DECODERS = [
+    json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_refuse, strict=strict)
+    for strict in (False, True)
+]

@@ -232,7 +232,6 @@ MALFORMED = [
     (b"[" * 100_000, JSON_TYPE, 400),
     (b'{"model": "\\ud83e", "prompt": "x"}', JSON_TYPE, 404),
     (b'{"model": "small", "prompt": "\\ud83e"}', JSON_TYPE, 400),
-    (b'{"model": "small", "prompt": "x", "temperatur\\ud83e": 1}', JSON_TYPE, 400),
     (b'{"model": "small", "prompt": [99999]}', JSON_TYPE, 400),
     (b'{"model": "small", "prompt": [-1]}', JSON_TYPE, 400),
     (b'{"model": "small", "prompt": ""}', JSON_TYPE, 400),

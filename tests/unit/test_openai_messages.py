@@ -21,6 +21,8 @@ WEATHER = {
     "description": "Weather of a city.",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
     "cache_control": {"type": "ephemeral"},
+    "input_examples": [{"city": "Oslo"}],
+    "descripton": "x",
 }
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 BODY: dict[str, Any] = {
@@ -257,6 +259,9 @@ def test_reasoning_is_a_block_that_is_taken_back() -> None:
         ({"stop_sequences": ["a"]}, {"stop": ["a"]}),
         ({"metadata": {"user_id": "u"}, "betas": ["b"], "container": None}, {}),
         ({"seed": 3, "min_p": 0.1}, {"seed": 3, "min_p": 0.1}),
+        ({"stop_sequence": ["a"], **dict.fromkeys(["n", "system"])}, {"stop_sequence": ["a"]}),
+        # Of Claude Code; it differs with each request.
+        ({"system": [{"type": "text", "text": "x-anthropic-billing-header: a=b;"}]}, {}),
     ],
 )
 def test_fields_have_their_like_in_chats(fields: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -322,7 +327,7 @@ def user_turn(*blocks: Any) -> dict[str, Any]:
         ),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}, user_turn()]},
-            "messages[0].content[0].input=None: must be an object",
+            "messages[0].content[0].name=None: must be text",
         ),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "image"}]}, user_turn()]},
@@ -331,19 +336,13 @@ def user_turn(*blocks: Any) -> dict[str, Any]:
         ({"system": [{"type": "image"}]}, "system[0].type='image'"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type='bash_20250124'"),
         ({"tools": [{"name": "a"}]}, "tools[0].input_schema=None"),
-        (
-            {"tools": [{**WEATHER, "descripton": "x"}]},
-            "tools[0].descripton: unknown key; did you mean 'description'?",
-        ),
-        ({"tools": [{**WEATHER, "input_examples": [{}]}]}, "tools[0].input_examples: not"),
         ({"tools": [WEATHER], "tool_choice": {"type": "all"}}, "tool_choice.type='all'"),
         ({"tool_choice": {"type": "any"}}, "needs tools to choose from"),
         ({"thinking": {"type": "on"}}, "thinking.type='on'"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format={'type': 'xml'}"),
         ({"output_config": 3}, "output_config=3: must be an object"),
         ({"stop_sequences": [3]}, "stop_sequences=[3]"),
-        ({"stop_sequence": ["a"]}, "stop_sequence: unknown field; did you mean 'stop_sequences'?"),
-        ({"n": 2}, "n: unknown field"),
+        ({"n": 2}, "n: is a field of chats"),
         ({"use_beam_search": True}, "use_beam_search=True: not supported"),
         ({"mcp_servers": [{}]}, "mcp_servers: not supported"),
         ({"thread": {"type": "create"}}, "thread: not supported: nothing is stored"),

@@ -269,12 +269,6 @@ def test_reasoning_comes_before_guided_calls() -> None:
             r"tools\[0\].function.parameters.properties.city.minLength: not supported",
         ),
         (
-            {"extra_body": {"chat_template_kwargs": {"enable_thinkin": True}}},
-            True,
-            CHATML_TOOLS,
-            "enable_thinking",
-        ),
-        (
             {"extra_body": {"chat_template_kwargs": {"messages": []}}},
             True,
             CHATML_TOOLS,

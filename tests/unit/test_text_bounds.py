@@ -16,7 +16,7 @@ from cog_triton.errors import CogTritonError, InvalidArgument, nearest
 from cog_triton.serving.generation import GenerationRequest
 from cog_triton.serving.openai.sequences import MAX_LOG_PROBS, bound_log_probs
 from cog_triton.system import log_notes
-from cog_triton.system.log_notes import MAX_UNKNOWN, UnknownNames
+from cog_triton.system.log_notes import MAX_NOTES, note_unknown
 from cog_triton.system.printable import shortened
 from cog_triton.text import chat, client_json, stop_strings
 from cog_triton.text.guide import Guide
@@ -40,26 +40,6 @@ BEYOND: dict[str, tuple[str, str, Work]] = {
         lambda: render("{prompt}" * 16, "x" * 2_000_000),
     ),
     "tools": ("E1005", "at most 1024 items", lambda: parse_chat(tools=tools(1025))),
-    "a number": (
-        "E1006",
-        "a number has 65 characters; 64 at most",
-        lambda: chat.parse_messages(call(f'{{"a":{"9" * 65}}}')),
-    ),
-    "a number beyond doubles": (
-        "E1006",
-        "1e400 is beyond the range",
-        lambda: chat.parse_messages(call('{"a":1e400}')),
-    ),
-    "depth of arguments": (
-        "E1006",
-        "nested deeper than 64 levels",
-        lambda: chat.parse_messages(call('{"a":' + "[" * 64 + "]" * 64 + "}")),
-    ),
-    "depth that Python refuses": (
-        "E1006",
-        "nested deeper than 64 levels",
-        lambda: chat.parse_messages(call('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")),
-    ),
     "values of arguments": (
         "E1005",
         "values; 262144 at most",
@@ -126,17 +106,13 @@ def test_max_tokens_that_nobody_gave_is_lowered_to_what_fits() -> None:
         bound_log_probs([at_least], 2, 20, limited=False)
 
 
-def test_only_some_unknown_names_are_compared(
+def test_unknown_names_are_noted_until_there_are_many(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(log_notes, "_noted", set())
-    compared = []
-    monkeypatch.setattr(log_notes, "nearest", lambda name, _: compared.append(name) or "")
-    unknown = UnknownNames(logging.getLogger("x"), "field", ["known"])
-    assert {unknown.hint(f"n{number}") for number in range(1000)} == {""}
-    assert len(compared) == MAX_UNKNOWN
-    assert len(caplog.messages) == MAX_UNKNOWN + 1
-    assert caplog.messages[-1] == "field: more than 20 names are unknown, and ignored"
+    note_unknown(logging.getLogger("x"), "field", [f"{n}{'x' * 200}" for n in range(2000)])
+    assert len(caplog.messages) == MAX_NOTES
+    assert caplog.messages[0] == f"field '0{'x' * 95}' is unknown, and ignored"
 
 
 def test_long_words_are_near_nothing() -> None:

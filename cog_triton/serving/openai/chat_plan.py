@@ -32,7 +32,7 @@ from cog_triton.serving.openai.request_fields import (
 from cog_triton.serving.openai.requests import ChatRequest
 from cog_triton.settings import Settings
 from cog_triton.settings.request_defaults import PREFIX
-from cog_triton.system.log_notes import UnknownNames, log_once
+from cog_triton.system.log_notes import log_once, note_unknown
 from cog_triton.text import chat, json_schema
 from cog_triton.text.chat_template import template_variables
 from cog_triton.text.guide import Guide
@@ -272,13 +272,10 @@ class ChatPlanner:
         """What the template reads besides the messages."""
         known = self._variables(tools=bool(tools))
         values = dict(request.chat_template_kwargs or {})
-        settings = [name for name in known if name not in _NOT_SETTINGS]
-        unknown = UnknownNames(_log, "chat_template_kwargs", settings)
-        for name in values:
-            if name in _NOT_SETTINGS:
+        for name in _NOT_SETTINGS:
+            if name in values:
                 raise InvalidArgument(f"chat_template_kwargs.{name}: is set by the server")
-            if name not in known and (hint := unknown.hint(name)):
-                raise InvalidArgument(f"chat_template_kwargs.{name[:80]}: unknown{hint}")
+        note_unknown(_log, "chat_template_kwargs", values.keys() - known)
         effort = request.reasoning_effort
         if effort is not None and not known & {"reasoning_effort", "enable_thinking"}:
             log_once(_log, "reasoning_effort: the chat template reads none")

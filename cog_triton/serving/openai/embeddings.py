@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -27,12 +27,12 @@ from cog_triton.errors import (
 )
 from cog_triton.serving.generation import GenerationRequest
 from cog_triton.serving.openai.request_body import check_ids
-from cog_triton.serving.openai.requests import Prompts, listed, validate
+from cog_triton.serving.openai.requests import Prompts, listed, validate, without_fraction
 from cog_triton.serving.openai.sequences import SequencePlan, Sequences
 from cog_triton.serving.openai.served_models import ServedAPI
 from cog_triton.serving.openai.streaming import EngineResponse
 from cog_triton.system.log_format import request_id
-from cog_triton.system.log_notes import UnknownNames
+from cog_triton.system.log_notes import note_unknown
 from cog_triton.system.printable import shortened
 from cog_triton.text.chat import require_unicode
 from cog_triton.text.sampling import SamplingParams
@@ -64,6 +64,8 @@ class EmbeddingsRequest(BaseModel):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(default=None, ge=1)
     user: str | None = None
+
+    _whole = field_validator("dimensions", mode="before")(without_fraction)
 
 
 class EmbeddingRoutes:
@@ -138,15 +140,14 @@ def _known_fields(body: Any) -> Iterable[tuple[str, Any]]:
     if not isinstance(body, dict):
         raise InvalidArgument("the body must be a JSON object")
     known = EmbeddingsRequest.model_fields
-    unknown = UnknownNames(_log, "request field", [*known, *_NEUTRAL])
+    note_unknown(_log, "request field", body.keys() - {*known, *_NEUTRAL})
     for name, value in body.items():
         if name in known:
             yield name, value
-        elif name in _NEUTRAL:
-            if not any(type(value) is type(item) and value == item for item in _NEUTRAL[name]):
-                raise InvalidArgument(f"{name}={shortened(value)}: not supported")
-        elif hint := unknown.hint(name):
-            raise InvalidArgument(f"{name[:80]!r}: unknown field{hint}")
+        elif not any(
+            type(value) is type(item) and value == item for item in _NEUTRAL.get(name, [value])
+        ):
+            raise InvalidArgument(f"{name}={shortened(value)}: not supported")
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from cog_triton.serving.openai.field_names import FieldNames, PlacedMessage
 from cog_triton.serving.openai.request_body import given_fields
 from cog_triton.serving.openai.requests import ChatRequest
 from cog_triton.serving.openai.responses_request import SAME, as_list
-from cog_triton.system.log_notes import UnknownNames, log_once
+from cog_triton.system.log_notes import log_once, note_unknown
 from cog_triton.system.printable import shortened
 
 _log = logging.getLogger(__name__)
@@ -37,8 +37,12 @@ _REFUSED = {
     "compaction": "conversations are not summarized here",
     "thread": "nothing is stored; send the whole conversation as messages",
 }
-_TOOL = ("name", "description", "input_schema", "type", "strict", "input_examples")
-_TOOL_IGNORED = ("cache_control", "eager_input_streaming", "defer_loading", "allowed_callers")
+KNOWN = {*SAME, *_OWN, *_IGNORED, *_REFUSED}
+KNOWN_OF_TOOLS = {
+    *("name", "description", "input_schema", "type", "strict", "input_examples"),
+    *("cache_control", "eager_input_streaming", "defer_loading", "allowed_callers"),
+}
+_BILLING = "x-anthropic-billing-header"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 _ROLES = ("user", "assistant", "system")
@@ -108,12 +112,10 @@ def translate(
 
 def _others(given: Mapping[str, Any]) -> Object:
     """Fields of neither API, for the chat's parser, which knows what to say of them."""
-    known = (*SAME, *_OWN, *_IGNORED, *_REFUSED)
-    unknown = UnknownNames(_log, "request field", known)
-    found = {name: value for name, value in given.items() if name not in known}
+    found = {name: value for name, value in given.items() if name not in KNOWN}
     for name in found:
-        if (hint := unknown.hint(name)) or name in ChatRequest.model_fields:
-            raise InvalidArgument(f"{name[:80]}: unknown field{hint}")
+        if name in ChatRequest.model_fields:
+            raise InvalidArgument(f"{name}: is a field of chats, not of messages")
     if given.get("context_management"):
         log_once(_log, "context_management: conversations are not shortened here")
     return found
@@ -149,9 +151,11 @@ def _format(given: Mapping[str, Any]) -> Object:
 
 def _messages(given: Mapping[str, Any], *, images: bool) -> Iterator[PlacedMessage]:
     if "system" in given:
-        blocks = _blocks("system", given["system"])
-        content = [_part(block, "text") for block in blocks]
-        yield PlacedMessage({"role": "system", "content": content}, "system")
+        parts = [_part(block, "text") for block in _blocks("system", given["system"])]
+        # Claude Code's differs with each request, so that no prompt would begin as the one before.
+        content = [part for part in parts if not part["text"].startswith(_BILLING)]
+        if content or not parts:
+            yield PlacedMessage({"role": "system", "content": content}, "system")
     turns = [
         _turn(f"messages[{place}]", item)
         for place, item in enumerate(as_list("messages", given["messages"]))
@@ -258,7 +262,7 @@ def _assistant(blocks: Sequence[Block]) -> Object:
 
 
 def _call(block: Block) -> Object:
-    arguments = _object(f"{block.where}.input", block.given.get("input"))
+    arguments = block.given.get("input") or {}
     try:
         function = {"name": block.text("name"), "arguments": json.dumps(arguments)}
     except RecursionError:
@@ -269,12 +273,7 @@ def _call(block: Block) -> Object:
 def _tool(tool: Block) -> Object:
     if tool.kind not in (None, "custom"):
         raise tool.refused("custom: a tool that the client calls")
-    unknown = UnknownNames(_log, "key of a tool", _TOOL)
-    for name in tool.given.keys() - {*_TOOL, *_TOOL_IGNORED}:
-        if hint := unknown.hint(name):
-            raise InvalidArgument(f"{tool.where}.{name[:80]}: unknown key{hint}")
-    if tool.given.get("input_examples"):
-        raise InvalidArgument(f"{tool.where}.input_examples: not supported: use description")
+    note_unknown(_log, "key of a tool", tool.given.keys() - KNOWN_OF_TOOLS)
     where = f"{tool.where}.input_schema"
     function = {
         "name": tool.text("name"),

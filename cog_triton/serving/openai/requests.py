@@ -1,23 +1,24 @@
 """Request bodies of /v1/chat/completions and /v1/completions, parsed into typed requests.
 
-Clients send many fields that are not supported here. One that would change the answer is accepted
-only with a value that has no effect, else rejected by name, as are misspelt ones; what cannot
-change it is ignored, with a note in the log if it is unknown.
+Clients send many fields that are not supported here. A known field that would change the answer is
+accepted only with a value that has no effect, else rejected by name. What cannot change the answer
+is ignored, and so is an unknown field, with a note in the log.
 """
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from cog_triton.engines.base import Abilities
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import BadMessages, InvalidArgument
+from cog_triton.serving.openai.request_body import given_fields
 from cog_triton.serving.openai.request_fields import (
     AllowedToolsChoice,
     GuideFields,
@@ -26,7 +27,7 @@ from cog_triton.serving.openai.request_fields import (
     Tools,
     check_tools,
 )
-from cog_triton.system.log_notes import UnknownNames
+from cog_triton.system.log_notes import note_unknown
 from cog_triton.system.printable import shortened
 from cog_triton.text.sampling import (
     ABILITIES,
@@ -40,14 +41,16 @@ from cog_triton.text.sampling import (
 _log = logging.getLogger(__name__)
 
 
-def _without_fraction(value: Any) -> Any:
+def without_fraction(value: Any) -> Any:
+    """A whole number that is written as 1.0 as an integer; any other value as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_without_fraction)]
-"""A whole number, which some clients write as 1.0."""
-# The bound comes first, so that the JSON Schema tells it.
-Count = Annotated[int, Field(ge=1), BeforeValidator(_without_fraction)]
+_WHOLE = (
+    *("n", "best_of", "max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed"),
+    *("logprobs", "top_logprobs", "priority"),
+)
+"""Whole numbers, which some clients write as 1.0."""
 _MOST_LOG_PROBS = 20
 
 
@@ -75,52 +78,61 @@ def listed(given: Prompts) -> list[str | list[int]]:
     return several or [[item for item in given if isinstance(item, int)]]
 
 
-# Of the other endpoint: an answer that ignores it answers nothing.
-_PROMPTS = ("messages", "prompt", "input", "suffix")
-_EMPTY: tuple[Any, ...] = (None, [], {}, "")
+_EMPTY: tuple[Any, ...] = ([], {}, "")
 _CHATS = "only chats have it"
+_PROMPTS = "a chat has messages, a completion a prompt"
+_TEXTS = "answers have texts, no token ids"
 
 # Field -> values that do not change the answer, and the reason why others are rejected.
 _NO_OP_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "add_generation_prompt": ((None, True), "the answer is always a new message"),
+    "add_generation_prompt": ((True,), "the answer is always a new message"),
     "audio": (_EMPTY, "this server answers text alone"),
     "bad_words": (_EMPTY, "not passed to the engine"),
-    "best_of": ((None, 1), "only completions have it"),
+    "best_of": ((1,), "only completions have it"),
     "chat_template": (_EMPTY, "the model's own is used"),
     "chat_template_kwargs": (_EMPTY, _CHATS),
-    "continue_final_message": ((None, False), "the answer is always a new message"),
+    "continue_final_message": ((False,), "the answer is always a new message"),
     "documents": (_EMPTY, "put them into messages"),
-    "early_stopping": ((None, False), "it only has meaning in beam search"),
-    "echo": ((None, False), "only completions have it"),
-    "function_call": ((None, "none", "auto"), "use tool_choice"),
+    "early_stopping": ((False,), "it only has meaning in beam search"),
+    "echo": ((False,), "only completions have it"),
+    "function_call": (("none", "auto"), "use tool_choice"),
     "functions": (_EMPTY, "use tools"),
     "guided_whitespace_pattern": (_EMPTY, "the engine's own is used"),
-    "include_reasoning": ((None, True), _CHATS),
-    "include_stop_str_in_output": ((None, False), "stop strings are never part of the text"),
-    "length_penalty": ((None, 1), "it only has meaning in beam search"),
+    "include_reasoning": ((True,), _CHATS),
+    "include_stop_str_in_output": ((False,), "stop strings are never part of the text"),
+    "input": (_EMPTY, _PROMPTS),
+    "length_penalty": ((1,), "it only has meaning in beam search"),
     "logprob_token_ids": (_EMPTY, "use top_logprobs"),
     "lora_request": (_EMPTY, "name the adapter as model"),
+    "max_completion_tokens": ((), "use max_tokens"),
+    "messages": (_EMPTY, _PROMPTS),
     "mm_processor_kwargs": (_EMPTY, "this server reads text alone"),
-    "modalities": ((None, ["text"]), "this server answers text alone"),
+    "modalities": ((["text"],), "this server answers text alone"),
+    "moderation": ((), "nothing is moderated here"),
+    "prompt": (_EMPTY, _PROMPTS),
     "prompt_embeds": (_EMPTY, "this server reads text alone"),
-    "prompt_ignore_length": ((None, 0), "penalties are the engine's own"),
-    "prompt_logprobs": ((None,), "use echo with logprobs in completions"),
+    "prompt_ignore_length": ((0,), "penalties are the engine's own"),
+    "prompt_logprobs": ((), "use echo with logprobs in completions"),
     "prompt_token_ids": (_EMPTY, "use prompt in completions"),
-    "reasoning_effort": ((None,), _CHATS),
-    "repetition_detection": ((None,), "not passed to the engine"),
-    "skip_special_tokens": ((None, True), "special tokens are never part of the text"),
-    "spaces_between_special_tokens": ((None, True), "special tokens are never part of the text"),
+    "reasoning_effort": ((), _CHATS),
+    "repetition_detection": ((), "not passed to the engine"),
+    "return_token_ids": ((False,), _TEXTS),
+    "return_tokens_as_token_ids": ((False,), _TEXTS),
+    "skip_special_tokens": ((True,), "special tokens are never part of the text"),
+    "spaces_between_special_tokens": ((True,), "special tokens are never part of the text"),
+    "stop_sequences": (_EMPTY, "use stop"),
     "suffix": (_EMPTY, "text is not inserted"),
-    "thinking": ((None,), "use reasoning_effort"),
-    "thinking_token_budget": ((None,), "use reasoning_effort"),
-    "tool_choice": ((None, "none", "auto"), _CHATS),
+    "thinking": ((), "use reasoning_effort"),
+    "thinking_token_budget": ((), "use reasoning_effort"),
+    "tool_choice": (("none", "auto"), _CHATS),
     "tools": (_EMPTY, _CHATS),
-    "top_p_min": ((None, 0), "use top_p"),
-    "truncate_prompt_tokens": ((None,), "prompts are not shortened"),
-    "use_beam_search": ((None, False), "beam search is not supported"),
+    "top_logprobs": ((0,), "use logprobs"),
+    "top_p_min": ((0,), "use top_p"),
+    "truncate_prompt_tokens": ((), "prompts are not shortened"),
+    "use_beam_search": ((False,), "beam search is not supported"),
     "vllm_xargs": (_EMPTY, "not passed to the engine"),
-    "watermarking": ((None, False), "not passed to the engine"),
-    "web_search_options": ((None,), "this server searches nothing"),
+    "watermarking": ((False,), "not passed to the engine"),
+    "web_search_options": ((), "this server searches nothing"),
 }
 # They describe the caller, are for a store that there is not, or ask for speed or a style that
 # models of chat templates know nothing of: no text depends on them.
@@ -130,7 +142,9 @@ _IGNORED_FIELDS = (
     "parallel_tool_calls",
     "prediction",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
+    "request_id",
     "safety_identifier",
     "service_tier",
     "store",
@@ -145,7 +159,7 @@ class StreamOptions(BaseModel):
     `continuous_usage_stats` is vLLM's: the counts so far in every piece, not only at the end.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -158,7 +172,7 @@ class OpenAIRequest(GuideFields, ABC):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str
-    n: Count | None = None
+    n: int | None = Field(default=None, ge=1)
     max_tokens: int | None = _sampled("max_tokens")
     min_tokens: int | None = _sampled("min_tokens")
     temperature: float | None = _sampled("temperature")
@@ -176,7 +190,9 @@ class OpenAIRequest(GuideFields, ABC):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: Whole | None = None
+    priority: int | None = None
+
+    _whole = field_validator(*_WHOLE, mode="before", check_fields=False)(without_fraction)
 
     @property
     def limit(self) -> int:
@@ -289,7 +305,7 @@ class CompletionRequest(OpenAIRequest):
 
     prompt: Prompts
     max_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS)
-    best_of: Count | None = None
+    best_of: int | None = Field(default=None, ge=1)
     logprobs: int | None = Field(default=None, ge=0, le=_MOST_LOG_PROBS)
     echo: bool | None = None
 
@@ -329,18 +345,25 @@ M = TypeVar("M", bound=BaseModel)
 
 def parse(kind: type[R], body: Any) -> R:
     """Parse a request from its JSON value; raises E1005, or E1006 if messages are missing."""
-    if not isinstance(body, dict):
-        raise InvalidArgument("the body must be a JSON object")
-    if kind is ChatRequest and "messages" not in body:
+    given = given_fields(body, {})
+    if kind is ChatRequest and "messages" not in given:
         raise BadMessages("messages: missing; it is required")
-    fields = dict(body)
-    known = [*kind.model_fields, *_NO_OP_VALUES, *_IGNORED_FIELDS]
-    unknown = UnknownNames(_log, "request field", known)
-    for name in body.keys() - {field.alias or key for key, field in kind.model_fields.items()}:
-        _check_unsupported(name, fields.pop(name), unknown)
+    note_unknown(_log, "request field", given.keys() - known_fields(kind))
+    neutral = {
+        **_NO_OP_VALUES,
+        "add_special_tokens": ((kind is CompletionRequest,), "prompts have those of the model"),
+    }
+    for name in given.keys() & neutral.keys() - kind.model_fields.keys():
+        _check_neutral(name, given[name], *neutral[name])
+    fields = {name: value for name, value in given.items() if name in kind.model_fields}
     request = validate(kind, fields)
     _check_combinations(request)
     return request.narrowed() if isinstance(request, ChatRequest) else request
+
+
+def known_fields(kind: type[OpenAIRequest]) -> set[str]:
+    """Names of the fields that are taken, refused unless neutral, or without effect."""
+    return {*kind.model_fields, *_NO_OP_VALUES, *_IGNORED_FIELDS, "add_special_tokens"}
 
 
 def validate(kind: type[M], body: Any) -> M:
@@ -353,21 +376,13 @@ def validate(kind: type[M], body: Any) -> M:
         raise InvalidArgument(_describe(error)) from None
 
 
-def _check_unsupported(name: str, value: Any, unknown: UnknownNames) -> None:
+def _check_neutral(name: str, value: Any, allowed: Sequence[Any], reason: str) -> None:
     """Reject a field outside the schema, unless its value has no effect."""
-    if name in _IGNORED_FIELDS:
+    if any(type(value) is type(item) and value == item for item in allowed):
         return
-    if name in _NO_OP_VALUES:
-        allowed, reason = _NO_OP_VALUES[name]
-        if any(type(value) is type(item) and value == item for item in allowed):
-            return
-        if isinstance(value, float) and value in [x for x in allowed if type(x) is int]:
-            return
-        raise InvalidArgument(f"{name}={shortened(value)}: not supported: {reason}")
-    hint = unknown.hint(name)
-    if hint or name in _PROMPTS:
-        shown = name[:80] if name.isidentifier() else shortened(name)
-        raise InvalidArgument(f"{shown}: unknown field{hint}")
+    if isinstance(value, float) and value in [x for x in allowed if type(x) is int]:
+        return
+    raise InvalidArgument(f"{name}={shortened(value)}: not supported: {reason}")
 
 
 def _check_combinations(request: OpenAIRequest) -> None:
@@ -381,7 +396,7 @@ def _check_combinations(request: OpenAIRequest) -> None:
             "stream_options.continuous_usage_stats: only allowed when include_usage is true"
         )
     if isinstance(request, ChatRequest):
-        if request.top_logprobs is not None and not request.logprobs:
+        if request.top_logprobs and not request.logprobs:
             raise InvalidArgument("top_logprobs: only allowed when logprobs is true")
         check_tools(request.tools or [], request.tool_choice)
     if isinstance(request, CompletionRequest) and request.best_of is not None:

@@ -108,13 +108,18 @@ def api(
     defaults: Mapping[str, float] = MappingProxyType({}),
     borrowed: BorrowedParsers | None = None,
     store: ResponseStore | None = None,
+    context: int = 1000,
     **options: Any,
 ) -> Iterator[Served]:
     if abilities is None:
         abilities = Abilities(guides={"json_schema"} if guides else frozenset())
     settings = load_settings(served_model_name="small", **options)
     limits = EngineLimits(
-        max_input_len=900, max_seq_len=1000, max_batch_size=slots, end_id=None, pad_id=None
+        max_input_len=context - 100,
+        max_seq_len=context,
+        max_batch_size=slots,
+        end_id=None,
+        pad_id=None,
     )
     metrics, admission = RecordingMetrics(), Admission(slots, queue)
     with serving(answer) as triton:

@@ -130,10 +130,10 @@ def test_calls_go_out_and_their_results_come_back() -> None:
 def test_tools_in_namespaces_are_called_with_them() -> None:
     """As of Codex: names of two namespaces may be the same; tools of OpenAI's server are not."""
     spaces = [{"type": "namespace", "name": name, "tools": [TOOL]} for name in ("mcp__a", "mcp__b")]
-    tools = [WEB, TOOL, *spaces]
+    tools: Any = [WEB, TOOL, *spaces]
     named = CALL.replace("weather", "mcp__b__weather")
     with api(stream(*tokens(f"{named}\n{CALL}")), tokenizer=TOOLS_TOKENIZER) as served:
-        answer = served.client().responses.create(model="small", input="Hi", tools=tools)  # type: ignore[arg-type]
+        answer = served.client().responses.create(model="small", input="Hi", tools=tools)
         found = events_of(served, tools=tools)
         items = [item.model_dump(exclude_none=True) for item in answer.output]
         results = [

@@ -20,7 +20,7 @@ from cog_triton.door.json_body import member
 from cog_triton.door.message import Answer, Forward, Refused, Request, json_answer
 from cog_triton.door.relay import EVENT_END
 from cog_triton.door.webhook_relay import WebhookRelay
-from cog_triton.errors import InvalidArgument, TritonUnavailable, nearest
+from cog_triton.errors import InvalidArgument, TritonUnavailable
 from cog_triton.serving.tenants import HEADER
 from cog_triton.system.log_format import log_refusal
 from cog_triton.system.log_notes import log_once
@@ -203,10 +203,20 @@ def unknown_inputs(body: bytes, known: frozenset[str]) -> list[str]:
                 continue
             raise InvalidArgument(f"{shown}: not an input of predictions; {_CHANGE_THE_TEXT[name]}")
         if len(names) < _MOST_NOTED:
-            if hint := nearest(shown, sorted(known)):
-                raise InvalidArgument(f"{shown}: unknown input{hint}")
             names.append(shown)
     return names
+
+
+def without_nulls(body: bytes) -> bytes:
+    """The JSON of a prediction without inputs that are null, of which coglet takes few."""
+    try:
+        request = json.loads(body)
+        given = request["input"].items()
+        request["input"] = {name: value for name, value in given if value is not None}
+        text = json.dumps(request, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode()
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return body  # coglet says what is wrong with it
 
 
 _log = logging.getLogger(__name__)
@@ -301,6 +311,9 @@ class CogGate(PrivateGate):
                 request.tenant.require_model(first[0])  # before its turn: Cog's would be too late
             told = request.tenant.encoded
             body = await self.large_bodies.run(len(body), with_tenant, body, told)
+            request = replace(request, body=body)
+        if b"null" in body:
+            body = await self.large_bodies.run(len(body), without_nulls, body)
             request = replace(request, body=body)
         state = self.route.upstream.state
         await state.require_serving()

@@ -77,7 +77,6 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 3}, "E1005"),
     ({"repetition_penalty": 0}, "E1005"),
     ({"stream": "yes"}, "E1005"),
-    ({"stream_options": {"include_usages": True}}, "E1005"),
     ({"response_format": {"type": "yaml"}}, "E1005"),
     (
         {

@@ -153,8 +153,5 @@ def test_predictions_have_no_images(stack: Stack) -> None:
     assert answer.status_code == 400
     assert "E1005" in answer.text
     assert "images: not an input of predictions; /v1/chat/completions has it" in answer.text
-    answer = httpx.post(f"{stack.url}/predictions", json={"input": {"promt": "a"}}, timeout=60)
-    assert answer.status_code == 400
-    assert "promt: unknown input; did you mean 'prompt'?" in answer.text
     assert stack.predict("a", images=[], unheard_of=1)["status"] == "succeeded"
     assert "input 'unheard_of' of predictions is unknown, and ignored" in stack.output

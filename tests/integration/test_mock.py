@@ -203,7 +203,8 @@ def test_invalid_inputs_of_the_triton_model_are_refused(
 
 
 def test_stop_words_and_end_ids_end_the_output(mock: Stack, mock_text: MockText) -> None:
-    prediction = mock.predict("Hi", max_tokens=100, stop_sequences="harbour")
+    nulls = dict.fromkeys(["temperature", "top_k", "log_performance_metrics", "tps", "temprature"])
+    prediction = mock.predict("Hi", max_tokens=100, stop_sequences="harbour", **nulls)
     assert text_of(prediction) == mock_text(100).partition("harbour")[0]
     assert prediction["metrics"]["finish_reason"] == "stop"
     end_id = mock_text.ids(30)[-1]

@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from known_fields import KNOWN_FIELDS
+from openai import types
+from openai.types.chat import completion_create_params
+from openai.types.responses import response_create_params
 
 from cog_triton.engines.base import Abilities
 from cog_triton.engines.mock.family import MockFamily
@@ -175,6 +179,20 @@ def test_unsupported_fields_are_refused_by_name(extra: dict[str, Any], words: li
         taken()
     for word in ["E1005", *words]:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("chat", completion_create_params.CompletionCreateParamsBase),
+        ("completions", types.completion_create_params.CompletionCreateParamsBase),
+        ("embeddings", types.EmbeddingCreateParams),
+        ("responses", response_create_params.ResponseCreateParamsBase),
+    ],
+)
+def test_fields_of_the_locked_client_are_known(name: str, parameters: type) -> None:
+    """The newest client, and Anthropic's, are compared in tests/clients."""
+    assert parameters.__annotations__.keys() - KNOWN_FIELDS[name] == set()
 
 
 def test_unknown_fields_are_logged_once_and_ignored(caplog: pytest.LogCaptureFixture) -> None:

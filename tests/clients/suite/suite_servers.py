@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import clean_environment
 import httpx
+from known_fields import KNOWN_FIELDS
 from stack import Stack
 from suite import agent_script
 from suite.client_list import ROOT
@@ -54,6 +55,7 @@ class Servers:
             "metrics": f"{stack.own}/metrics",
             "tokenizer": str(self._tokenizer(kind)),
             "places": PLACES,
+            "fields": KNOWN_FIELDS,
             "model": httpx.get(f"{stack.own}/v1/models").json()["data"][0]["id"],
         }
 

@@ -37,6 +37,13 @@ class Server:
     """A directory that transformers loads."""
     places: int
     """Of the mock: sequences at once; more are refused, none wait."""
+    fields: dict[str, list[str]]
+    """Names of the request fields that the server knows, by API."""
+
+    def knows(self, api: str, parameters: type) -> None:
+        """Fail for a field of a client's parameters that the server does not know."""
+        unknown = parameters.__annotations__.keys() - self.fields[api]
+        assert not unknown, f"{api}: the server does not know {sorted(unknown)}"
 
     def metric(self, name: str) -> float:
         """The sum of ``cog_triton_NAME`` over its labels."""

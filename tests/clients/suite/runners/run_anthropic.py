@@ -6,6 +6,7 @@ import asyncio
 
 import agent_tools
 import anthropic
+from anthropic.types import ToolParam, beta, message_count_tokens_params, message_create_params
 from checks import check, main, raises, server
 
 HERE, MOCK = server("openvino"), server("mock")
@@ -40,6 +41,10 @@ def a_message() -> str:
     assert "Paris" in block.text
     assert answer.stop_reason in ("end_turn", "max_tokens")
     assert answer.usage.output_tokens > 2
+    HERE.knows("messages", message_create_params.MessageCreateParamsBase)
+    HERE.knows("messages", beta.message_create_params.MessageCreateParamsBase)
+    HERE.knows("messages", message_count_tokens_params.MessageCountTokensParams)
+    HERE.knows("tools of messages", ToolParam)
     return block.text
 
 

@@ -10,6 +10,9 @@ import checks_openai_tools
 import openai
 import pydantic
 from checks import check, main, server
+from openai import types
+from openai.types.chat import completion_create_params
+from openai.types.responses import response_create_params
 from openai_client import ASK, CLIENT, HERE, MODEL, PARIS
 
 __all__ = ["checks_openai_errors", "checks_openai_tools"]
@@ -20,6 +23,10 @@ def chat() -> str:
     answer = CLIENT.chat.completions.create(model=MODEL, messages=ASK, temperature=0, max_tokens=32)
     assert answer.choices[0].message.content.startswith(PARIS)
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    HERE.knows("chat", completion_create_params.CompletionCreateParamsBase)
+    HERE.knows("completions", types.completion_create_params.CompletionCreateParamsBase)
+    HERE.knows("embeddings", types.EmbeddingCreateParams)
+    HERE.knows("responses", response_create_params.ResponseCreateParamsBase)
     return answer.choices[0].message.content
 
 

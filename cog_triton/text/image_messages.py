@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cog_triton.errors import BadMessages, CogTritonError
-from cog_triton.system.log_notes import log_once
+from cog_triton.system.log_notes import log_once, note_unknown
 from cog_triton.system.printable import shortened
 from cog_triton.text.chat_template import render_chat
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -40,13 +40,11 @@ def parse_image_part(where: str, part: Mapping[str, Any]) -> ImageURL:
     Raises BadMessages (E1006) naming what is wrong below `where`.
     """
     # `uuid` is vLLM's, for its cache.
-    if unknown := sorted(str(key) for key in part.keys() - {"type", "image_url", "uuid"}):
-        raise BadMessages(f"{where}.{unknown[0][:80]}: unknown key; a part has type and image_url")
+    note_unknown(_log, "key of a content part", part.keys() - {"type", "image_url", "uuid"})
     given = part.get("image_url")
     where = f"{where}.image_url"
     if isinstance(given, dict):
-        if unknown := sorted(str(key) for key in given.keys() - {"url", "detail"}):
-            raise BadMessages(f"{where}.{unknown[0][:80]}: unknown key; must be url or detail")
+        note_unknown(_log, "key of an image_url", given.keys() - {"url", "detail"})
         detail = given.get("detail")
         if detail is not None and detail not in _DETAILS:
             raise BadMessages(

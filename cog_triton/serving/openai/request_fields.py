@@ -146,7 +146,7 @@ class JSONSchema(BaseModel):
 
     model_config = _FORBID
 
-    name: str = "response"
+    name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None

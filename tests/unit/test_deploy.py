@@ -92,7 +92,8 @@ def test_slurm_asks_a_server_with_tls_to_drain(tmp_path: Path) -> None:
     ends = "#!/bin/bash\nkill -TERM $PPID\nuntil [[ -e asked ]]; do sleep 0.05; done\n"
     ends += "sleep 1; touch drained\n"
     done = sbatch(tmp_path, srun=ends, ENGINE="/e", TLS_CERT_FILE="/c", PORT="7")
-    assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "drained").exists()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "drained").exists()
     asked = (tmp_path / "curl-arguments").read_text().splitlines()
     assert asked[-3:] == ["-X", "POST", "https://127.0.0.1:7/shutdown"]
 

@@ -163,16 +163,17 @@ def test_calls_go_out_and_their_results_come_back() -> None:
     assert "ephemeral" not in prompt
 
 
-def test_a_cut_call_is_in_the_events_alone() -> None:
-    cut = CALL[:-20]
-    with api(stream(*tokens("See: ", cut)), tokenizer=TOOLS_TOKENIZER) as served:
-        limit = len(TOKENIZER.encode("See: ")) + len(TOKENIZER.encode(cut))
-        answer = ask(served, tools=[WEATHER], max_tokens=limit)
-        found = events_of(served, tools=[WEATHER], max_tokens=limit)
-    assert [block["type"] for block in answer["content"]] == ["text"]
-    assert answer["stop_reason"] == "max_tokens"
-    starts = [item["content_block"] for item in found if item["type"] == "content_block_start"]
-    assert [block["type"] for block in starts] == ["text", "tool_use"]
+@pytest.mark.parametrize(("end", "reason"), [(-20, "max_tokens"), (-3, "tool_use")])
+def test_a_cut_call_is_text_unless_its_json_is_complete(end: int, reason: str) -> None:
+    said = ["See: ", CALL[:end]]
+    fields = {"tools": [WEATHER], "max_tokens": sum(len(TOKENIZER.encode(text)) for text in said)}
+    with api(stream(*tokens(*said)), tokenizer=TOOLS_TOKENIZER) as served:
+        answer = ask(served, **fields)
+        assert without_ids(joined(events_of(served, **fields))) == without_ids(answer)
+    assert answer["stop_reason"] == reason
+    text, *calls = answer["content"]
+    assert text["text"] == ("See: " if calls else "".join(said))
+    assert bool(calls) == (reason == "tool_use")
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,14 @@ def test_the_stream_tells_of_the_same_response() -> None:
     assert {item.response.id for item in found if hasattr(item, "response")} == {last.id}
 
 
+def test_a_call_whose_closing_tag_is_cut_is_complete() -> None:
+    given: Any = {"max_output_tokens": len(TOKENIZER.encode(CALL[:-3])), "tools": [TOOL]}
+    with api(stream(*tokens(CALL[:-3])), tokenizer=TOOLS_TOKENIZER) as served:
+        last = events_of(served, **given)[-1]
+    assert (last.type, last.response.status) == ("response.completed", "completed")
+    assert [item.type for item in last.response.output] == ["function_call"]
+
+
 def test_a_cut_answer_is_incomplete() -> None:
     count = len(TOKENIZER.encode("the "))
     with api(stream(*tokens("the "))) as served:

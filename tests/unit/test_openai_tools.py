@@ -82,17 +82,11 @@ def test_streamed_calls_join_to_the_whole() -> None:
     assert told == len(scripted)
     deltas = [call for choice in choices for call in choice.delta.tool_calls or []]
     for index in (0, 1):
-        first, *rest = [delta for delta in deltas if delta.index == index]
-        assert (first.type, first.function.name, first.function.arguments) == (
-            "function",
-            "get_weather",
-            "",
-        )
+        first, second = [delta for delta in deltas if delta.index == index]
+        assert (first.type, first.function.name) == ("function", "get_weather")
         assert first.id
-        assert len(rest) > 2
-        assert all(delta.id is None and delta.function.name is None for delta in rest)
-        joined = "".join(delta.function.arguments for delta in rest)
-        assert json.loads(joined) == {"city": "Rome"}
+        assert (second.id, second.function.name) == (None, None)
+        assert first.function.arguments + second.function.arguments == '{"city": "Rome"}'
 
 
 def test_the_clients_own_stream_of_calls() -> None:
@@ -105,15 +99,16 @@ def test_the_clients_own_stream_of_calls() -> None:
     assert json.loads(call.function.arguments) == {"city": "Rome"}
 
 
-def test_a_cut_call_is_told_as_cut() -> None:
-    cut = CALL[:-20]
-    tokens_of = len(TOKENIZER.encode(cut))
+@pytest.mark.parametrize(("cut", "reason"), [(CALL[:-20], "length"), (CALL[:-3], "tool_calls")])
+def test_a_cut_call_is_text_unless_its_json_is_complete(cut: str, reason: str) -> None:
     with api(stream(*tokens(cut)), tokenizer=TOOLS_TOKENIZER) as served:
-        answer = create(served, max_tokens=tokens_of)
-    (choice,) = answer.choices
-    assert choice.finish_reason == "length"
-    (call,) = choice.message.tool_calls
-    assert '{"city": "Rome"}'.startswith(call.function.arguments)
+        (choice,) = create(served, max_tokens=len(TOKENIZER.encode(cut))).choices
+        chunks = list(create(served, max_tokens=len(TOKENIZER.encode(cut)), stream=True))
+    assert choice.finish_reason == chunks[-1].choices[0].finish_reason == reason
+    assert choice.message.content == (cut if reason == "length" else None)
+    assert bool(choice.message.tool_calls) == (reason != "length")
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert streamed == (choice.message.content or "")
 
 
 def test_tool_choice_none_neither_shows_tools_nor_parses_calls() -> None:

@@ -42,30 +42,14 @@ HERMES: list[tuple[str, Expected, str]] = [
         "Sure, let me check the weather.",
     ),
     (
-        '<tool_call>{"name": "search", "arguments": {"q": "cats"}}</tool_call>'
-        '<tool_call>{"name": "search", "arguments": {"q": "dogs"}}</tool_call>',
-        [("search", {"q": "cats"}), ("search", {"q": "dogs"})],
-        "",
-    ),
-    (
         '<tool_call>{"name": "get_db_config", "arguments": "{\\"param\\": \\"max\\"}"}</tool_call>',
         [("get_db_config", {"param": "max"})],
         "",
     ),
-    # vLLM gives a call with a string for arguments here.
-    text_alone('<tool_call>{"name": "f", "arguments": "hello"}</tool_call>'),
-    *(
-        (f'<tool_call>{{"name": "f", "arguments": {json.dumps(text)}}}</tool_call>', [], "")
-        for text in ("{hello world}", "[oops", '{"a": 1} tail text', "[1]")
-    ),
-    # vLLM gives text here when it does not stream, a call when it does.
-    (
-        '<tool_call>\n{"name": "final_answer", "arguments": {"trigger": true}',
-        [("final_answer", {"trigger": True})],
-        "",
-    ),
-    # A tool that was not offered is no tool.
-    text_alone('<tool_call>{"name": "rm", "arguments": {}}</tool_call> Done.'),
+    text_alone('<tool_call>\n{"name": "f", "arguments": {"trigger": true}'),
+    ('<tool_call>{"name": "rm", "arguments": {}}</tool_call> Done.', [("rm", {})], " Done."),
+    ('<tool_call>{"name": "f"}\n<tool_call>{"name": "g"}', [("f", {}), ("g", {})], ""),
+    text_alone('<tool_call>{"name": "f", "arguments": {}} Done. </tool_call>'),
     (
         '\n<tool_call>\n {"arguments": {"a": "</tool_call>{<tool_call>"}, "name": "f"}'
         "\n</tool_call>\n\nAnd: <tool_call>"
@@ -74,14 +58,7 @@ HERMES: list[tuple[str, Expected, str]] = [
         "\n\nAnd: ",
     ),
     text_alone("<tool_call>\nlet me think</tool_call>"),
-    (
-        '<tool_call>{"name": "f", "arguments": {"a": 01}}</tool_call>',
-        [],
-        "",
-    ),
 ]
-BROKEN = [HERMES.pop()[0]]
-"""What breaks within arguments that have begun."""
 
 LLAMA: list[tuple[str, Expected, str]] = [
     text_alone("This is just some text without any tool calls"),
@@ -108,11 +85,6 @@ LLAMA: list[tuple[str, Expected, str]] = [
         "",
     ),
     (
-        '{"name": "f", "parameters": {"l1": {"l2": {"l3": {"l4": {"value": "deep"}}}}}}',
-        [("f", {"l1": {"l2": {"l3": {"l4": {"value": "deep"}}}}})],
-        "",
-    ),
-    (
         '{"name": "f", "parameters": {"query": "test {value} [complex]","nested": {"inner": "more'
         ' {brackets}"}}}',
         [("f", {"query": "test {value} [complex]", "nested": {"inner": "more {brackets}"}})],
@@ -131,6 +103,7 @@ LLAMA: list[tuple[str, Expected, str]] = [
         'I used {f} and {"query": "test"} for this.',
     ),
     text_alone('{"name": "Bob", "parameters": {}}'),
+    text_alone('{"name": "f", "parameters": null}'),
     text_alone("{hello world[A(A=\t)A(A=,\t"),
     text_alone('{"capital": "Paris"}'),
     text_alone('<|python_tag|>print("{}")'),
@@ -159,7 +132,7 @@ MISTRAL: list[tuple[str, Expected, str]] = [
     (
         '[TOOL_CALLS] [{"name": "add", "arguments":{"a": 1}}]\nextra trailing data',
         [("add", {"a": 1})],
-        "\nextra trailing data",
+        "extra trailing data",
     ),
     # vLLM raises.
     (
@@ -182,14 +155,11 @@ MISTRAL: list[tuple[str, Expected, str]] = [
     ('[TOOL_CALLS]{"name": "f", "arguments": {}}', [("f", {})], ""),
     ("[TOOL_CALLS]nothing[TOOL_CALLS]f{}", [("f", {})], "[TOOL_CALLS]nothing"),
     text_alone("[TOOL_CALLS]" + "x" * 300 + "{}"),
-    text_alone("[TOOL_CALLS]rm[ARGS]{}"),
+    ("[TOOL_CALLS]rm[ARGS]{}", [("rm", {})], ""),
+    text_alone("[TOOL_CALLS]f[ARGS]{}}"),
+    text_alone('[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "f", "arguments": 1}]'),
     text_alone("[TOOL_CALLS][]"),
     text_alone("[TOOL_CALLS]f"),
-    (
-        'hi{hi[TOOL_CALLS]f{"command": "print(\\"hello world!\\")\\nre.compile(r\'{}\')"}',
-        [("f", {"command": "print(\"hello world!\")\nre.compile(r'{}')"})],
-        "hi{hi",
-    ),
 ]
 
 WEATHER = "get_weather(city='San Francisco', metric='celsius')"
@@ -259,7 +229,7 @@ REQUIRED: list[tuple[str, Expected, str]] = [
         for city in ("a { b", "a } b", "a }} b", 'a " } b', r"a \ } b")
     ),
     # vLLM leaves out what follows the list.
-    ('[{"name": "f", "parameters": {}}]\nDONE', [("f", {})], "\nDONE"),
+    ('[{"name": "f", "parameters": {}}]\nDONE', [("f", {})], "DONE"),
     text_alone('{"name": "f"}'),
     text_alone('[{"name": "f", "parameters": null}]'),
     text_alone("["),
@@ -267,8 +237,40 @@ REQUIRED: list[tuple[str, Expected, str]] = [
     text_alone(" ] no call"),
 ]
 
+FORMS = {
+    "hermes": "Hi <tool_call>\n%s\n</tool_call>",
+    "llama3_json": "Hi <|python_tag|>%s",
+    "mistral": "Hi [TOOL_CALLS] [%s]",
+}
+DEEP = f'{{"a": {"[" * 61}{"]" * 61}}}'
+LENIENT: list[tuple[str, Expected]] = [
+    ('{"name": "f", "arguments": {"a": "x\n\ty\\n\0"}}', [("f", {"a": "x\n\ty\n\0"})]),
+    ('{"id": 1, "name": "f", "arguments": {"a": 1}, "reason": "x"}', [("f", {"a": 1})]),
+    ('{"name": "f"}', [("f", {})]),
+    ('{"name": "f", "arguments": null}', [("f", {})]),
+    ('{"arguments": "", "name": "rm-2.x"}', [("rm-2.x", {})]),
+    ('{"name": "f", "parameters": {"a": %s}}' % ("9" * 64), [("f", {"a": int("9" * 64)})]),
+    (f'{{"name": "f", "parameters": {DEEP}}}', [("f", json.loads(DEEP))]),
+]
+BROKEN = [
+    *('{"a": NaN}', '{"a": 1,}', r'{"a": "\'"}', '{"a": "b "c" d"}', '{"a": 1', '{"a": 1}}'),
+    *('{"a": 01}', '{"a" 1}', "{a: 1}", '{"a": True}', '{"a": 1e999}', "[]", "0", "{} x"),
+    *(r'{"a": "\ud83e"}', r'"{\"a\": \"\ud83e\"}"', '"hello"', '"[1]"', r'"{\"a\": 1} tail"'),
+    *("[" * 65, '{"a": %s}' % ("9" * 99)),
+]
+
 CASES = [
     pytest.param(kind, *case, id=f"{kind}-{number}")
     for kind, cases in zip(KINDS, (HERMES, LLAMA, MISTRAL, PYTHONIC, REQUIRED), strict=True)
-    for number, case in enumerate(cases)
+    for number, case in enumerate(
+        [
+            *cases,
+            *((FORMS[kind] % call, made, "Hi ") for call, made in LENIENT if kind in FORMS),
+            *(
+                text_alone(FORMS[kind] % f'{{"name": "f", "arguments": {value}}}')
+                for value in BROKEN
+                if kind in FORMS
+            ),
+        ]
+    )
 ]

@@ -163,22 +163,21 @@ class ChatChoiceBuilder(ChoiceBuilder):
         return made
 
     def closing_chunks(self, result: GenerationResult) -> list[Object]:
-        held = [self._delta(delta) for delta in self._held(result)]
+        held = [self._delta(delta) for delta in self._held()]
         return [*held, self._chunk({"delta": {}}, self._finish_reason(result))]
 
     def _parse(self, text: str) -> Sequence[Delta]:
         return self._parser.feed(text) if self._parser else [Content(text)]
 
-    def _held(self, result: GenerationResult) -> Sequence[Delta]:
+    def _held(self) -> Sequence[Delta]:
         """What the parser has held back, after the last text."""
-        cut = result.finish_reason == "length"
-        return self._parser.finish(cut=cut) if self._parser else []
+        return self._parser.finish() if self._parser else []
 
     def _add_text(self, text: str) -> None:
         self._deltas += self._parse(text)
 
     def _content(self, result: GenerationResult) -> Object:
-        return {"message": message_object(join([*self._deltas, *self._held(result)]))}
+        return {"message": message_object(join([*self._deltas, *self._held()]))}
 
     def _text_events(self, text: str) -> bytes:
         if self._parser is None:

@@ -44,24 +44,24 @@ class MessageChoiceBuilder(EventChoiceBuilder):
         return self._blocks.feed(self._parse(piece.text))
 
     def closing_chunks(self, result: GenerationResult) -> list[Object]:
-        events = self._close(result)
+        events = self._close()
         usage = self._usage(result).of_message()
         last = {"type": "message_delta", "delta": self._end(result), "usage": usage}
         return [*events, last, {"type": "message_stop"}]
 
     def choice(self, result: GenerationResult) -> Object:
-        self._close(result)
+        self._close()
         return {"content": self._blocks.output, "end": self._end(result)}
 
     def _add_text(self, text: str) -> None:
         self._blocks.feed(self._parse(text))
 
-    def _close(self, result: GenerationResult) -> list[Object]:
-        return [*self._blocks.feed(self._held(result)), *self._blocks.close()]
+    def _close(self) -> list[Object]:
+        return [*self._blocks.feed(self._held()), *self._blocks.close()]
 
     def _end(self, result: GenerationResult) -> Object:
         """Why it ended; calls come before a stop string, as they are what the client acts on."""
-        if result.finish_reason == "length":
+        if self._finish_reason(result) == "length":
             return {**_BEGUN, "stop_reason": "max_tokens"}
         if self._parser is not None and self._parser.called:
             return {**_BEGUN, "stop_reason": "tool_use"}

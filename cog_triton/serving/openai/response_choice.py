@@ -62,10 +62,10 @@ class ResponseChoiceBuilder(EventChoiceBuilder):
 
     def _finish(self, result: GenerationResult) -> tuple[str, list[Object]]:
         """The status, and the events of the last items; at least one is made."""
-        events = self._items.feed(self._held(result))
+        events = self._items.feed(self._held())
         if not self._items.output:
             events += self._items.feed([Content("")])
-        status = "incomplete" if result.finish_reason == "length" else "completed"
+        status = "incomplete" if self._finish_reason(result) == "length" else "completed"
         return status, [*events, *self._items.close(status)]
 
     def unfinished(self) -> list[Object]:

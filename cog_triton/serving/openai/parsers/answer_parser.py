@@ -103,16 +103,19 @@ class AnswerParser:
 
     @property
     def called(self) -> bool:
-        """Whether there is a call whose arguments are complete."""
+        """Whether there is a call."""
         if self._calls is not None and self._calls.completed > 0:
             return True
         return self.stream is not None and self.stream.called
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """What to tell for the engine's `reason`: tool_calls if it has stopped after a call.
+        """What to report for the engine's `reason`, after `finish`.
 
-        A cut one stays `length`, and a call that was forced by name `stop`, as in OpenAI's API.
+        An answer that ends with a call has the reason tool_calls, or stop for a call that was
+        forced by name, as in OpenAI's API. One that was cut after its calls stays `length`.
         """
+        if self._calls is not None and self._calls.ended:
+            reason = "stop"
         return "tool_calls" if reason == "stop" and self.called and not self._forced else reason
 
     def feed(self, text: str) -> list[Delta]:
@@ -120,12 +123,12 @@ class AnswerParser:
         deltas = [Content(text)] if self._reasoning is None else self._reasoning.feed(text)
         return self._kept(self._parsed(deltas))
 
-    def finish(self, *, cut: bool = False) -> list[Delta]:
-        """What was held back; call once, after the last text. `cut` is as in `CallParser`."""
+    def finish(self) -> list[Delta]:
+        """What was held back; call once, after the last text."""
         deltas = [] if self._reasoning is None else self._reasoning.finish()
         found = self._parsed(deltas)
         if self._calls is not None:
-            found += self._calls.finish(cut=cut)
+            found += self._calls.finish()
         return self._kept(found)
 
     def _parsed(self, deltas: Iterable[Delta]) -> list[Delta]:

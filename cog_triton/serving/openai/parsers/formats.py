@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from cog_triton.serving.openai.parsers.call_object import arguments_of
 from cog_triton.serving.openai.parsers.call_parser import CallParser
 from cog_triton.settings.request_defaults import PREFIX, RequestSettings
 from cog_triton.text.chat_template import template_variables
@@ -23,7 +24,6 @@ _STARTS = ("<|python_start|>", "<|tool_call_start|>")
 _ENDS = ("<|python_end|>", "<|tool_call_end|>")
 _LIST_START = re.compile(r"\[\s*([A-Za-z_][\w.-]{0,127})\s*\(", re.ASCII)
 _OPEN_LIST_START = re.compile(r"(?:\[\s{0,63}(?:[A-Za-z_][\w.-]{0,127}\s{0,63})?)?", re.ASCII)
-_CLOSING = {"[": "]", "(": ")", "{": "}"}
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _KEYWORD = re.compile(r"[^\W\d]\w*")
@@ -53,14 +53,12 @@ class PythonicParser(CallParser):
     markers = (*_STARTS, *_ENDS)
     openings = _STARTS
     endings = _ENDS
+    quotes = "'\""
+    outside = None
 
     def _begin(self, final: bool) -> bool:
         """See `CallParser._begin`: a list may begin at once."""
         return self._opened(final)
-
-    def _is_unfinished(self, *, cut: bool) -> bool:
-        """See `CallParser._is_unfinished`: the list of a tool's name needs no marker."""
-        return super()._is_unfinished(cut=cut) or (cut and self._state == self._in_list)
 
     def _opened(self, final: bool) -> bool:
         """Look at how the list begins: a bracket and the name of a tool."""
@@ -71,50 +69,16 @@ class PythonicParser(CallParser):
         if start is None or start[1] not in self._tools:
             self._reject()
         else:
-            self._open: list[str] = []
-            self._quote, self._escaped = "", False
-            self._list_start = len(self._candidate)
-            self._state = self._in_list
+            self._start_call()
         return True
 
-    def _in_list(self, final: bool) -> bool:
-        """Look for the end of the list."""
-        for place, char in enumerate(self._buffer, 1):
-            if not self._follow(char):
-                self._candidate.append(self._take(place))
-                return self._close()
-        self._candidate.append(self._take(len(self._buffer)))
-        return False
-
-    def _follow(self, char: str) -> bool:
-        """Follow strings and brackets; False at the end of the list, or at a wrong bracket."""
-        if self._quote:
-            ends = char == self._quote and not self._escaped
-            self._escaped = char == "\\" and not self._escaped
-            self._quote = "" if ends else self._quote
-        elif char in "'\"":
-            self._quote = char
-        elif char in _CLOSING:
-            self._open.append(_CLOSING[char])
-        elif char in _CLOSING.values():
-            return self._open.pop() == char and bool(self._open)
-        return True
-
-    def _close(self) -> bool:
-        text = "".join(self._candidate[self._list_start :])
-        try:
-            calls = parse_calls(text)
-        except NotCalls:
-            calls = []
-        if not calls or any(name not in self._tools for name, _ in calls):
-            self._reject()
-            return True
-        for name, arguments in calls:
-            self._call(name)
-            self._argue(json.dumps(arguments, ensure_ascii=False))
-        self.completed += len(calls)
-        self._state = self._after_call
-        return True
+    def _read(self, text: str) -> list[tuple[str, str]]:
+        calls = parse_calls(text)
+        if any(name not in self._tools for name, _ in calls):
+            raise NotCalls
+        return [
+            (name, arguments_of(json.dumps(given, ensure_ascii=False))) for name, given in calls
+        ]
 
 
 def parse_calls(text: str) -> Calls:
@@ -227,6 +191,8 @@ _START, _END = "<tool_call>", "</tool_call>"
 _MARKER, _ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _HEAD = re.compile(r"\s*([\w.-]{1,128})(?:\[CALL_ID\]\w{1,64})?(?:\[ARGS\])?\s*")
 _MOST_OF_A_HEAD = 256
+_BARE = re.compile(r'\{\s{0,64}"(?:name|parameters|arguments|type|id)"')
+_MOST_OF_A_KEY = 80
 
 
 class Llama3JsonParser(CallParser):
@@ -237,6 +203,17 @@ class Llama3JsonParser(CallParser):
     endings = (";",)
     arguments_key = "parameters"
 
+    def _opened(self, final: bool) -> bool:
+        """See `CallParser._opened`: other JSON is content from its first key on."""
+        text = self._buffer[:_MOST_OF_A_KEY]
+        if self._candidate or _BARE.match(text):
+            return super()._opened(final)
+        if text.count('"') < 2 and len(text) < _MOST_OF_A_KEY and not final:
+            return False
+        self._candidate.append(self._take(1))
+        self._reject()
+        return True
+
 
 class HermesParser(CallParser):
     """Parser of calls between tags, also of Qwen; the last closing tag may be missing."""
@@ -244,6 +221,7 @@ class HermesParser(CallParser):
     markers = (_START, _END)
     openings = (_START,)
     endings = (_END,)
+    ends = True
     form = CallForm(_START, f'{_START}\n{{"name": ', ', "arguments": ', f"}}\n{_END}")
 
 
@@ -255,48 +233,33 @@ class MistralParser(CallParser):
 
     markers = (_MARKER, _ID, _ARGS)
     openings = (_MARKER,)
+    starts = "[{"
 
     def _opened(self, final: bool) -> bool:
+        self._name = ""
         self._keep_space()
-        if not self._buffer:
-            return False
-        self._state = self._in_object if self._buffer[0] in "[{" else self._head
-        if self._buffer[0] == "[":
-            self._candidate.append(self._take(1))
-        return True
-
-    def _head(self, final: bool) -> bool:
+        if self._buffer[:1] in ("", *self.starts):
+            return super()._opened(final)
         end = self._buffer.find("{", 0, _MOST_OF_A_HEAD)
         if end < 0 and len(self._buffer) < _MOST_OF_A_HEAD and not final:
             return False
-        head = _HEAD.fullmatch(self._buffer, 0, max(end, 0))
-        if head and head[1] in self._tools:
-            self._take(end)
-            self._call(head[1])
-            self._state = self._in_arguments
+        if head := _HEAD.fullmatch(self._buffer, 0, max(end, 0)):
+            self._name = head[1]
+            self._candidate.append(self._take(end))
+            self._start_call()
         else:
             self._reject()
         return True
 
-    def _after_call(self, final: bool) -> bool:
-        """Between the objects of a list."""
-        self._skip_space()
-        if not self._buffer:
-            return False
-        self._state = self._in_object if self._buffer[0] == "," else self._in_text
-        if self._buffer[0] == ",":
-            self._candidate.append(self._take(1))
-        elif self._buffer[0] == "]":
-            self._take(1)
-        return True
+    def _read(self, text: str) -> list[tuple[str, str]]:
+        return [(self._name, arguments_of(text))] if self._name else super()._read(text)
 
 
 class _ForcedCallParser(CallParser):
     """Parser of calls that the answer was guided to; what follows them is content."""
 
-    def _is_unfinished(self, *, cut: bool) -> bool:
-        """See `CallParser._is_unfinished`: only what ends a call may be followed by text."""
-        return cut and self._state != self._in_text
+    def _begin(self, final: bool) -> bool:
+        return self._opened(final)
 
     def _in_text(self, final: bool) -> bool:
         """See `CallParser._in_text`: nothing opens another call."""
@@ -307,39 +270,15 @@ class _ForcedCallParser(CallParser):
 class RequiredCallsParser(_ForcedCallParser):
     """Parser of ``[{"name": ..., "arguments": {...}}, ...]``; anything else is content."""
 
-    def _begin(self, final: bool) -> bool:
-        return self._list_mark("[")
-
-    def _after_call(self, final: bool) -> bool:
-        return self._list_mark(",]")
-
-    def _list_mark(self, expected: str) -> bool:
-        self._keep_space()
-        if not self._buffer:
-            return False
-        mark = self._buffer[0]
-        if mark not in expected:
-            self._reject()
-            return True
-        self._candidate.append(self._take(1))
-        self._state = self._in_object
-        if mark == "]":
-            self._candidate, self._state = [], self._in_text
-        return True
+    starts = "["
 
 
 class NamedCallParser(_ForcedCallParser):
-    """Parser of the arguments of one call; what does not begin with a brace is content."""
+    """Parser of the arguments of one call; anything else is content."""
 
-    def _begin(self, final: bool) -> bool:
-        self._keep_space()
-        if self._buffer[:1] == "{":
-            (name,) = self._tools
-            self._call(name)
-            self._state = self._in_arguments
-        elif self._buffer:
-            self._reject()
-        return bool(self._buffer)
+    def _read(self, text: str) -> list[tuple[str, str]]:
+        (name,) = self._tools
+        return [(name, arguments_of(text))]
 
 
 CALL_PARSERS: Mapping[str, type[CallParser]] = {

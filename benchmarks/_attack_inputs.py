@@ -182,7 +182,7 @@ def _bombs(some: random.Random) -> Iterator[Hostile]:
         values = {"prompt": large, "prompt_template": field * count, "max_tokens": 4}
         yield _bomb("cog", f"{count} x {field}", {"input": values})
     chat = {"model": "mock", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}
-    # A name that is near to a field's is refused at once; one that is not is compared with all.
+    # Each is unknown, and logged until the log has many.
     names = {"".join(some.choices("qxzvkj", k=16)): 1 for _ in range(15_000)}
     yield _bomb("openai", "15000 unknown fields", {**chat, **names})
     yield _bomb("cog", "15000 unknown inputs", {"input": {"prompt": "x", "max_tokens": 4, **names}})

@@ -235,12 +235,8 @@ def test_request_log_has_a_line_for_each_request_and_no_prompt(
         (line,) = wait_until(lambda pattern=pattern: pattern.findall(mock.output))
         assert "outcome=length" in line
         assert "output_tokens=3" in line
-        assert "cached_tokens=64 " in line
         (first,) = re.findall(r" ttft_s=(\S+)", line)
         assert float(first) >= 0
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens_details is not None
-    assert answer.usage.prompt_tokens_details.cached_tokens == 64
     wait_until(lambda: len(re.findall(refusal, mock.output)) == refused + 1)
     assert secret not in mock.output
 

@@ -241,6 +241,16 @@ def test_predictions_are_served_by_the_same_engine(vllm: VLLMStack) -> None:
     assert text_of(done) == "What is machineWhat "
 
 
+def test_usage_has_the_tokens_that_the_engine_had_cached(vllm: VLLMStack) -> None:
+    served = httpx.get(f"{vllm.own}/v1/models", timeout=60).json()["data"][0]["id"]
+    body = {"model": served, "prompt": "a prompt of two whole blocks, or more", "max_tokens": 2}
+    found = [httpx.post(f"{vllm.own}/v1/completions", json=body, timeout=60) for _ in range(2)]
+    first, second = (answer.json()["usage"] for answer in found)
+    assert "prompt_tokens_details" not in first
+    assert second["prompt_tokens_details"] == {"cached_tokens": 32}
+    wait_until(lambda: " cached_tokens=32 " in vllm.output)
+
+
 def test_engine_steps_carry_sixteen_streams_together(vllm: VLLMStack) -> None:
     client = StepClient(private_port(vllm)).until_open()
     aborted = len(calls(vllm.journal, "abort"))

@@ -14,7 +14,7 @@ from cog_triton.engines.base import options_of
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.mock.mock_directory import MockModel, read_model
 from cog_triton.engines.mock.mock_request import MockOptions, MockRequest
-from cog_triton.engines.mock.scheduler import BLOCK_SIZE, Scheduler, StepClock
+from cog_triton.engines.mock.scheduler import Scheduler, StepClock
 from cog_triton.engines.request import TokenEvent
 from cog_triton.errors import InvalidArgument
 
@@ -25,8 +25,7 @@ _MIN_WAIT_S = 0.001
 class MockEngine:
     """Mock engine; see `cog_triton.engines.base.StepEngine`.
 
-    At an unlimited rate it makes what its readers take, and no more. It reports all whole blocks of
-    a prompt as cached.
+    At an unlimited rate it makes what its readers take, and no more.
     """
 
     def __init__(
@@ -73,9 +72,6 @@ class MockEngine:
             start += self._registry.find(request.adapter).rank
         if not self._hangs:
             self._scheduler.submit(handle, request, start)
-            if cached := (len(request.input_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE:
-                told = TokenEvent([], [], of_prompt=True, cached_tokens=cached)
-                self._events.append((handle, told))
 
     def cancel(self, handle: int) -> None:
         """See `StepEngine.cancel`."""

@@ -126,7 +126,7 @@ def prompt_event(ids: Sequence[int], top: int, vocab_size: int) -> TokenEvent:
     return TokenEvent(list(ids), shifted, alternatives=others, of_prompt=True)
 
 
-BLOCK_SIZE, _BLOCKS_PER_SLOT = 32, 64
+_BLOCK_SIZE, _BLOCKS_PER_SLOT = 32, 64
 _UNSUPPORTED = {"bad_words": "bad_words_list", "guide": "guided_decoding_guide"}
 
 
@@ -215,10 +215,10 @@ class Scheduler:
         """
         blocks = self._options.max_batch_size * _BLOCKS_PER_SLOT
         used = sum(
-            math.ceil((stream.prompt_tokens + stream.made) / BLOCK_SIZE)
+            math.ceil((stream.prompt_tokens + stream.made) / _BLOCK_SIZE)
             for stream in self._slots.values()
         )
-        return KVCacheStats(min(1.0, used / blocks), BLOCK_SIZE, blocks)
+        return KVCacheStats(min(1.0, used / blocks), _BLOCK_SIZE, blocks)
 
     def submit(self, handle: int, request: MockRequest, start: int = 0) -> None:
         """Add a request, whose text begins at the place `start` of the passage.

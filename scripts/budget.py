@@ -6,9 +6,9 @@
 Columns: code lines (lines of Python with a token other than a comment, a docstring or an import),
 all lines of Python, bytes of all files, lines of all other files; `-` is not counted. A file
 belongs to the longest folder of the table that it is in, and to `cog_triton` if the table names
-none: a new folder counts as the package. A row `allowance NAME LINES` lets the package rise by so
-many lines while that issue is open; its names and most lines are `ALLOWANCES`. Git's history of the
-table shows whether a number was raised by hand.
+none. A row `allowance NAME LINES` lets the package and `tests` together rise by so many lines while
+that issue is open; its names and most lines are `ALLOWANCES`. Git's history of the table shows
+whether a number was raised by hand.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TABLE = "budget.txt"
-PACKAGE = "cog_triton"
+PACKAGE, TESTS = GROWN = "cog_triton", "tests"
 COLUMNS = ("code lines", "lines of Python", "bytes", "other lines")
 ALLOWANCES = {
     "Real clients": 600,
@@ -37,9 +37,9 @@ ALLOWANCES = {
     "Fast starts": 600,
     "Proven by others": 900,
 }
-"""Issues that may add lines to the package, and the most of each."""
+"""Issues that may add lines, and the most of each."""
 MOST_LINES = 900  # of a Python file
-MOST_COLUMNS, SPARE = 100, (1, 1, 100, 0)  # by column
+MOST_COLUMNS, SPARE = 100, (1, 1, 100, 1)  # by column
 _NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     tokenize.ENDMARKER,
@@ -86,9 +86,9 @@ class Table:
         lines += [f"allowance {name} {count}" for name, count in self.allowances.items()]
         return "\n".join(lines) + "\n"
 
-    def package(self, column: int) -> int:
-        """The sum of a column over the rows of the package."""
-        return sum(row[column] or 0 for name, row in self.rows.items() if name.startswith(PACKAGE))
+    def total(self, column: int, *folders: str) -> int:
+        """The sum of a column over the rows of `folders`."""
+        return sum(row[column] or 0 for name, row in self.rows.items() if name.startswith(folders))
 
 
 def code_lines(source: str) -> int:
@@ -137,14 +137,14 @@ def measured(names: Iterable[str], folders: Iterable[str], wrong: Callable[[str]
 
 
 def risen(table: Table, now: Table) -> list[str]:
-    """One line for each number of `now` above the table's, beyond the allowances of the package."""
+    """One line for each number of `now` above the table's, beyond allowances."""
     wrong, allowed = [], sum(table.allowances.values())
     for column, title in enumerate(COLUMNS):
         spare = allowed * SPARE[column]
         for folder, numbers in table.rows.items():
             most, count = numbers[column], now.rows[folder][column]
             if most is not None and count is not None and (over := count - most) > 0:
-                if folder.startswith(PACKAGE) and over <= spare:
+                if folder.startswith(GROWN) and over <= spare:
                     spare -= over
                 else:
                     wrong.append(f"{folder}: {count} {title}, and at most {most} are allowed")
@@ -154,7 +154,7 @@ def risen(table: Table, now: Table) -> list[str]:
 
 
 def raised(before: Table, after: Table) -> list[str]:
-    """One line for each number of a later table that was raised without an allowance."""
+    """One line for each number that was raised without an allowance."""
     allowed = sum(before.allowances.values())
     wrong = [
         f"{folder}: {title} raised from {old} to {new} in {TABLE}"
@@ -163,12 +163,12 @@ def raised(before: Table, after: Table) -> list[str]:
         for title, old, new in zip(
             COLUMNS, before.rows.get(folder, [0] * len(COLUMNS)), numbers, strict=True
         )
-        if old is not None and (new is None or new > old)
+        if old is not None and (new is None or (new > old and not (allowed and folder == TESTS)))
     ]
     for column, title in enumerate(COLUMNS):
-        over = after.package(column) - before.package(column)
+        over = after.total(column, *GROWN) - before.total(column, *GROWN)
         if over > allowed * SPARE[column]:
-            wrong.append(f"{PACKAGE}: {title} raised by {over} in {TABLE}, {allowed} are allowed")
+            wrong.append(f"{PACKAGE}, {TESTS}: {title} raised by {over}, {allowed} are allowed")
     for name, count in after.allowances.items():
         if count > ALLOWANCES[name]:
             wrong.append(f"allowance {name}: {count} lines, and at most {ALLOWANCES[name]} are due")
@@ -197,7 +197,7 @@ def history() -> list[Table]:
 
 
 def main() -> int:
-    """Report, or lower, the numbers; returns the exit status."""
+    """Report, or lower, the numbers."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -230,7 +230,7 @@ def main() -> int:
     for before, after in itertools.pairwise(versions):
         wrong += raised(before, after)
     print(*(f"budget: {line}" for line in wrong), sep="\n", end="\n" if wrong else "")
-    print(f"budget: {PACKAGE} has {now.package(1)} lines, {now.package(0)} of code")
+    print(f"budget: {PACKAGE} has {now.total(1, PACKAGE)} lines, {now.total(0, PACKAGE)} of code")
     return 1 if wrong else 0
 
 

@@ -109,16 +109,19 @@ def test_a_number_that_rises_is_reported(
     assert words in said
 
 
-def test_an_allowance_is_for_the_package(checkout: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_an_allowance_is_for_package_and_tests(
+    checkout: Path, monkeypatch: Any, capsys: Any
+) -> None:
     table = checkout / "budget.txt"
     table.write_text(table.read_text() + "allowance Real clients 2\n")
     commit(checkout)
-    write(checkout / "cog_triton/new/b-.py", "x = 1\ny = 2\n")
+    write(checkout / "cog_triton/new/b-.py", "x = 1\n")
+    write(checkout / "tests/b-.py", "y = 2\n")
     git(checkout, "add", "-A")
     assert run(monkeypatch, capsys)[0] == 0
     write(checkout / "cog_triton/door/b-.py", "x = 1\n")
     git(checkout, "add", "-A")
-    assert "cog_triton/door: 7 code lines" in run(monkeypatch, capsys)[1]
+    assert "tests: 2 code lines" in run(monkeypatch, capsys)[1]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_an_allowance_is_for_the_package(checkout: Path, monkeypatch: Any, capsy
         ("tests 1 1 9 1", "tests 1 1 9 2", "tests: other lines raised from 1 to 2"),
         ("tests 1 1 9 1", "tests - 1 9 1", "tests: code lines raised from 1 to None"),
         ("docs - - - -", "docs - - - -\nnew 0 0 9 1", "new: bytes raised from 0 to 9"),
-        ("21 400 0", "21 401 0", "cog_triton: bytes raised by 1 in budget.txt, 0 are"),
+        ("21 400 0", "21 401 0", "cog_triton, tests: bytes raised by 1, 0 are"),
         ("noqa 0", "noqa 1", "noqa raised from 0 to 1"),
         ("noqa 0", "noqa 0\nallowance Real clients 601", "601 lines, and at most 600 are due"),
     ],

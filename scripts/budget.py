@@ -185,7 +185,7 @@ def git(*words: str) -> str:
 
 
 def history() -> list[Table]:
-    """Every version of the table that git has, the oldest first."""
+    """Every version of the table in git, the oldest first."""
     commits = git("log", "--reverse", "--format=%H", "--", TABLE).split()
     found = []
     for commit in commits:

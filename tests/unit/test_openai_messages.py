@@ -290,23 +290,13 @@ def user_turn(*blocks: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"max_tokens": None}, "max_tokens: missing"),
         ({"max_tokens": 0}, "max_tokens=0"),
         ({"model": None}, "model: missing"),
         ({"messages": None}, "messages: missing"),
-        ({"messages": []}, "messages: the list is empty"),
         ({"messages": "Hi"}, "messages: must be a list"),
         ({"messages": ["Hi"]}, "messages[0]='Hi': must be an object"),
         ({"messages": [{"role": "tool"}]}, "messages[0].role='tool': must be user"),
         ({"messages": [{"role": "user"}]}, "messages[0].content: must be a list"),
-        (
-            {"messages": [*BODY["messages"], {"role": "assistant", "content": "a"}]},
-            "messages[1].role='assistant': the answer is always a new message",
-        ),
-        (
-            {"messages": [user_turn({"type": "image", "source": {}})]},
-            "messages[0].content[0].type='image': not supported: must be tool_result, text",
-        ),
         (
             {"messages": [user_turn({"type": "document"})]},
             "messages[0].content[0].type='document': not supported",
@@ -335,7 +325,6 @@ def user_turn(*blocks: Any) -> dict[str, Any]:
             "messages[0].content[0].type='image': not supported: must be text, thinking",
         ),
         ({"system": [{"type": "image"}]}, "system[0].type='image'"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type='bash_20250124'"),
         ({"tools": [{"name": "a"}]}, "tools[0].input_schema=None"),
         ({"tools": [WEATHER], "tool_choice": {"type": "all"}}, "tool_choice.type='all'"),
         ({"tool_choice": {"type": "any"}}, "needs tools to choose from"),
@@ -346,8 +335,6 @@ def user_turn(*blocks: Any) -> dict[str, Any]:
         ({"n": 2}, "n: is a field of chats"),
         ({"use_beam_search": True}, "use_beam_search=True: not supported"),
         ({"mcp_servers": [{}]}, "mcp_servers: not supported"),
-        ({"thread": {"type": "create"}}, "thread: not supported: nothing is stored"),
-        ({"temperature": 3}, "temperature=3"),
     ],
 )
 def test_refusals_are_in_anthropics_shape(fields: dict[str, Any], words: str) -> None:
@@ -360,8 +347,6 @@ def test_refusals_are_in_anthropics_shape(fields: dict[str, Any], words: str) ->
     assert found["error"]["type"] == "invalid_request_error"
     assert found["error"]["message"].startswith("E1005")
     assert words in found["error"]["message"]
-    code = {"error_code": "thread_unsupported_request"}
-    assert found["error"].get("details") == (code if "thread" in fields else None)
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -93,22 +93,6 @@ def test_continuous_usage_stats_are_in_every_chunk(path: str) -> None:
     assert len({usage["prompt_tokens"] for usage in usages}) == 1
 
 
-def test_stream_is_server_sent_events() -> None:
-    body = {"model": "small", "messages": USER, "stream": True}
-    with api(THREE) as served:
-        answer = served.post("/v1/chat/completions", body)
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    *events, done, end = answer.text.split("\n\n")
-    assert (done, end) == ("data: [DONE]", "")
-    pieces = [json.loads(line.removeprefix("data: ")) for line in events]
-    assert {piece["object"] for piece in pieces} == {"chat.completion.chunk"}
-    assert len({piece["id"] for piece in pieces}) == 1
-    assert pieces[0]["id"] == answer.headers["x-request-id"]
-    assert not any("usage" in piece for piece in pieces)
-    said = "".join(piece["choices"][0]["delta"].get("content", "") for piece in pieces)
-    assert said == "the quick größer"
-
-
 def test_completions_complete_and_streamed() -> None:
     with api(THREE) as served:
         client = served.client()
@@ -124,15 +108,6 @@ def test_completions_complete_and_streamed() -> None:
     assert sent[1]["request_output_len"] == 998
 
 
-def test_stop_string_ends_the_text_before_it() -> None:
-    with api(THREE) as served:
-        answer = served.client().chat.completions.create(
-            model="small", messages=USER, stop=["zzz", "ick g"]
-        )
-    assert answer.choices[0].message.content == "the qu"
-    assert answer.choices[0].finish_reason == "stop"
-
-
 def test_default_stops_and_system_prompt_apply_unless_given() -> None:
     with api(THREE, stop_sequences="quick", system_prompt="Rhyme.") as served:
         chat = served.client().chat.completions
@@ -141,13 +116,6 @@ def test_default_stops_and_system_prompt_apply_unless_given() -> None:
         assert rest.choices[0].message.content == "the quick g"
         ids = served.triton.requests[0].json["input_ids"]
     assert "Rhyme." in TOKENIZER.tokenizer.decode(ids)
-
-
-def test_max_tokens_is_finish_reason_length() -> None:
-    count = len(TOKENIZER.encode("the "))
-    with api(stream(*tokens("the "))) as served:
-        answer = served.client().completions.create(model="small", prompt="a", max_tokens=count)
-    assert answer.choices[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize("streamed", [False, True])

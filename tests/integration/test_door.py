@@ -1,14 +1,11 @@
 """The front door before the real Cog and Triton: what it keeps from them, and how it ends."""
 
-import gzip
 import json
 import os
 import signal
 import socket
-import struct
 import sys
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -147,20 +144,6 @@ def test_classes_of_text_are_refused_and_end_no_process(served: Stack) -> None:
     assert start_times(served).items() >= before.items()
 
 
-@pytest.mark.parametrize(
-    "values", [{"text_input": ["a", "b"], "max_tokens": [2, 2]}, {"stream": True}]
-)
-def test_an_answer_of_several_parts_is_no_success_of_generate(
-    served: Stack, values: dict[str, Any]
-) -> None:
-    with client() as http:
-        url = f"{served.triton}/v2/models/ensemble/generate"
-        answer = http.post(url, json={"text_input": "a", "max_tokens": 3, **values})
-        assert answer.status_code == 400
-        assert answer.json()["error"].startswith("E1005 InvalidArgument: generate expects model")
-        assert http.post(url, json={"text_input": "a", "max_tokens": 3}).status_code == 200
-
-
 def test_a_million_chunks_end_no_process(served: Stack) -> None:
     before = start_times(served)
     head = b"POST /v2/models/tensorrt_llm/generate HTTP/1.1\r\nhost: localhost\r\n"
@@ -195,58 +178,6 @@ def test_the_key_guards_every_port(served: Stack) -> None:
         assert "nv_inference" in http.get(f"http://127.0.0.1:{served.metrics}/metrics").text
     environment = Path(f"/proc/{pids_of(served, '/tritonserver ')['/tritonserver ']}/environ")
     assert b"secret" not in environment.read_bytes()
-
-
-@pytest.mark.parametrize("encoding", ["", "gzip", "deflate"])
-def test_binary_tensors_get_through_as_tritonclient_sends_them(
-    served: Stack, encoding: str
-) -> None:
-    tensors = {"input_ids": [500, 501], "input_lengths": [2], "request_output_len": [3]}
-    inputs = [
-        {
-            "name": name,
-            "datatype": "INT32",
-            "shape": [1, len(ids)],
-            "parameters": {"binary_data_size": 4 * len(ids)},
-        }
-        for name, ids in tensors.items()
-    ]
-    head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
-    body = head + b"".join(struct.pack(f"<{len(ids)}i", *ids) for ids in tensors.values())
-    headers = {"inference-header-content-length": str(len(head))}
-    if encoding:
-        body = gzip.compress(body) if encoding == "gzip" else zlib.compress(body)
-        headers["content-encoding"] = encoding
-    with client() as http:
-        answer = http.post(
-            f"{served.triton}/v2/models/tensorrt_llm/infer", content=body, headers=headers
-        )
-    # The mock is decoupled, which Triton serves by generate_stream alone: it got as far as that.
-    assert "decoupled" in answer.text
-
-
-def test_predictions_are_a_coded_503_until_the_set_up_is_done(
-    make_stack: Callable[..., Stack],
-) -> None:
-    stack = make_stack(**MOCK)
-    stack.start()
-    seen = set()
-
-    def ready() -> bool:
-        for accept in ("application/json", "text/event-stream"):
-            try:
-                answer = httpx.post(
-                    f"{stack.url}/predictions", json=ASK, headers={"accept": accept}, timeout=30
-                )
-            except httpx.TransportError:
-                continue
-            assert answer.status_code in (200, 503)
-            assert answer.status_code == 200 or "E2105" in answer.text
-            seen.add(answer.status_code)
-        return 200 in seen
-
-    wait_until(ready)
-    assert seen == {200, 503}
 
 
 def test_a_dead_worker_is_a_coded_end_of_every_answer(make_stack: Callable[..., Stack]) -> None:

@@ -209,30 +209,6 @@ def test_bad_settings_are_coded_errors(
     assert "Traceback" not in output
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a: [", ["not valid YAML"]),
-        ("tensorrt_lm: {args: {}}", ["tensorrt_lm", "did you mean 'tensorrt_llm'"]),
-    ],
-)
-def test_bad_serve_config_is_a_coded_error(
-    make_stack: Callable[..., Stack],
-    engine_dir: Path,
-    tmp_path: Path,
-    text: str,
-    words: list[str],
-) -> None:
-    config = tmp_path / "serve.yaml"
-    config.write_text(text)
-    stack = make_stack(engine_dir, COG_TRITON_CONFIG=str(config))
-    stack.start()
-    code, output = stack.finish(seconds=SECONDS_TO_FAIL)
-    assert code == 1
-    for word in ["E1202", *words]:
-        assert word in output
-
-
 def test_port_in_use_is_named(make_stack: Callable[..., Stack], engine_tar: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -278,17 +254,6 @@ def without_a_limit_the_context_is_the_limit(stack: Stack) -> None:
     answer = httpx.post(f"{stack.own}/v1/completions", json=asked, timeout=60).json()
     assert answer["usage"]["total_tokens"] == 100
     assert answer["choices"][0]["finish_reason"] == "length"
-
-
-def test_cog_alone_reports_setup_failed_with_the_reason(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack(ENGINE_DIR="/nowhere", COG_PREDICT_TYPE_STUB="predict.py:Predictor")
-    stack.command = [sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1"]
-    stack.cwd = REPOSITORY / "runner"
-    stack.start()
-    wait_until(lambda: stack.health() == "SETUP_FAILED", SECONDS_TO_FAIL)
-    assert "E1304 ModelUnavailable" in httpx.get(f"{stack.url}/health-check").text
-    answer = httpx.post(f"{stack.url}/predictions", json={"input": {"prompt": "Hi."}})
-    assert answer.status_code >= 400
 
 
 def test_a_second_start_reuses_the_unpacked_engine(
@@ -365,20 +330,3 @@ def test_serve_reports_why_it_gave_up(make_stack: Callable[..., Stack]) -> None:
     assert code == 1
     assert "given up after 0 restarts in a row (TRITON_MAX_RESTARTS)" in output
     assert processes_of(stack.work_dir) == {}
-
-
-def test_requests_beyond_the_queue_get_e2107(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack(**{**MOCK, "MOCK_TPS": "100"}, MAX_CONCURRENCY="2", MAX_QUEUE="3")
-    stack.start()
-    stack.until_ready()
-    with ThreadPoolExecutor(40) as pool:
-        lengths = {"max_tokens": 120, "min_tokens": 120}
-        answers = list(pool.map(lambda _: stack.predict("Hi.", **lengths), range(40)))
-    assert {answer["http_status"] for answer in answers} == {200}
-    served = [answer for answer in answers if answer["status"] == "succeeded"]
-    refused = [answer["error"] for answer in answers if answer["status"] == "failed"]
-    assert len(served) >= 5
-    assert refused
-    assert all("E2107 Overloaded" in error and "MAX_QUEUE" in error for error in refused)
-    assert any(answer["metrics"]["queue_time"] > 0 for answer in served)
-    assert text_of(stack.predict("Hi.", max_tokens=3))

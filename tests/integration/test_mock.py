@@ -18,7 +18,6 @@ from threading import Event
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from engine_fixtures import ENDLESS, MockText
 from stack import REPOSITORY, Stack, pid_of, predict, text_of, wait_until
@@ -185,23 +184,6 @@ def test_the_triton_model_has_the_mocks_inputs(mock: Stack, mock_text: MockText)
     assert last["error"].startswith("E2100 TritonUnknownError: inject=error")
 
 
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ({"tps": -1}, "E1005 InvalidArgument: tps=-1: must be at least 0"),
-        ({"inject": "panic"}, "E1005 InvalidArgument: inject='panic': must be one of"),
-        ({"inject": "crash", "inject_after": 20}, "inject_after=20: must be less than 20"),
-        ({"tpss": 3}, "E1005 InvalidArgument: tpss: unknown input; did you mean 'tps'?"),
-        ({"bad_words_list": [[1], [1]]}, "does not support bad_words_list"),
-    ],
-)
-def test_invalid_inputs_of_the_triton_model_are_refused(
-    values: dict[str, Any], text: str, mock: Stack, mock_text: MockText
-) -> None:
-    (event,) = from_triton(mock, mock_text.encode("Hi"), **values)
-    assert text in event["error"]
-
-
 def test_stop_words_and_end_ids_end_the_output(mock: Stack, mock_text: MockText) -> None:
     nulls = dict.fromkeys(["temperature", "top_k", "log_performance_metrics", "tps", "temprature"])
     prediction = mock.predict("Hi", max_tokens=100, stop_sequences="harbour", **nulls)
@@ -211,37 +193,6 @@ def test_stop_words_and_end_ids_end_the_output(mock: Stack, mock_text: MockText)
     count = mock_text.ids(30).index(end_id)
     events = list(from_triton(mock, mock_text.encode("Hi"), end_id=end_id, request_output_len=50))
     assert [token for event in events for token in ids_of(event)] == mock_text.ids(count)
-
-
-@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
-def test_text_models_return_the_passage(model: str, mock: Stack, mock_text: MockText) -> None:
-    body = {"text_input": "Hello.", "max_tokens": 30, "bad_words": "", "stop_words": ""}
-    answer = httpx.post(f"{mock.triton}/v2/models/{model}/generate", json=body, timeout=60)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["text_output"] == "Hello." + mock_text(30)
-
-
-def test_openai_chats_and_completions_return_the_passage(mock: Stack, mock_text: MockText) -> None:
-    url = f"{mock.own}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
-        (model,) = (each.id for each in client.models.list().data)
-        assert model == "mock"
-        messages: Any = [{"role": "user", "content": "Tell me about the sea."}]
-        answer = client.chat.completions.create(
-            model=model, messages=messages, max_completion_tokens=50
-        )
-        assert answer.choices[0].message.content == mock_text(50)
-        assert answer.usage is not None
-        assert answer.usage.completion_tokens == 50
-        chunks = client.chat.completions.create(
-            model=model, messages=messages, max_completion_tokens=200, stream=True
-        )
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == mock_text(200)
-        completion = client.completions.create(model=model, prompt="Hi", max_tokens=9, logprobs=0)
-        (choice,) = completion.choices
-        assert choice.text == mock_text(9)
-        assert choice.logprobs is not None
-        assert choice.logprobs.token_logprobs == [0.0] * 9
 
 
 def test_a_disconnected_or_cancelled_request_stops_the_engine(mock: Stack) -> None:
@@ -280,13 +231,6 @@ def test_concurrent_predictions_return_the_whole_output(mock: Stack, mock_text: 
     with ThreadPoolExecutor(64) as pool:
         assert all(pool.map(one, range(64)))
     wait_until(lambda: mock.engine_requests() == 0)
-
-
-def test_invalid_prediction_inputs_are_refused(mock: Stack) -> None:
-    assert mock.predict("Hi", output_method="print")["http_status"] == 422
-    assert mock.predict("Hi", tps=-1)["http_status"] == 422
-    assert "E1005" in mock.predict("Hi", output_method="buffer")["error"]
-    assert "E1102" in mock.predict("Hi", n_output_tokens=3, max_tokens=5)["error"]
 
 
 def test_the_gpu_benchmark_knows_the_role_of_each_process(

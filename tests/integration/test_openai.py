@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 from engine_fixtures import ENDLESS, FRANCE, LONG, PARIS, MockText
-from stack import Stack, predict, text_of, wait_until
+from stack import Stack, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mock")]
 
@@ -26,45 +26,6 @@ def client(mock: Stack) -> Iterator[openai.OpenAI]:
     url = f"{mock.own}/v1"
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
         yield client
-
-
-def test_there_is_one_model(client: openai.OpenAI) -> None:
-    (only,) = client.models.list().data
-    assert only.id == MODEL
-
-
-def test_chat_has_the_text_of_predictions(mock: Stack, client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL, messages=ASK, temperature=0, max_completion_tokens=32
-    )
-    (choice,) = answer.choices
-    assert choice.message.content == PARIS
-    assert choice.finish_reason == "stop"
-    prediction = mock.predict(FRANCE, temperature=0, max_tokens=32)
-    assert text_of(prediction) == PARIS
-    metrics = prediction["metrics"]
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens == metrics["input_token_count"]
-    assert answer.usage.completion_tokens == metrics["output_token_count"]
-
-
-def test_streamed_chat_has_usage(client: openai.OpenAI, mock_text: MockText) -> None:
-    chunks = list(
-        client.chat.completions.create(
-            model=MODEL,
-            messages=ASK,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
-    said = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
-    assert "".join(said) == PARIS
-    assert chunks[-2].choices[0].finish_reason == "stop"
-    usage = chunks[-1].usage
-    assert usage is not None
-    assert usage.prompt_tokens == mock_text.count_chat(("user", FRANCE))
-    assert usage.completion_tokens == mock_text.count(PARIS)
 
 
 def test_a_chat_streams_during_generation(mock: Stack, client: openai.OpenAI) -> None:
@@ -97,25 +58,6 @@ def test_streams_of_the_async_client_run_concurrently(mock: Stack, mock_text: Mo
             return await asyncio.gather(*(one(client, number) for number in range(12)))
 
     assert asyncio.run(all_of_them()) == [(mock_text(24), "length")] * 12
-
-
-def test_a_stream_is_server_sent_events_that_end_in_done(mock: Stack) -> None:
-    body = {"model": MODEL, "messages": ASK, "temperature": 0, "stream": True}
-    answer = httpx.post(f"{mock.own}/v1/chat/completions", json=body, timeout=60)
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    *events, last = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
-    assert last == "[DONE]"
-    deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
-    assert deltas[0] == {"role": "assistant", "content": ""}
-    assert "".join(delta.get("content", "") for delta in deltas) == PARIS
-
-
-@pytest.mark.parametrize("stop", ["nce is P", [" Paris", "zzz"]])
-def test_stop_string_ends_the_text_before_it(client: openai.OpenAI, stop: Any) -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=ASK, temperature=0, stop=stop)
-    first = stop if isinstance(stop, str) else stop[0]
-    assert answer.choices[0].message.content == PARIS[: PARIS.index(first)]
-    assert answer.choices[0].finish_reason == "stop"
 
 
 def metrics_of(stack: Stack) -> dict[str, float]:
@@ -239,22 +181,3 @@ def test_request_log_has_a_line_for_each_request_and_no_prompt(
         assert float(first) >= 0
     wait_until(lambda: len(re.findall(refusal, mock.output)) == refused + 1)
     assert secret not in mock.output
-
-
-def test_predictions_accept_messages(mock: Stack, mock_text: MockText) -> None:
-    system = "Answer in one word."
-    chat = [
-        {"role": "system", "content": system},
-        {"role": "user", "content": [{"type": "text", "text": FRANCE}]},
-    ]
-    prediction = predict(mock.url, messages=chat, temperature=0, max_tokens=32)
-    assert text_of(prediction) == PARIS
-    count = mock_text.count_chat(("system", system), ("user", FRANCE))
-    assert prediction["metrics"]["input_token_count"] == count
-    same = predict(mock.url, messages=ASK, temperature=0, max_tokens=32)
-    assert text_of(same) == PARIS
-    assert same["metrics"]["input_token_count"] == mock_text.count_chat(("user", FRANCE))
-
-
-def test_health_is_ready(mock: Stack) -> None:
-    wait_until(lambda: httpx.get(f"{mock.own}/health", timeout=60).json() == {"status": "ready"})

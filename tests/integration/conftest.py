@@ -34,20 +34,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def make_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
+def new_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
+    """Makes servers that are not started yet."""
     stacks: list[Stack] = []
 
-    def make(engine: object = None, **environment: str) -> Stack:
+    def new(engine: object = None, **environment: str) -> Stack:
         name = tmp_path / f"work{len(stacks)}"
-        environment = {"SERVED_MODEL_NAME": "any", **environment}
         stacks.append(Stack(name, None if engine is None else str(engine), **environment))
-        stacks[-1].start()
-        stacks[-1].until_ready()
         return stacks[-1]
 
-    yield make
+    yield new
     for item in stacks:
         item.close()
+
+
+@pytest.fixture
+def make_stack(new_stack: Callable[..., Stack]) -> Callable[..., Stack]:
+    """Makes servers that are ready."""
+
+    def make(engine: object = None, **environment: str) -> Stack:
+        made = new_stack(engine, **{"SERVED_MODEL_NAME": "any", **environment})
+        made.start()
+        made.until_ready()
+        return made
+
+    return make
 
 
 @pytest.fixture(scope="session")

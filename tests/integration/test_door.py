@@ -33,19 +33,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-@pytest.fixture
-def make_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
-    stacks: list[Stack] = []
-
-    def make(**environment: str) -> Stack:
-        stacks.append(Stack(tmp_path / f"work{len(stacks)}", None, **environment))
-        return stacks[-1]
-
-    yield make
-    for item in stacks:
-        item.close()
-
-
 def client(**headers: str) -> httpx.Client:
     return httpx.Client(headers={"authorization": "bearer secret", **headers}, timeout=30)
 
@@ -180,8 +167,8 @@ def test_the_key_guards_every_port(served: Stack) -> None:
     assert b"secret" not in environment.read_bytes()
 
 
-def test_a_dead_worker_is_a_coded_end_of_every_answer(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack(**MOCK)
+def test_a_dead_worker_is_a_coded_end_of_every_answer(new_stack: Callable[..., Stack]) -> None:
+    stack = new_stack(**MOCK)
     stack.start()
     stack.until_ready()
     ask = {"input": {"prompt": "Hi.", "max_tokens": 2000}}
@@ -222,8 +209,8 @@ def test_a_dead_worker_is_a_coded_end_of_every_answer(make_stack: Callable[..., 
     assert "E2105" in output
 
 
-def test_a_thousand_idle_connections_keep_nobody_out(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack(**MOCK, MAX_CONNECTIONS="100")
+def test_a_thousand_idle_connections_keep_nobody_out(new_stack: Callable[..., Stack]) -> None:
+    stack = new_stack(**MOCK, MAX_CONNECTIONS="100")
     stack.start()
     stack.until_ready()
     before = start_times(stack)
@@ -241,8 +228,8 @@ def test_a_thousand_idle_connections_keep_nobody_out(make_stack: Callable[..., S
     assert start_times(stack).items() >= before.items()
 
 
-def test_a_builder_has_cogs_port_alone(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack(**IN_COG)
+def test_a_builder_has_cogs_port_alone(new_stack: Callable[..., Stack]) -> None:
+    stack = new_stack(**IN_COG)
     stack.command = [sys.executable, "-m", "cog_triton.door", "--cog-only"]
     stack.cwd = REPOSITORY / "builder"
     stack.start()
@@ -257,8 +244,8 @@ def test_a_builder_has_cogs_port_alone(make_stack: Callable[..., Stack]) -> None
     assert stack.finish(signal.SIGTERM)[0] == 0
 
 
-def test_a_public_port_in_use_ends_the_door_with_a_code(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack(**MOCK, **IN_COG)
+def test_a_public_port_in_use_ends_the_door_with_a_code(new_stack: Callable[..., Stack]) -> None:
+    stack = new_stack(**MOCK, **IN_COG)
     stack.command = [sys.executable, "-m", "cog_triton.door"]
     stack.cwd = REPOSITORY / "runner"
     with socket.socket() as taken:
@@ -272,9 +259,9 @@ def test_a_public_port_in_use_ends_the_door_with_a_code(make_stack: Callable[...
 
 
 def test_the_death_of_the_door_ends_the_server_with_a_code(
-    make_stack: Callable[..., Stack],
+    new_stack: Callable[..., Stack],
 ) -> None:
-    stack = make_stack(**MOCK)
+    stack = new_stack(**MOCK)
     stack.start()
     stack.until_ready()
     with stack.stream("Hi.", max_tokens=400) as events:
@@ -288,9 +275,9 @@ def test_the_death_of_the_door_ends_the_server_with_a_code(
     wait_until(lambda: not processes_of(stack.work_dir))
 
 
-def test_a_door_that_nobody_watches_ends_when_cog_hangs(make_stack: Callable[..., Stack]) -> None:
+def test_a_door_that_nobody_watches_ends_when_cog_hangs(new_stack: Callable[..., Stack]) -> None:
     """As images start it."""
-    stack = make_stack(**MOCK, **IN_COG, COG_PROBE_TIMEOUT="10")
+    stack = new_stack(**MOCK, **IN_COG, COG_PROBE_TIMEOUT="10")
     stack.command = [sys.executable, "-m", "cog_triton.door"]
     stack.cwd = REPOSITORY / "mock_cog_triton"
     stack.start()
@@ -304,10 +291,10 @@ def test_a_door_that_nobody_watches_ends_when_cog_hangs(make_stack: Callable[...
 
 
 def test_health_is_answered_beside_all_the_predictions_that_cog_takes(
-    make_stack: Callable[..., Stack],
+    new_stack: Callable[..., Stack],
 ) -> None:
     """Of more than 511, one thread each, Cog's worker would have none left for a health check."""
-    stack = make_stack(
+    stack = new_stack(
         **{**MOCK, "MOCK_TPS": "1"},
         **IN_COG,
         MOCK_MAX_BATCH_SIZE="600",

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,25 +26,20 @@ IMAGE = {"COG_PREDICT_TYPE_STUB": "predict.py:Predictor", "COG_MAX_CONCURRENCY":
 
 
 @pytest.fixture
-def make_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
-    stacks: list[Stack] = []
-
+def make_stack(new_stack: Callable[..., Stack]) -> Callable[..., Stack]:
     def make(way: str = "cog-triton serve", **environment: str) -> Stack:
         image = way == "image"
         settings = {**MOCK, "SERVED_MODEL_NAME": "any", **(IMAGE if image else {}), **environment}
-        stack = Stack(tmp_path / f"work{len(stacks)}", None, **settings)
+        stack = new_stack(**settings)
         if image:  # their process 1 is a reaper around it
             stack.command = [sys.executable, "-m", "cog_triton.door"]
             stack.cwd = REPOSITORY / "runner"
         elif way == "triton only":
             stack.command.append("--triton-only")
-        stacks.append(stack)
         stack.start()
         return stack
 
-    yield make
-    for item in stacks:
-        item.close()
+    return make
 
 
 def ready(stack: Stack) -> Stack:

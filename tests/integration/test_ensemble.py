@@ -48,13 +48,6 @@ def triton(mock):
     return Triton(mock.triton)
 
 
-def test_the_curl_line_of_the_original_answers_text(triton):
-    body = triton.generate(
-        "ensemble", text_input=QUESTION, max_tokens=200, bad_words="", stop_words=""
-    )
-    assert body["text_output"] == QUESTION + LEARNING
-
-
 @BOTH
 def test_every_input_may_be_omitted_or_given(triton, mock_text, model):
     plain = triton.generate(model, text_input=QUESTION, max_tokens=8)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,25 +24,11 @@ MOCK = {"COG_TRITON_ENGINE": "mock", "MOCK_TPS": "40"}
 IN_RUNNER = {"COG_PREDICT_TYPE_STUB": "predict.py:Predictor", "COG_MAX_CONCURRENCY": "32"}
 
 
-@pytest.fixture
-def make_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
-    stacks: list[Stack] = []
-
-    def make(engine: object = None, **environment: str) -> Stack:
-        name = tmp_path / f"work{len(stacks)}"
-        stacks.append(Stack(name, None if engine is None else str(engine), **environment))
-        return stacks[-1]
-
-    yield make
-    for item in stacks:
-        item.close()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_sigint_and_sigterm_stop_all_processes(
-    make_stack: Callable[..., Stack], number: int
+    new_stack: Callable[..., Stack], number: int
 ) -> None:
-    stack = make_stack(**MOCK)
+    stack = new_stack(**MOCK)
     stack.start()
     stack.until_ready()
     pids = processes_of(stack.work_dir)
@@ -67,9 +53,9 @@ def test_sigint_and_sigterm_stop_all_processes(
     ],
 )
 def test_no_process_outlives_a_killed_parent(
-    make_stack: Callable[..., Stack], engine_dir: Path, victim: str, mock: bool
+    new_stack: Callable[..., Stack], engine_dir: Path, victim: str, mock: bool
 ) -> None:
-    stack = make_stack(**MOCK) if mock else make_stack(engine_dir)
+    stack = new_stack(**MOCK) if mock else new_stack(engine_dir)
     stack.start()
     stack.until_ready()
     pids = processes_of(stack.work_dir)
@@ -87,9 +73,9 @@ def test_no_process_outlives_a_killed_parent(
     ],
 )
 def test_a_stopped_process_of_cog_ends_the_server_and_its_requests(
-    make_stack: Callable[..., Stack], program: str, sent: signal.Signals, words: str
+    new_stack: Callable[..., Stack], program: str, sent: signal.Signals, words: str
 ) -> None:
-    stack = make_stack(**MOCK, COG_PROBE_TIMEOUT="10")
+    stack = new_stack(**MOCK, COG_PROBE_TIMEOUT="10")
     stack.start()
     stack.until_ready()
     with ThreadPoolExecutor() as pool, stack.stream("Say hello.", max_tokens=2000) as events:
@@ -105,8 +91,8 @@ def test_a_stopped_process_of_cog_ends_the_server_and_its_requests(
     assert processes_of(stack.work_dir) == {}
 
 
-def test_a_worker_stopped_during_start_up_ends_the_server(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack(**MOCK)
+def test_a_worker_stopped_during_start_up_ends_the_server(new_stack: Callable[..., Stack]) -> None:
+    stack = new_stack(**MOCK)
     stack.start()
     os.kill(pid_of(stack, "_run_worker"), signal.SIGSTOP)
     code, output = stack.finish(seconds=SECONDS_TO_FAIL)
@@ -115,9 +101,9 @@ def test_a_worker_stopped_during_start_up_ends_the_server(make_stack: Callable[.
 
 
 def test_shared_memory_of_a_server_killed_at_once_is_removed_at_the_next_start(
-    make_stack: Callable[..., Stack], tmp_path: Path
+    new_stack: Callable[..., Stack], tmp_path: Path
 ) -> None:
-    stack = make_stack(**MOCK)
+    stack = new_stack(**MOCK)
     stack.start()
     stack.until_ready()
     pids = list(processes_of(stack.work_dir))
@@ -133,9 +119,9 @@ def test_shared_memory_of_a_server_killed_at_once_is_removed_at_the_next_start(
 
 
 def test_tritonserver_killed_during_start_up_is_a_coded_error(
-    make_stack: Callable[..., Stack],
+    new_stack: Callable[..., Stack],
 ) -> None:
-    stack = make_stack(**MOCK)
+    stack = new_stack(**MOCK)
     stack.start()
     os.kill(pid_of(stack, "bin/tritonserver"), signal.SIGKILL)
     code, output = stack.finish(seconds=SECONDS_TO_FAIL)
@@ -146,7 +132,7 @@ def test_tritonserver_killed_during_start_up_is_a_coded_error(
 
 
 def test_model_that_fails_to_load_reports_its_own_error(
-    make_stack: Callable[..., Stack], engine_dir: Path, tmp_path: Path
+    new_stack: Callable[..., Stack], engine_dir: Path, tmp_path: Path
 ) -> None:
     broken = tmp_path / "engine"
     broken.mkdir()
@@ -155,7 +141,7 @@ def test_model_that_fails_to_load_reports_its_own_error(
             (broken / path.name).symlink_to(path)
     (broken / "openvino_model.xml").unlink()
     (broken / "openvino_model.xml").write_text("<net/>")
-    stack = make_stack(broken)
+    stack = new_stack(broken)
     stack.start()
     code, output = stack.finish(seconds=SECONDS_TO_FAIL)
     assert code == 1
@@ -165,7 +151,7 @@ def test_model_that_fails_to_load_reports_its_own_error(
 
 @pytest.mark.parametrize("kind", ["flipped", "climbing"])
 def test_corrupt_engine_tar_is_a_coded_error(
-    make_stack: Callable[..., Stack], engine_tar: Path, tmp_path: Path, kind: str
+    new_stack: Callable[..., Stack], engine_tar: Path, tmp_path: Path, kind: str
 ) -> None:
     tar = tmp_path / "engine.tar"
     if kind == "climbing":
@@ -175,7 +161,7 @@ def test_corrupt_engine_tar_is_a_coded_error(
         raw = bytearray(engine_tar.read_bytes())
         raw[len(raw) // 2] ^= 0xFF
         tar.write_bytes(raw)
-    stack = make_stack(tar)
+    stack = new_stack(tar)
     stack.start()
     code, output = stack.finish(seconds=SECONDS_TO_FAIL)
     assert code == 1
@@ -195,12 +181,12 @@ def test_corrupt_engine_tar_is_a_coded_error(
     ],
 )
 def test_bad_settings_are_coded_errors(
-    make_stack: Callable[..., Stack],
+    new_stack: Callable[..., Stack],
     engine: str | None,
     environment: dict[str, str],
     words: list[str],
 ) -> None:
-    stack = make_stack(engine, **environment)
+    stack = new_stack(engine, **environment)
     stack.start()
     code, output = stack.finish(seconds=SECONDS_TO_FAIL)
     assert code == 1
@@ -209,10 +195,10 @@ def test_bad_settings_are_coded_errors(
     assert "Traceback" not in output
 
 
-def test_port_in_use_is_named(make_stack: Callable[..., Stack], engine_tar: Path) -> None:
+def test_port_in_use_is_named(new_stack: Callable[..., Stack], engine_tar: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        stack = make_stack(engine_tar, TRITON_GRPC_PORT=str(port))
+        stack = new_stack(engine_tar, TRITON_GRPC_PORT=str(port))
         stack.start()
         code, output = stack.finish(seconds=SECONDS_TO_FAIL)
     assert code == 1
@@ -220,9 +206,9 @@ def test_port_in_use_is_named(make_stack: Callable[..., Stack], engine_tar: Path
 
 
 def test_cog_alone_serves_from_the_runner_directory(
-    make_stack: Callable[..., Stack], engine_dir: Path
+    new_stack: Callable[..., Stack], engine_dir: Path
 ) -> None:
-    stack = make_stack(
+    stack = new_stack(
         ENGINE_DIR=str(engine_dir),
         COG_PREDICT_TYPE_STUB="predict.py:Predictor",
         COG_MAX_CONCURRENCY="32",
@@ -257,9 +243,9 @@ def without_a_limit_the_context_is_the_limit(stack: Stack) -> None:
 
 
 def test_a_second_start_reuses_the_unpacked_engine(
-    make_stack: Callable[..., Stack], engine_tar: Path
+    new_stack: Callable[..., Stack], engine_tar: Path
 ) -> None:
-    stack = make_stack(engine_tar)
+    stack = new_stack(engine_tar)
     for unpacks in (True, False):
         stack.start()
         pid_of(stack, "bin/tritonserver")  # which is started when the engine is there
@@ -271,9 +257,9 @@ def test_a_second_start_reuses_the_unpacked_engine(
     ("word", "mock"), [("backend.engine_process", False), ("postprocessing/1/model.py", True)]
 )
 def test_child_death_fails_requests_with_a_code_and_restarts_triton(
-    make_stack: Callable[..., Stack], engine_dir: Path, word: str, mock: bool
+    new_stack: Callable[..., Stack], engine_dir: Path, word: str, mock: bool
 ) -> None:
-    stack = make_stack(**MOCK, RESUME="0") if mock else make_stack(engine_dir, RESUME="0")
+    stack = new_stack(**MOCK, RESUME="0") if mock else new_stack(engine_dir, RESUME="0")
     stack.start()
     stack.until_ready()
     with stack.stream("Tell me a long story.", max_tokens=4000) as events:
@@ -292,10 +278,10 @@ def test_child_death_fails_requests_with_a_code_and_restarts_triton(
 
 @pytest.mark.parametrize("in_a_container", [False, True])
 def test_repeated_crashes_of_triton_end_the_server(
-    make_stack: Callable[..., Stack], in_a_container: bool
+    new_stack: Callable[..., Stack], in_a_container: bool
 ) -> None:
     """As images start it: the reaper is PID 1, Cog its child, and Cog knows nothing of Triton."""
-    stack = make_stack(**MOCK, **IN_RUNNER, TRITON_MAX_RESTARTS="0")
+    stack = new_stack(**MOCK, **IN_RUNNER, TRITON_MAX_RESTARTS="0")
     stack.command = [sys.executable, "-m", "cog_triton.door"]
     if in_a_container:
         namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
@@ -321,8 +307,8 @@ def test_repeated_crashes_of_triton_end_the_server(
     wait_until(lambda: not processes_of(stack.work_dir))
 
 
-def test_serve_reports_why_it_gave_up(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack(**MOCK, TRITON_MAX_RESTARTS="0")
+def test_serve_reports_why_it_gave_up(new_stack: Callable[..., Stack]) -> None:
+    stack = new_stack(**MOCK, TRITON_MAX_RESTARTS="0")
     stack.start()
     stack.until_ready()
     os.kill(pid_of(stack, "bin/tritonserver"), signal.SIGKILL)

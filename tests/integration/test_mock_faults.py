@@ -1,12 +1,8 @@
 """The mock engine behind the real Cog and the real Triton: how it breaks."""
 
 import sys
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 
 import httpx
 import pytest
@@ -38,42 +34,6 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
     finally:
         stack.close()
-
-
-@contextmanager
-def states(stack: Stack) -> Iterator[set[str]]:
-    """All that the server says of its health meanwhile."""
-    seen: set[str] = set()
-    done = Event()
-
-    def watch() -> None:
-        while not done.is_set():
-            seen.add(stack.health())
-            time.sleep(0.02)
-
-    with ThreadPoolExecutor(1) as pool:
-        watching = pool.submit(watch)
-        try:
-            yield seen
-        finally:
-            done.set()
-        watching.result()
-
-
-@FRAGILE
-def test_a_crash_fails_requests_with_a_code_and_the_engine_restarts(
-    fragile: Stack, mock_text: MockText
-) -> None:
-    with states(fragile) as seen, ThreadPoolExecutor(2) as pool:
-        other = pool.submit(fragile.predict, "Hi", tps=5, max_tokens=1000)
-        wait_until(lambda: fragile.engine_requests() == 1)
-        crashed = fragile.predict("Hi", tps=100, max_tokens=50, inject="crash", inject_after=10)
-        for prediction in (crashed, other.result()):
-            assert prediction["status"] == "failed"
-            assert "E2105 TritonUnavailable" in prediction["error"]
-        wait_until(lambda: "UNHEALTHY" in seen)
-    wait_until(lambda: fragile.health() == "READY")
-    assert text_of(fragile.predict("Hi", tps=0, max_tokens=20)) == mock_text(20)
 
 
 @FRAGILE

@@ -1,12 +1,8 @@
 """OpenAI API over the real Cog and Triton, with the mock for a model."""
 
 import asyncio
-import http.client
-import json
 import re
-import time
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import httpx
@@ -65,31 +61,6 @@ def metrics_of(stack: Stack) -> dict[str, float]:
     lines = httpx.get(f"{stack.own}/metrics", timeout=60).text.splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
-
-
-@pytest.mark.parametrize("streamed", [True, False])
-def test_disconnect_frees_the_engine(mock: Stack, streamed: bool) -> None:
-    body = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": "Tell me a very long story."}],
-        "stream": streamed,
-        "max_tokens": ENDLESS,
-        "ignore_eos": True,
-    }
-    url = httpx.URL(mock.own)
-    headers = {"Content-Type": "application/json"}
-    wait_until(lambda: metrics_of(mock)["cog_triton_requests_running"] == 0)
-    with closing(http.client.HTTPConnection(url.host, url.port, timeout=60)) as connection:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-        if streamed:
-            with connection.getresponse() as answer:
-                for _ in range(12):
-                    assert answer.readline()
-        wait_until(lambda: metrics_of(mock)["cog_triton_requests_running"] == 1)
-        wait_until(lambda: mock.engine_requests() == 1)
-        time.sleep(1)  # who ends its half of a connection at once may await the answer
-    wait_until(lambda: metrics_of(mock)["cog_triton_requests_running"] == 0)
-    wait_until(lambda: mock.engine_requests() == 0)
 
 
 def test_metrics_count_the_requests(

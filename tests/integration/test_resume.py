@@ -1,6 +1,5 @@
 """Generations outlive their engine: every process of Triton is killed under streams."""
 
-import json
 import os
 import queue
 import signal
@@ -226,14 +225,3 @@ def test_clients_that_leave_while_they_wait_leave_nothing_in_the_engine(
     assert told == [Told(says(150), "length", 150)] * 5
     wait_until(lambda: stack.health() == "READY")
     wait_until(lambda: stack.engine_requests() == 0)
-
-
-def test_without_resume_a_death_ends_every_stream_with_e2105(
-    make_stack: Callable[..., Stack],
-) -> None:
-    stack = make_stack(**MOCK, RESUME="0")
-    with stack.stream("Tell me a long story.", max_tokens=4000) as events:
-        next(kind for kind, _ in events if kind == "output")
-        strike(stack, VICTIMS[0])
-        last = list(events)[-1]
-    assert "E2105 TritonUnavailable" in json.dumps(last)

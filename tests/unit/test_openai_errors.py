@@ -223,10 +223,6 @@ JSON_TYPE = {"Content-Type": "application/json"}
 
 
 MALFORMED = [
-    (b"", JSON_TYPE, 400),
-    (b"{", JSON_TYPE, 400),
-    (b"\xff\xfe", JSON_TYPE, 400),
-    (b'{"model": NaN}', JSON_TYPE, 400),
     (b'{"model": 1e999}', JSON_TYPE, 400),
     (b'{"seed": ' + b"9" * 9000 + b"}", JSON_TYPE, 400),
     (b"[" * 100_000, JSON_TYPE, 400),
@@ -234,9 +230,7 @@ MALFORMED = [
     (b'{"model": "small", "prompt": "\\ud83e"}', JSON_TYPE, 400),
     (b'{"model": "small", "prompt": [99999]}', JSON_TYPE, 400),
     (b'{"model": "small", "prompt": [-1]}', JSON_TYPE, 400),
-    (b'{"model": "small", "prompt": ""}', JSON_TYPE, 400),
     (b'{"model": "small", "prompt": [[]]}', JSON_TYPE, 400),
-    (b"{}", {"Content-Type": "text/plain"}, 415),
     (b"{}", {}, 415),
 ]
 
@@ -254,8 +248,6 @@ NOT_THERE = [
     ("GET", "/", 404),
     ("GET", "/v1", 404),
     ("GET", "/v1/rerank", 404),
-    ("GET", "/v1/chat/completions", 405),
-    ("DELETE", "/v1/models", 405),
     ("OPTIONS", "/v1/completions", 405),
     ("GET", "/v1/models/%00%ff", 404),
 ]

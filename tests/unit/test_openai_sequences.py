@@ -122,7 +122,6 @@ OUT_OF_BOUNDS = [
     ({"prompt": ["a", [1]]}, "prompt"),
     ({"prompt": [[1], [5000]]}, "prompt: holds 5000"),
     ({"prompt": [[1], [1] * 901]}, "E1002"),
-    ({"prompt": "a", "n": 0}, "n=0"),
 ]
 
 

@@ -40,7 +40,7 @@ PINS = {
 """By option: the distributions, and the files that pin each."""
 INTEGRATION = {
     "cog": ["test_predictions.py", "test_coglet_directory.py"],
-    "triton": ["test_mock.py", "test_predictions.py"],
+    "triton": ["test_ensemble.py", "test_mock.py"],
 }
 RECORDS = "cog_triton/engines/vllm"
 _INSTALL = ["pip", "install", "--quiet", "--no-deps"]

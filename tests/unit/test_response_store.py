@@ -3,66 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sqlite3
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import kept_responses
 import pytest
+from kept_responses import EVENT, has, keep, kept_in, worker
 
-from cog_triton.errors import CogTritonError, NotFound
+from cog_triton.errors import CogTritonError
 from cog_triton.serving.openai.response_book import RUNNING, Changes
 from cog_triton.serving.openai.response_file import ResponseFile
 from cog_triton.serving.openai.response_store import Recording, ResponseStore
 from cog_triton.settings import load_settings
 
-EVENT = b"event: a\ndata: {}\n\n"
 LIVES = """
-import asyncio, sys
 from pathlib import Path
 from cog_triton.serving.openai.response_file import ResponseFile
-from cog_triton.serving.openai.response_store import Recording, ResponseStore
-
-async def main():
-    store = ResponseStore(ResponseFile(Path(sys.argv[1]), 1 << 20, 3600), 8, 60)
-    for name in sys.argv[2:]:
-        recording = Recording(name, "", None, "[]", True)
-        await store.begin(recording, {"id": name, "status": "in_progress", "output": []})
-        for number in range(5):
-            store.append(recording, b"event: a\\ndata: %d\\n\\n" % number)
-    while store.events(sys.argv[-1], 0).number < 5:
-        await asyncio.sleep(0.01)
-    print("written", flush=True)
-    await asyncio.sleep(600)
-
-asyncio.run(main())
+book = ResponseFile(Path({path!r}), 1 << 20, 3600)
 """
 
 
-@contextmanager
-def opened(path: Path, size: int = 1 << 20, age: float = 3600) -> Iterator[ResponseStore]:
-    store = ResponseStore(ResponseFile(path, size, age), 8, 60)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-@contextmanager
-def worker(path: Path, *names: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process that makes these responses, and has written five events of each."""
-    command = [sys.executable, "-c", LIVES, str(path), *names]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == b"written\n"
-            yield process
-        finally:
-            process.kill()
+def opened(
+    path: Path, size: int = 1 << 20, age: float = 3600
+) -> AbstractContextManager[ResponseStore]:
+    return kept_in(ResponseFile(path, size, age))
 
 
 def execute(store: ResponseStore, statement: str) -> list[Any]:
@@ -77,29 +43,10 @@ def execute(store: ResponseStore, statement: str) -> list[Any]:
     return rows
 
 
-def keep(store: ResponseStore, name: str, tenant: str = "", length: int = 0) -> None:
-    body = {"id": name, "status": "completed", "output": [], "text": "x" * length}
-    asyncio.run(store.keep(Recording(name, tenant, None, "[]", False), body))
-
-
-def has(store: ResponseStore, name: str, tenant: str = "") -> bool:
-    try:
-        return store.read(name, tenant).told()["id"] == name
-    except NotFound:
-        return False
-
-
 def test_what_a_killed_worker_made_is_failed_and_can_be_read(tmp_path: Path) -> None:
-    with worker(tmp_path, "a", "b") as process, opened(tmp_path) as store:
-        assert store.read("a", "").status == RUNNING
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        found = store.read("a", "")
-        assert found.status == "failed"
-        assert found.told()["error"]["message"].startswith("E2105 TritonUnavailable: the server")
-        events = store.events("a", 2)
-        assert (events.data.count(b"\n\n"), events.number, events.status) == (3, 3, "failed")
-        assert events.data.startswith(b"event: a\ndata: 2")
+    setup = LIVES.format(path=str(tmp_path))
+    with worker(setup, "a", "b") as process, opened(tmp_path) as store:
+        kept_responses.kill_the_worker_of(store, process, lambda found: found())
     with opened(tmp_path) as store:  # as after a restart, which looks at once
         with sqlite3.connect(tmp_path / "responses-1.sqlite3") as file:
             assert file.execute("SELECT status FROM responses").fetchall() == [("failed",)] * 2
@@ -129,15 +76,7 @@ def test_the_oldest_of_who_has_most_go_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cog_triton.serving.openai.response_store._SWEEP_S", -1)
-    with opened(tmp_path, size=10_000) as store:
-        keep(store, "mine", "small", 2000)
-        for number in range(20):
-            keep(store, f"{number}", "large", 2000)
-        assert has(store, "mine", "small")
-        assert not has(store, "mine", "large")
-        left = [number for number in range(20) if has(store, f"{number}", "large")]
-        assert left == list(range(20 - len(left), 20))
-        assert 2 <= len(left) <= 4
+    kept_responses.fill_until_the_oldest_go(opened(tmp_path, size=10_000))
 
 
 def test_what_is_old_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,34 +286,13 @@ def refusal(config: BuildConfig) -> str:
     return str(caught.value)
 
 
-LLAMA_7B_1GPU = """
-model_id: meta-llama/Llama-2-7b-chat-hf
-example_name: llama
-weight_format: safetensors
-convert_to_ft:
-  executable: "python"
-  script: convert_checkpoint.py
-  output_dir: ./c-model/meta-llama/Llama-2-7b-chat-hf
-  args:
-    model_dir: /src/models/meta-llama/Llama-2-7b-chat-hf
-    output_dir: ./c-model/meta-llama/Llama-2-7b-chat-hf
-    tp_size: 1
-    storage-type: fp16
-    load_by_shard:
-build:
-  executable: trtllm-build
-  output_dir: ./engine_outputs/
-  args:
-    checkpoint_dir: /src/c-model/meta-llama/Llama-2-7b-chat-hf
-    output_dir: ./engine_outputs/
-    remove_input_padding: enable
-    context_fmha: enable
-    gpt_attention_plugin: float16
-    gemm_plugin: float16
-    paged_kv_cache: enable
-    workers: 1
-    max_batch_size: 8
-"""
+LLAMA_7B_1GPU = LLAMA_70B_4GPU.partition("    max_batch_size")[0] + "    max_batch_size: 8\n"
+for old, new in (
+    ("70b-hf", "7b-chat-hf"),
+    ("tp_size: 4", "tp_size: 1"),
+    ("workers: 2", "workers: 1"),
+):
+    LLAMA_7B_1GPU = LLAMA_7B_1GPU.replace(old, new)
 
 ORIGINALS = {
     "cog-trt-llm-config": TINY_GPT2 + "merge: true\n",

@@ -136,11 +136,7 @@ def test_ctrl_c_reports_the_requests_so_far() -> None:
 
     with serving(answer) as server:  # type: ignore[arg-type]
         process = subprocess.Popen(
-            [
-                *BENCH,
-                server.url,
-                *ENDLESS,
-            ],
+            [*BENCH, server.url, *ENDLESS],
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,

@@ -56,25 +56,21 @@ def test_a_request_is_sent_and_its_answer_buffered() -> None:
     assert (request.path, request.json) == ("/a?b=c", {"n": 1})
 
 
-def test_a_stream_is_passed_on_as_it_arrives() -> None:
-    async def work(url: str, client: Client) -> Pieces:
-        sink = Pieces()
-        await client.send(*encode_request("POST", url, {}, b"{}"), sink)
-        return sink
+async def posted(url: str, client: Client) -> Pieces:
+    sink = Pieces()
+    await client.send(*encode_request("POST", url, {}, b"{}"), sink)
+    return sink
 
-    sink, _ = talk(stream(b"one", b"two", b"three"), work)
+
+def test_a_stream_is_passed_on_as_it_arrives() -> None:
+    sink, _ = talk(stream(b"one", b"two", b"three"), posted)
     assert sink.text == b"onetwothree"
     times = [at for at, _ in sink.reads]
     assert times == sorted(times)
 
 
 def test_chunks_of_one_read_are_passed_on_together() -> None:
-    async def work(url: str, client: Client) -> Pieces:
-        sink = Pieces()
-        await client.send(*encode_request("POST", url, {}, b"{}"), sink)
-        return sink
-
-    sink, _ = talk([b"".join(stream(b"one", b"two", b"three"))], work)  # type: ignore[arg-type]
+    sink, _ = talk([b"".join(stream(b"one", b"two", b"three"))], posted)  # type: ignore[arg-type]
     assert [data for _, data in sink.reads] == [b"onetwothree"]
 
 
@@ -91,9 +87,6 @@ def test_connections_are_reused() -> None:
 
 
 def test_a_body_without_a_length_ends_with_the_connection() -> None:
-    async def work(url: str, client: Client) -> BufferedResponse:
-        return await client.fetch("GET", url, {})
-
     head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 
     async def main() -> BufferedResponse:
@@ -107,7 +100,7 @@ def test_a_body_without_a_length_ends_with_the_connection() -> None:
             port = server.sockets[0].getsockname()[1]
             client = Client(5)
             try:
-                return await work(f"http://127.0.0.1:{port}", client)
+                return await client.fetch("GET", f"http://127.0.0.1:{port}", {})
             finally:
                 client.close()
 

@@ -43,14 +43,6 @@ def test_all_sections_with_device_code_are_planned() -> None:
     assert make(data, [90]).containers == 4
 
 
-def test_a_file_pruned_for_another_gpu_is_refused() -> None:
-    data = library(container(Image(number=80), Image(number=90)))
-    after = pruned(data, make(data, [90]))
-    with pytest.raises(InvalidArgument, match="SM='86': it was pruned before and has only sm_90"):
-        make(after, [86])
-    assert make(after, [90]).edits == ()
-
-
 def test_a_file_without_code_for_the_gpu_is_kept() -> None:
     plan = make(library(container(Image(number=90, variant="a"))), [86])
     assert (plan.unfit, plan.edits) == (1, ())

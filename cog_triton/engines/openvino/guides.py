@@ -85,7 +85,8 @@ def _class(found: re.Match[str]) -> str:
     """A class of an expression with its characters that are printed as ``\\x`` at its end."""
     if found[2] is None:
         return found[0]
-    members = [r"\-" if one == "-" else one for one in _MEMBER.findall(found[2])]
+    # At another place `-` makes a range, and a first `^` excludes.
+    members = [rf"\{one}" if one[0] in "-^" else one for one in _MEMBER.findall(found[2])]
     last = [one for one in members if _HAS_X.search(one)]
     last.sort(key=lambda one: _HAS_X.match(one) is not None)
     if len(last) > 1 and not _HAS_X.match(last[1]):

@@ -327,6 +327,7 @@ def user_turn(*blocks: Any) -> dict[str, Any]:
         ({"system": [{"type": "image"}]}, "system[0].type='image'"),
         ({"tools": [{"name": "a"}]}, "tools[0].input_schema=None"),
         ({"tools": [WEATHER], "tool_choice": {"type": "all"}}, "tool_choice.type='all'"),
+        ({"tools": [WEATHER], "tool_choice": {"type": []}}, "tool_choice.type=[]"),
         ({"tool_choice": {"type": "any"}}, "needs tools to choose from"),
         ({"thinking": {"type": "on"}}, "thinking.type='on'"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format={'type': 'xml'}"),

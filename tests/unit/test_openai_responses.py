@@ -201,6 +201,7 @@ def test_an_answer_without_text_has_a_message() -> None:
         ({"background": True}, "background: not supported"),
         ({"prompt": {"id": "p"}}, "prompt: not supported"),
         ({"input": [3]}, "input[0]: must be an object"),
+        ({"input": [{"type": "reasoning", "content": 3}]}, "input[0].content: must be a list"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type='item_reference'"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},

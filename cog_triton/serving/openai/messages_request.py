@@ -291,7 +291,7 @@ def _tool_choice(choice: Object) -> Object:
     if kind == "tool":
         name = Block("tool_choice", choice).text("name")
         return {**found, "tool_choice": {"type": "function", "function": {"name": name}}}
-    if kind not in _CHOICES:
+    if not isinstance(kind, str) or kind not in _CHOICES:
         raise InvalidArgument(
             f"tool_choice.type={shortened(kind)}: must be auto, any, tool or none"
         )

@@ -222,7 +222,7 @@ def _of_assistant(where: str, item: Object) -> Object | None:
         call = {"name": name, "arguments": item.get("arguments")}
         return {"tool_calls": [{"id": item.get("call_id"), "type": "function", "function": call}]}
     if kind == "reasoning":
-        parts = item.get("content") or []
+        parts = as_list(f"{where}.content", item.get("content") or [])
         texts = [part.get("text") for part in parts if isinstance(part, dict)]
         return {"reasoning_content": "".join(text for text in texts if isinstance(text, str))}
     if kind == "message" and item.get("role") == "assistant":

@@ -23,6 +23,7 @@ from cog_triton.serving.openai.request_fields import HashableFailFast
 from cog_triton.serving.openai.requests import ChatRequest, parse, validate
 from cog_triton.serving.openai.served_models import ServedAPI
 from cog_triton.serving.openai.stored_responses import tenant_name
+from cog_triton.system.printable import shortened
 from cog_triton.text.chat import require_unicode
 
 _CHAT = ("messages", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort")
@@ -143,6 +144,8 @@ class TokenRoutes:
         text = self._tokenizer.tokenizer.decode(request.tokens, skip_special_tokens=False)
         return {"prompt": text}
 
-    def _require(self, model: str | None) -> None:
+    def _require(self, model: Any) -> None:
         if model is not None:
+            if not isinstance(model, str):
+                raise InvalidArgument(f"model={shortened(model)}: must be text")
             self._models.adapter(model)

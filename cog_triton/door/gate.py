@@ -148,6 +148,7 @@ class PrivateGate(ABC):
         limit = self.limits.body_bytes  # of bytes: those of few may have been many
         body = await self.large_bodies.run(limit, inflated, request.body, encoding, limit)
         if not request.take_bytes(len(body)):
+            del body  # the error's frames would keep it until the next garbage collection
             raise errors.Overloaded(NO_ROOM)
         return replace(request, body=body)
 

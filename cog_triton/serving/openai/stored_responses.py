@@ -282,9 +282,9 @@ class StoredResponses:
 
 
 def _input_item(name: str, item: Object) -> Object:
-    """An item of the input as OpenAI lists it; its own `id` goes before `name`."""
+    """An item of the input as OpenAI lists it; clients may give two of them one id."""
     given = {key: value for key, value in item.items() if value is not None}
-    found: Object = {"id": name, "type": "message", "status": "completed", **given}
+    found: Object = {"type": "message", "status": "completed", **given, "id": name}
     if isinstance(text := found.get("content"), str):
         kind = "output_text" if found.get("role") == "assistant" else "input_text"
         extra: Object = {"annotations": []} if kind == "output_text" else {}

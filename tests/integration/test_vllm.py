@@ -321,7 +321,7 @@ def test_the_metrics_of_vllm_backend_are_on_tritons_port(vllm: VLLMStack) -> Non
             new = 15 if "per_output" in name else 1
             wait_until(lambda name=name, new=new: vllm.value(f"{name}_count") == before[name] + new)
     assert "# TYPE vllm:kv_cache_usage_perc gauge" in text
-    assert vllm.value("vllm:num_requests_running") == 0
+    wait_until(lambda: vllm.value("vllm:num_requests_running") == 0)
     labels = 'model="vllm_model",version="1"'
     for name, limits in {
         "time_to_first_token_seconds": ("0.001", "10", "+Inf"),

@@ -97,6 +97,7 @@ PATTERNS = {
     "pictures.image_limits._DATA_URL": ("match",),
     "serving.adapter_store._NAME": ("fullmatch",),
     "serving.openai.field_names._MESSAGE": ("match",),
+    "serving.openai.field_names._TOOL": ("match",),
     "serving.openai.parsers.call_object._GAP": ("match",),
     "serving.openai.parsers.call_object._NAME": ("fullmatch",),
     "serving.openai.parsers.call_object._QUOTED": ("search",),

@@ -78,7 +78,7 @@ def without_ids(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_block(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text, "citations": None}
+    return {"type": "text", "text": text, "citations": []}
 
 
 def prompt_of(served: Served, place: int = -1) -> str:

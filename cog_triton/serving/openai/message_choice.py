@@ -82,7 +82,7 @@ class MessageBlocks(AnswerItems):
     def _start(self, kind: Kind, name: str) -> list[Object]:
         match kind:
             case "text":
-                block: Object = {"type": "text", "text": "", "citations": None}
+                block: Object = {"type": "text", "text": "", "citations": []}
             case "reasoning":  # Anthropic signs what only its own models may be given back
                 block = {"type": "thinking", "thinking": "", "signature": ""}
             case "call":

@@ -107,7 +107,6 @@ def lists() -> None:
 @check
 def parts_of_an_answer_streamed() -> None:
     parts = list(TYPED.create_partial(**GIVEN, response_model=City))
-    assert len(parts) > 2
     assert City.model_validate(parts[-1].model_dump())
     client = instructor.from_openai(PLAIN, mode=Mode.JSON_SCHEMA)
     assert len(list(client.create_partial(**GIVEN, response_model=City))) > 2

@@ -104,6 +104,6 @@ def test_a_parser_that_fails_costs_one_answer(served: VLLMStack) -> None:
         others = [pool.submit(chat, served, stream=True) for _ in range(3)]
         with pytest.raises(openai.APIError, match="E2114 ParserFailed"):
             chat(served, "RAISE")
-        with pytest.raises(openai.APIError, match="more than 2 s of CPU time"):
+        with pytest.raises(openai.APIError, match=r"more than 2 s of CPU time|it does not end"):
             chat(served, "HANG", stream=True)
         assert [told(each.result()) for each in others] == [EXPECTED] * 3

@@ -122,7 +122,7 @@ class TokenEvent:
     `log_probs` holds the request's `log_prob_width` values a token, the token's own first, and
     `alternatives` the ids of the others. With `of_prompt` the tokens are those of the prompt,
     which come before all others; the first one's values mean nothing. An event of the prompt
-    without tokens tells how many it has with those of its images, `prompt_length`, or how many of
+    without tokens says how many it has with those of its images, `prompt_length`, or how many of
     them were in the engine's KV cache, `cached_tokens`, which may come with tokens, too.
     An `embedding` comes alone, with the `finish`.
     """

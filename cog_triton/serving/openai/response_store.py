@@ -209,7 +209,7 @@ class ResponseStore:
             self._changes.put(_Change(recording.id, apply, urgent=False, recording=recording))
 
     def finish(self, recording: Recording, body: Object) -> Future[None]:
-        """Keep how a response that has begun ended; the future is as that of `change`."""
+        """Store how a response that began ended; the future is as that of `change`."""
         self.live.pop(recording.id, None)
         if (timer := self._detached.pop(recording.id, None)) is not None:
             timer.cancel()

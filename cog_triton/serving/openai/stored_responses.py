@@ -133,7 +133,7 @@ class RecordedResponse(GenerationResponse):
             if recording.begun and data and not data.startswith(b":"):  # a comment is alone
                 store.append(recording, data)
             if recording.begun and not message.get("more_body"):  # its client may continue it
-                with suppress(CogTritonError):  # told by the store
+                with suppress(CogTritonError):  # the store logs it
                     await asyncio.wrap_future(store.finish(recording, self._ended()))
             await send_body(message)
 

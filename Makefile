@@ -93,8 +93,8 @@ fmt: setup ## reformat, fix what ruff can fix, and lower the numbers of budget.t
 	@$(BIN)/ruff check --fix
 	@$(BIN)/python scripts/budget.py --lower
 
-surface: setup ## hold what users rely on to what was kept of it (ARGS=--keep: the change is meant)
-	@$(BIN)/python scripts/surface $(or $(ARGS),--check)
+surface: setup ## compare the names that users rely on with tests/surface.txt (ARGS=--keep: the change is meant)
+	@$(BIN)/python scripts/surface $(ARGS)
 
 corpus: setup ## ask what clients see again, of this tree or of a commit (REF=4ade877b ARGS="--only predictions --keep")
 	@$(BIN)/python -m tests.corpus $(REF) $(ARGS)

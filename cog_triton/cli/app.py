@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from cog_triton import __version__
 from cog_triton.cli.bench import bench
@@ -22,7 +23,8 @@ from cog_triton.cli.roll import roll
 from cog_triton.cli.serve import serve
 from cog_triton.cli.setup import setup
 from cog_triton.cli.usage import usage
-from cog_triton.errors import InvalidArgument, MissingExtra
+from cog_triton.errors import MissingExtra
+from cog_triton.removed import check_arguments
 from cog_triton.system import log_format
 from cog_triton.system.terminal import coded_errors, out
 
@@ -32,7 +34,17 @@ def _dashed(token: str) -> str:
     return token.replace("_", "-")
 
 
+class _Commands(TyperGroup):
+    """The commands; a name that was removed is refused with what to use instead."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        with coded_errors():
+            check_arguments(args)
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="From a YAML file to a served LLM.",
     no_args_is_help=True,
     add_completion=False,
@@ -98,15 +110,3 @@ except ModuleNotFoundError as error:
     app.command("prune", context_settings={"ignore_unknown_options": True})(_prune_is_absent)
 else:
     _add(prune)
-
-
-@app.command(hidden=True, context_settings={"ignore_unknown_options": True})
-def park(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """What earlier versions had: refuse it by what to use instead."""
-    from cog_triton.settings import PARKING_GONE
-
-    with coded_errors():
-        raise InvalidArgument(
-            f"cog-triton park {PARKING_GONE}; `pkill -f keeper.lot_keeper` ends the engines that"
-            " an earlier version left"
-        )

@@ -104,7 +104,6 @@ def serve(
         str | None,
         typer.Option(metavar="HOST", help="Address of node 0 (LWS_LEADER_ADDRESS)."),
     ] = None,
-    park: Annotated[bool, typer.Option("--park", hidden=True)] = False,
     triton_only: Annotated[
         bool, typer.Option("--triton-only", help="Start Triton alone, without Cog.")
     ] = False,
@@ -209,10 +208,6 @@ def serve(
     given = [key for key, value in mock.items() if value is not None]
     name = None
     with coded_errors():
-        if park:
-            from cog_triton.settings import PARKING_GONE
-
-            raise InvalidArgument(f"--park {PARKING_GONE}")
         if engine and not (given or engine_name or os.environ.get("COG_TRITON_ENGINE")):
             name = recognize(engine)  # before what follows is imported, which takes seconds
 

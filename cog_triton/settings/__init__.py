@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -10,6 +9,7 @@ from pydantic import ValidationError
 from cog_triton.environment_types import IMAGE_ENGINE_DIR as IMAGE_ENGINE_DIR
 from cog_triton.environment_types import SettingsGroup
 from cog_triton.errors import InvalidArgument
+from cog_triton.removed import check_environment
 from cog_triton.settings.addresses import AccessSettings, PortSettings
 from cog_triton.settings.addresses import url_host as url_host
 from cog_triton.settings.engine import EngineSettings, MockSettings, SupervisionSettings
@@ -17,19 +17,6 @@ from cog_triton.settings.programs import BuilderSettings, FileSettings, RankSett
 from cog_triton.settings.request_defaults import LogSettings, RequestSettings
 
 Group = TypeVar("Group", bound=SettingsGroup)
-_OFF = ("", "0", "false", "f", "no", "n", "off", "127.0.0.1")
-_LOCAL_GRPC = (
-    "is gone, as neither key nor limits held for it: gRPC is on 127.0.0.1 alone. Unset it; let"
-    " clients use Triton's HTTP port, or pass the gRPC port on yourself (ssh -L, your own proxy)"
-)
-PARKING_GONE = (
-    "is gone: no engine outlives its server. SPARE_ENGINE=1 has a second engine take over, and"
-    " `cog-triton roll` starts another server before the old one ends (parking.md)"
-)
-_REMOVED = {
-    **dict.fromkeys(("TRITON_GRPC_PUBLIC", "TRITON_GRPC_HOST"), _LOCAL_GRPC),
-    "PARK_ENGINE": PARKING_GONE,
-}
 
 
 # Pydantic has the fields of the last base first.
@@ -58,9 +45,7 @@ class BuildSettings(BuilderSettings, FileSettings):
 
 def load_settings(**overrides: object) -> Settings:
     """Settings from the environment; raises E1005 naming the variable, value and rule."""
-    for name, reason in _REMOVED.items():
-        if (value := os.environ.get(name, "")).lower() not in _OFF:
-            raise InvalidArgument(f"{name}={value!r}: {reason}")
+    check_environment()
     return load_group(Settings, **overrides)
 
 

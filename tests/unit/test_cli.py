@@ -231,17 +231,6 @@ def test_invalid_mock_options_are_refused(arguments: tuple[str, ...], text: str)
     assert text in said
 
 
-@pytest.mark.parametrize(
-    "arguments", [("serve", "a.tar", "--park"), ("park", "list"), ("park", "drop", "--all")]
-)
-def test_parking_is_gone_and_the_refusal_says_what_to_use(arguments: tuple[str, ...]) -> None:
-    said = refusal(*arguments)
-    assert said.startswith("error: E1005 InvalidArgument: ")
-    assert "park is gone: " in said
-    assert "SPARE_ENGINE=1" in said
-    assert "cog-triton roll" in said
-
-
 @pytest.mark.parametrize("command", ["inspect", "init", "doctor", "doctor --for"])
 def test_a_name_too_long_for_a_path_is_refused(command: str) -> None:
     said = refusal(*command.split(), "x" * 300)

@@ -16,6 +16,7 @@ import cog_triton
 ROOT = Path(cog_triton.__file__).parents[1]
 FLOORS = (
     ("errors", "environment_types"),
+    ("removed",),
     ("settings",),
     ("system",),
     ("ipc",),

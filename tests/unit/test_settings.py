@@ -165,21 +165,3 @@ def test_the_api_key_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "xyzzy" not in f"{settings!r}{settings}"
     assert settings.openai_api_key is not None
     assert settings.openai_api_key.get_secret_value() == "xyzzy"
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "instead"),
-    [
-        ("TRITON_GRPC_PUBLIC", "1", "ssh -L"),
-        ("TRITON_GRPC_HOST", "0.0.0.0", "ssh -L"),
-        ("PARK_ENGINE", "1", "SPARE_ENGINE=1"),
-    ],
-)
-def test_what_is_gone_is_refused_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, instead: str
-) -> None:
-    monkeypatch.setenv(name, value)
-    with pytest.raises(InvalidArgument, match=f"{name}='{value}': is gone[,:] .*{instead}"):
-        load_settings()
-    monkeypatch.setenv(name, "" if name.endswith("HOST") else "False")
-    load_settings()

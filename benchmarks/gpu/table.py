@@ -1,6 +1,6 @@
 """Markdown tables of GPU runs, written into docs/gpu.md between marks that name the run's file.
 
-python benchmarks/gpu/table.py docs/gpu/h100.json [docs/gpu.md]
+python benchmarks/gpu/table.py benchmarks/results/h100.json [docs/gpu.md]
 """
 
 from __future__ import annotations

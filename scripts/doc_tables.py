@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -25,16 +26,32 @@ from cog_triton.engines.tensorrt_llm.runtime_settings import RuntimeSettings
 from cog_triton.engines.vllm.vllm_version import known_versions
 from cog_triton.errors import all_errors
 from cog_triton.serving import promises
-from cog_triton.settings import GROUPS
+from cog_triton.settings import GROUPS, Settings
 from cog_triton.text.sampling import SAMPLING, Library
 
 sys.path.insert(0, str(Path(__file__).parent))
 import llms_txt
-import manifests
 import vllm_image_tables
 import vulnerabilities
 
 ROOT = Path(__file__).parents[1]
+SCHEMA = ROOT / "deploy" / "helm" / "values.schema.json"
+NOT_OF_VALUES = frozenset(
+    """COG_HOST COG_TRITON_API_KEY COG_TRITON_CONFIG COG_TRITON_DRAIN_FILE COG_TRITON_ENGINE
+    COG_TRITON_KEYS COG_TRITON_KEY_AT_DOOR COG_TRITON_TENANTS_AT_DOOR COG_TRITON_WORK_DIR
+    COG_WEIGHTS DRAIN_TIMEOUT ENGINE_DIR LWS_LEADER_ADDRESS LWS_WORKER_INDEX METRICS_PUBLIC
+    MPIRUN_ARGS MPI_HOSTS OPENAI_API_KEY OPENAI_PORT PORT SERVED_MODEL_NAME TLS_CERT_FILE
+    TLS_KEY_FILE TRITON_HTTP_PORT TRITON_METRICS_PORT TRITON_START_TIMEOUT""".split()  # noqa: SIM905
+)
+"""Variables that the value `settings` does not take: others decide on them, or the image does."""
+
+
+def chart_schema() -> str:
+    """The chart's schema with the settings of this version."""
+    names = sorted({name.upper() for name in Settings.model_fields} - NOT_OF_VALUES)
+    listed = textwrap.fill(", ".join(f'"{name}"' for name in names), 84)
+    text = f'"propertyNames": {{"enum": [\n{textwrap.indent(listed, " " * 10)}\n      ]}}'
+    return re.sub(r'"propertyNames": \{\s*"enum": \[[^]]*\]\s*\}', text, SCHEMA.read_text())
 
 
 def settings_tables() -> str:
@@ -207,7 +224,7 @@ def main() -> None:
     for mark, (name, _) in TABLES.items():
         page = ROOT / "docs" / name
         page.write_text(insert(page.read_text("utf-8"), mark), "utf-8")
-    manifests.SCHEMA.write_text(manifests.schema(), "utf-8")
+    SCHEMA.write_text(chart_schema(), "utf-8")
     llms_txt.LLMS.write_text(llms_txt.llms_txt(), "utf-8")
 
 

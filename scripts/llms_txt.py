@@ -24,7 +24,7 @@ _FACTS = """\
 _OTHERS = {
     "configs/build": "build configs of common models",
     "configs/serve": "serve configs",
-    "deploy": "Helm chart, Kubernetes manifests, Compose, Slurm, a Grafana dashboard",
+    "deploy": "Helm chart, Compose, Slurm, a Grafana dashboard",
     "deploy/helm/values.yaml": "every value of the chart, with its reason",
 }
 

@@ -11,7 +11,6 @@ PLACES = (
     ("cog_triton/__init__.py", r'^__version__ = "(.+)"$'),
     ("deploy/helm/Chart.yaml", r"^version: (\S+)$"),
     ("deploy/helm/Chart.yaml", r'^appVersion: "(.+?)"'),
-    ("deploy/*.yaml", r'^ +app\.kubernetes\.io/version: "(.+)"$'),
     ("README.md", r"^cog-triton (\d\S*): starting"),
 )
 """Files that have the version, and where. pyproject.toml and nix/ read the first."""

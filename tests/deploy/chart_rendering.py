@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ import yaml
 KUBERNETES = "1.37"
 """Version whose schemas manifests are held to."""
 ROOT = Path(__file__).parents[2]
-SCRIPT = runpy.run_path(str(ROOT / "scripts" / "manifests.py"))
-CHART: Path = SCRIPT["CHART"]
+CHART = ROOT / "deploy" / "helm"
 EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
 Manifests = dict[tuple[str, str], dict[str, Any]]
 """Manifests by kind and name."""
@@ -23,7 +21,8 @@ _CRDS = json.loads((Path(__file__).parent / "crds.json").read_text())
 
 def example(name: str, **changed: Any) -> dict[str, Any]:
     """An example's values; `changed` are values by their path, with __ between its parts."""
-    values: dict[str, Any] = SCRIPT["values"](name)
+    text = (CHART / "examples" / f"{name}.yaml").read_text()
+    values: dict[str, Any] = yaml.safe_load(text)
     for path, value in changed.items():
         *parents, last = path.split("__")
         inner = values
@@ -35,11 +34,22 @@ def example(name: str, **changed: Any) -> dict[str, Any]:
 
 def rendered(values: Mapping[str, Any]) -> Manifests:
     """What Helm makes of the chart with `values`."""
-    return by_name("---\n".join(SCRIPT["documents"](SCRIPT["render"](values))))
+    files = render(values)
+    del files["NOTES.txt"]
+    return by_name("\n---\n".join(files.values()))
+
+
+def render(values: Mapping[str, Any]) -> dict[str, str]:
+    """Rendered templates of the release "cog-triton", by the names of their files."""
+    import helm_python
+
+    with helm_python.Chart.load(CHART) as chart:
+        files = chart.render(dict(values), name="cog-triton", namespace="default")
+    return {path.rpartition("/")[2]: text for path, text in files.items()}
 
 
 def by_name(text: str) -> Manifests:
-    """The manifests of a file."""
+    """Manifests of a text."""
     found = [item for item in yaml.safe_load_all(text) if item]
     return {(item["kind"], item["metadata"]["name"]): item for item in found}
 

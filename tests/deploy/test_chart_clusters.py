@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 import yaml
-from chart_rendering import EXAMPLES, SCRIPT, Manifests, example, faults, rendered
+from chart_rendering import CHART, EXAMPLES, Manifests, example, faults, render, rendered
 from test_chart_shapes import container, pod, variables
 
 
 def lines(values: dict[str, Any]) -> int:
     """Lines of what Helm renders."""
-    files = SCRIPT["render"](values)
-    return len("---\n".join(SCRIPT["documents"](files)).splitlines())
+    files = render(values)
+    del files["NOTES.txt"]
+    return sum(len(text.strip().splitlines()) for text in files.values())
 
 
 def spec_of(manifests: Manifests, kind: str) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def test_a_rollout_may_take_what_a_start_may_take(name: str) -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_no_capability_is_added(name: str) -> None:
     """K2: an added one does nothing for a user that is not root."""
-    assert "add:" not in "".join(SCRIPT["render"](example(name)).values())
+    assert "add:" not in "".join(render(example(name)).values())
 
 
 def test_devices_of_dynamic_resource_allocation() -> None:
@@ -321,7 +322,7 @@ def test_the_dashboard_is_a_config_map() -> None:
     made = rendered(example("fleet"))["ConfigMap", "cog-triton-dashboard"]
     assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
     held = json.loads(made["data"]["cog-triton.json"])
-    assert held == json.loads((SCRIPT["CHART"] / "dashboards" / "cog-triton.json").read_text())
+    assert held == json.loads((CHART / "dashboards" / "cog-triton.json").read_text())
     assert len(json.dumps(made)) < 1 << 20  # the most that Kubernetes takes
 
 
@@ -379,5 +380,5 @@ def test_what_helm_test_asks_is_a_request_with_the_key_if_there_is_one(key: str 
 
 def test_manifests_of_the_operator_are_read_as_yaml() -> None:
     """The dashboard's braces are JSON's, not a template's."""
-    text = SCRIPT["render"](example("fleet"))["dashboard.yaml"]
+    text = render(example("fleet"))["dashboard.yaml"]
     assert "{{" in yaml.safe_load(text)["data"]["cog-triton.json"]

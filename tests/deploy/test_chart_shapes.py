@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chart_rendering import CHART, EXAMPLES, Manifests, example, faults, rendered
+from chart_rendering import CHART, EXAMPLES, Manifests, example, faults, render, rendered
 
 from cog_triton import __version__
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
@@ -306,10 +306,8 @@ def test_settings_are_written_as_they_were_given() -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_notes_say_how_to_ask(name: str) -> None:
-    from chart_rendering import SCRIPT
-
     values = example(name)
-    notes = SCRIPT["render"](values)["NOTES.txt"]
+    notes = render(values)["NOTES.txt"]
     services = [n for kind, n in rendered(values) if kind == "Service" and "epp" not in n]
     assert f"port-forward svc/{services[0]} 8080:8080" in notes
     (body,) = re.findall(r"-d '(.*)'", notes)
@@ -319,7 +317,7 @@ def test_the_notes_say_how_to_ask(name: str) -> None:
     assert f"Or open {scheme}://localhost:8080/ " in notes
     assert f"curl{' -k' * ('tls' in values)} -sN {scheme}://localhost:8080/v1/chat" in notes
     values["settings"] = {"OPENAI_PAGE": False}
-    assert "Or open" not in SCRIPT["render"](values)["NOTES.txt"]
+    assert "Or open" not in render(values)["NOTES.txt"]
 
 
 def test_the_server_reads_what_the_chart_writes(shape: Manifests, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files of deploy/ for clusters without Helm and for Docker Compose."""
+"""The file of deploy/ for Docker Compose."""
 
 from __future__ import annotations
 
@@ -8,31 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
-from chart_rendering import ROOT, SCRIPT, by_name, faults
+from chart_rendering import ROOT
 
 COMPOSE = ROOT / "deploy" / "compose.yaml"
 _GIVEN = {"IMAGE": "cog-triton-runner-cpu:1", "MODEL": "/home/me/model"}
 _VARIABLE = re.compile(r"\$\{(\w+):\?[^}]*\}")
-
-
-@pytest.mark.parametrize("name", SCRIPT["MANIFESTS"])
-def test_plain_manifests_are_the_charts(name: str) -> None:
-    """If not: .venv/bin/python scripts/manifests.py"""
-    text = (ROOT / "deploy" / name).read_text()
-    assert text == SCRIPT["manifest"](name)
-    assert {key: faults(item) for key, item in by_name(text).items() if faults(item)} == {}
-    assert "helm.sh/chart" not in text
-    assert "Helm\n" not in text
-
-
-def test_the_pool_and_its_scaler_are_one_release() -> None:
-    files = SCRIPT["render"](SCRIPT["values"]("inference-pool"))
-    whole = by_name("---\n".join(SCRIPT["documents"](files))).keys()
-    parts = [
-        by_name((ROOT / "deploy" / f"{name}.yaml").read_text())
-        for name in ("inference-pool", "keda")
-    ]
-    assert whole == parts[0].keys() | parts[1].keys()
 
 
 def compose(text: str) -> Any:

@@ -88,10 +88,10 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
         "deploy/one.yaml": '  labels:\n    app.kubernetes.io/version: "0.3.0"\n',
         "deploy/helm/Chart.yaml": 'apiVersion: v2\nversion: 0.3.0\nappVersion: "0.3.0" # its\n',
         "deploy/helm/examples/one.yaml": "image: {}\n",
-        "scripts/setup-deploy": "#!/bin/sh\n",
+        "scripts/setup-tools": "#!/bin/sh\n",
         "scripts/vulnerabilities.py": 'import os, sys\nprint("looked")\n'
         'sys.exit(int(os.environ.get("FOUND", "0")))\n',
-        ".work/deploy/helm_python.py": HELM,
+        ".work/tools/helm_python.py": HELM,
     }
     root = tmp_path / "repository"
     for name, text in files.items():
@@ -242,7 +242,6 @@ def test_tests_that_fail_end_it(release: Any, repository: Path, tmp_path: Path) 
         ("CHANGELOG.md", "What a user gains:\n\n- More\n", "", "section 0.3.0 is empty"),
         ("deploy/helm/Chart.yaml", "version: 0.3.0", "version: 0.2.0", "Chart.yaml:2 (0.2.0)"),
         ("deploy/helm/Chart.yaml", '"0.3.0"', '"0.2.0"', "Chart.yaml:3 (0.2.0)"),
-        ("deploy/one.yaml", "0.3.0", "0.2.0", "deploy/one.yaml:2 (0.2.0)"),
         ("cog_triton/__init__.py", "0.3.0", "0.2.0", "cog_triton/__init__.py:3 (0.2.0)"),
         ("README.md", "0.3.0", "0.2.0", "README.md:2 (0.2.0)"),
     ],
@@ -333,7 +332,6 @@ def test_the_version_of_this_checkout_is_the_same_everywhere(
     assert len(set(found.values())) == 1, found
     assert {name.partition(":")[0] for name in found} >= {
         *("cog_triton/__init__.py", "deploy/helm/Chart.yaml", "README.md"),
-        *("deploy/kubernetes-single.yaml", "deploy/keda.yaml"),
     }
     (version,) = set(found.values())
     titles = texts["sections"]((ROOT / "CHANGELOG.md").read_text("utf-8"))

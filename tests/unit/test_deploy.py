@@ -1,4 +1,4 @@
-"""Cluster files: the Slurm script with a stub of srun, and scripts of Kubernetes manifests."""
+"""Cluster files: the Slurm script with a stub of srun, and the chart's script that fetches."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import pytest
 import yaml
 from hub_server import ID, MAIN, serving_hub
 from range_server import Content, serving_file
@@ -19,9 +17,6 @@ from cog_triton.artifact import engine_manifest
 ROOT = Path(__file__).parents[2]
 FETCH = ROOT / "deploy" / "helm" / "fetch.py"
 SLURM = ROOT / "deploy" / "slurm.sh"
-MANIFEST = ROOT / "deploy" / "leaderworkerset.yaml"
-POOL = ROOT / "deploy" / "inference-pool.yaml"
-KEDA = ROOT / "deploy" / "keda.yaml"
 SRUN = """#!/bin/bash
 printf '%s\\n' "$@" > srun-arguments
 while [[ $1 == --* ]]; do shift; done
@@ -120,50 +115,6 @@ def test_slurm_without_an_engine(tmp_path: Path) -> None:
     assert "set ENGINE to an engine directory" in done.stderr
 
 
-@pytest.fixture
-def group() -> dict[str, Any]:
-    """The leader and its workers, of the manifest that the chart makes (tests/deploy)."""
-    documents = {item["kind"]: item for item in yaml.safe_load_all(MANIFEST.read_text())}
-    found: dict[str, Any] = documents["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
-    return found
-
-
-@pytest.mark.parametrize("role", ["leader", "worker"])
-def test_the_scripts_of_the_manifest_are_shell(group: dict[str, Any], role: str) -> None:
-    *_, script = group[f"{role}Template"]["spec"]["containers"][0]["args"]
-    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_leader_names_all_hosts_and_waits_for_them(
-    group: dict[str, Any], tmp_path: Path
-) -> None:
-    container = group["leaderTemplate"]["spec"]["containers"][0]
-    program(tmp_path, "ssh", '#!/bin/sh\necho "$@" >> ssh-arguments\n')
-    said = "$MPI_HOSTS|$MPIRUN_ARGS|$COG_TRITON_WORK_DIR|$*"
-    program(tmp_path, "cog-triton", f'#!/bin/sh\necho "{said}"\n')
-    done = subprocess.run(
-        container["args"],
-        cwd=tmp_path,
-        env={
-            **{item["name"]: item["value"] for item in container["env"]},
-            "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
-            "LWS_LEADER_ADDRESS": "cog-triton-0.cog-triton.default",
-            "LWS_GROUP_SIZE": "3",
-        },
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    hosts, mpirun_args, work, arguments = done.stdout.strip().split("|")
-    assert hosts.split(",") == [f"cog-triton-0{n}.cog-triton.default" for n in ("", "-1", "-2")]
-    assert mpirun_args.startswith("--mca plm_rsh_args '-p 2222 -i /ssh/id ")
-    assert work == "/opt/cog-triton/work/cog-triton-0"
-    assert arguments == "serve /models/engine --host 0.0.0.0"
-    asked = (tmp_path / "ssh-arguments").read_text().splitlines()
-    assert [line.split()[-2:] for line in asked] == [[h, "true"] for h in hosts.split(",")[1:]]
-
-
 def fetched(cache: Path, name: str, source: str, **variables: str) -> Path:
     """Where the chart's Job has put a model; `name` is of the pod."""
     environment = {"SOURCE": source, "CACHED": str(cache / "x"), "POD": name, **variables}
@@ -199,26 +150,3 @@ def test_a_job_unpacks_an_engine_that_the_server_takes(tmp_path: Path) -> None:
     assert manifest is not None
     engine_manifest.verify(model, manifest, checksums=True)
     assert not (model.parent / "downloads").exists()
-
-
-def test_the_endpoint_picker_reads_our_metrics() -> None:
-    documents = {
-        (item["kind"], item["metadata"]["name"]): item
-        for item in yaml.safe_load_all(POOL.read_text())
-    }
-    pod = documents["Deployment", "cog-triton"]["spec"]["template"]
-    (server,) = pod["spec"]["containers"]
-    pool = documents["InferencePool", "cog-triton"]["spec"]
-    variables = {item["name"]: item.get("value") for item in server["env"]}
-    assert variables["METRICS_PUBLIC"] == "1"  # it sends no key
-    picker = documents["Deployment", "cog-triton-epp"]["spec"]["template"]
-    service = documents["Service", pool["endpointPickerRef"]["name"]]["spec"]
-    assert service["selector"].items() <= picker["metadata"]["labels"].items()
-    assert pool["endpointPickerRef"]["port"]["number"] == service["ports"][0]["port"]
-    config = yaml.safe_load(documents["ConfigMap", "cog-triton-epp"]["data"]["epp.yaml"])
-    assert pod["metadata"]["labels"]["llm-d.ai/engine-type"] == "vllm"
-    plugins = {plugin["type"] for plugin in config["plugins"]}
-    for profile in config["schedulingProfiles"]:
-        assert {plugin["pluginRef"] for plugin in profile["plugins"]} <= plugins
-    scaled = yaml.safe_load(KEDA.read_text())["spec"]["scaleTargetRef"]["name"]
-    assert ("Deployment", scaled) in documents

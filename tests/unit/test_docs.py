@@ -18,7 +18,6 @@ from cog_triton.settings import GROUPS, Settings
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "tests").rglob("*.md")]
-MANIFESTS = runpy.run_path(str(ROOT / "scripts" / "manifests.py"))
 LLMS = runpy.run_path(str(ROOT / "scripts" / "llms_txt.py"))
 TABLES = runpy.run_path(str(ROOT / "scripts" / "doc_tables.py"))
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
@@ -78,8 +77,8 @@ def test_every_page_begins_with_its_why() -> None:
 
 def test_the_chart_takes_the_settings_of_this_version() -> None:
     """If not: python scripts/doc_tables.py"""
-    assert MANIFESTS["SCHEMA"].read_text("utf-8") == MANIFESTS["schema"]()
-    assert '"MAX_QUEUE"' in MANIFESTS["schema"]()
+    assert TABLES["SCHEMA"].read_text("utf-8") == TABLES["chart_schema"]()
+    assert '"MAX_QUEUE"' in TABLES["chart_schema"]()
 
 
 def test_llms_txt_is_current() -> None:

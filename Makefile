@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-quick test-tools nightly release bump vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-kubernetes test-images image-vllm lint fmt surface corpus mutants bench bench-against bench-tar bench-pull bench-build attack faults lock wheels clean
+.PHONY: help setup serve test test-quick test-tools nightly release bump vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-kubernetes test-images image-vllm lint fmt surface corpus mutants bench bench-against bench-tar bench-pull bench-build attack faults lock clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -54,12 +54,12 @@ test-tools: setup ## test scripts, benchmarks, faults and what images are made b
 test-clients: setup ## run released clients against a server, some in Node (CLIENT="openai llm" ARGS=--help)
 	@$(BIN)/python tests/clients/run_suite.py $(CLIENT) $(ARGS)
 
-test-deploy: setup ## render the Helm chart, hold deploy/ to the schemas of Kubernetes (fetches 100 MB once)
-	@scripts/setup-deploy
+test-deploy: setup ## render the Helm chart, hold deploy/ to the schemas of Kubernetes (fetches 250 MB once)
+	@scripts/setup-tools
 	@$(BIN)/python -m pytest -q tests/deploy $(ARGS)
 
-test-stores: setup ## download from servers of S3, Google's and Azure's stores, keep responses in Redis (fetches 80 MB once)
-	@scripts/setup-stores
+test-stores: setup ## download from servers of S3, Google's and Azure's stores, keep responses in Redis (fetches 250 MB once)
+	@scripts/setup-tools
 	@$(BIN)/python -m pytest -q tests/stores $(ARGS)
 
 test-upstream: setup ## run TensorRT-LLM's own scripts of TRTLLM=DIR, its sources (ARGS="llama --tp 2")
@@ -71,7 +71,7 @@ test-slurm: setup ## run deploy/slurm.sh under a real Slurm of two nodes on this
 	@$(BIN)/python -m pytest -q tests/slurm $(ARGS)
 
 test-kubernetes: setup ## operate the chart on a real Kubernetes: KUBECONFIG=FILE, or two nodes of the binaries in KUBE_BIN=DIR (root)
-	@scripts/setup-deploy
+	@scripts/setup-tools
 	@KUBE_BIN=$(KUBE_BIN) KUBECONFIG=$(KUBECONFIG) IMAGE=$(IMAGE) \
 	  $(if $(KUBE_BIN),unshare --mount --net --pid --fork --mount-proc --kill-child) \
 	  $(BIN)/python -m pytest -q -n 0 tests/kubernetes $(ARGS)
@@ -123,11 +123,8 @@ attack: setup ## attack, stop and drain servers (ARGS="--inputs 20000 --only inp
 faults: setup engine.tar ## break a server in every way under load (ARGS="--minutes 5 --only kill")
 	@$(BIN)/python tests/faults $(ARGS)
 
-wheels: setup ## write nix/wheels.json from the locks
-	@$(BIN)/python scripts/wheels.py
-
-lock: ## resolve pyproject.toml into requirements/*.lock (needs uv)
-	@scripts/lock
+lock: setup ## resolve requirements/*.lock and nix/wheels.json (ARGS="--upgrade-package NAME")
+	@$(BIN)/python scripts/lock $(ARGS)
 
 release: setup ## make dist/VERSION and the tag (VERSION=0.3.0 REGISTRY=host/me KEY= ARGS=--rehearse; docs/releases.md)
 	@$(BIN)/python scripts/release.py $(or $(VERSION),$(error VERSION=X.Y.Z)) $(if $(REGISTRY),--registry $(REGISTRY)) \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from cog_triton.engines.mock import mock_directory
 from cog_triton.system import reaper
 from cog_triton.system.ports import free_ports
 
+TOOLS = Path(__file__).parents[1] / ".work" / "tools"
+"""Where scripts/setup-tools puts Dynamo."""
 _START_S = 60
 _POLL_S = 0.05
 _LOOPBACK = "127.0.0.1"
@@ -31,8 +34,8 @@ _CONFIG = {
 
 
 @contextmanager
-def dynamo_server(python: Path, tps: float = 0) -> Iterator[Server]:
-    """``dynamo.frontend`` and ``dynamo.mocker`` run by `python`, with our mock's tokenizer.
+def dynamo_server(tps: float = 0) -> Iterator[Server]:
+    """``dynamo.frontend`` and ``dynamo.mocker`` of .work/tools, with our mock's tokenizer.
 
     Every running stream gets a token each 1 / `tps` seconds, all at once, and without `tps` as
     fast as the mocker can. Raises SystemExit with the end of their logs if they do not start.
@@ -45,7 +48,7 @@ def dynamo_server(python: Path, tps: float = 0) -> Iterator[Server]:
         engine = scratch / "engine.json"
         engine.write_text(json.dumps({"engine": {"timing_model": timing}}))
         model = make_model(scratch / "models")
-        module = [str(python), "-m"]
+        module = [sys.executable, "-m"]
         front = [*module, "dynamo.frontend", f"--http-host={_LOOPBACK}", f"--http-port={port}"]
         mocker = [*module, "dynamo.mocker", f"--model-path={model}", "--model-name=mock"]
         mocker.append(f"--extra-engine-args={engine}")
@@ -81,6 +84,7 @@ def environment(scratch: Path) -> dict[str, str]:
     """
     return {
         "HOME": str(scratch),
+        "PYTHONPATH": str(TOOLS),
         "HF_HUB_OFFLINE": "1",
         "DYN_DISCOVERY_BACKEND": "file",
         "DYN_FILE_KV": str(scratch / "discovery"),

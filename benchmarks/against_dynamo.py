@@ -1,8 +1,8 @@
 """Cost of a token, ITL and TTFT beside NVIDIA Dynamo's front end and mocker.
 
 Both serve chat completions of one tokenizer, get the same requests, and take turns within one run:
-streams at a set rate, and flat out. Dynamo is installed into an environment of its own, from
-requirements/dynamo.lock; where that fails, ours is measured alone.
+streams at a set rate, and flat out. scripts/setup-tools installs Dynamo; if that fails, only
+ours is measured.
 
     .venv/bin/python benchmarks/against_dynamo.py
 """
@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import _dynamo
-import _dynamo_environment
 import _servers
 from _load import Wave
 from _load_cost import LoadCost, busy_notes, measure
@@ -50,18 +50,18 @@ def front_us(cell: LoadCost) -> float:
 
 
 @contextmanager
-def sides(tps: float, clock: str, dynamo: Path | None) -> Iterator[dict[str, Server]]:
-    """Servers to compare, at one rate of a stream; Dynamo's if there is a Python for it."""
+def sides(tps: float, clock: str, dynamo: bool) -> Iterator[dict[str, Server]]:
+    """Servers to compare, at one rate of a stream; Dynamo's if it is installed."""
     with ExitStack() as stack:
         running = {OURS: stack.enter_context(_servers.mock_server(tps=tps, clock=clock))}
         if dynamo:
-            running[THEIRS] = stack.enter_context(_dynamo.dynamo_server(dynamo, tps))
+            running[THEIRS] = stack.enter_context(_dynamo.dynamo_server(tps))
         for server in running.values():
             measure(server, {"max_tokens": 8}, 8, api=CHAT)  # warms up
         yield running
 
 
-def compare(args: argparse.Namespace, dynamo: Path | None) -> dict[Load, dict[str, list[LoadCost]]]:
+def compare(args: argparse.Namespace, dynamo: bool) -> dict[Load, dict[str, list[LoadCost]]]:
     """Every load on every side, in turns."""
     found: dict[Load, dict[str, list[LoadCost]]] = {}
     rates, streams, rounds = (RATES[1:2], (2,), 1) if args.quick else (RATES, STREAMS, args.rounds)
@@ -130,12 +130,10 @@ def ratios(of: dict[str, list[LoadCost]], load: Load) -> Iterator[Figure]:
 def run(args: argparse.Namespace) -> Report:
     """Measure both sides, or ours alone."""
     report = Report("against_dynamo", "beside NVIDIA Dynamo's front end and mocker")
-    dynamo = None
-    try:
-        dynamo = _dynamo_environment.interpreter()
-    except _dynamo_environment.EnvironmentFailed as error:
-        report.notes.append(f"Dynamo could not be installed, and is left out: {error}")
-        say(report.notes[-1])
+    setup = Path(__file__).parents[1] / "scripts" / "setup-tools"
+    dynamo = subprocess.run([setup]).returncode == 0
+    if not dynamo:
+        report.notes.append("Dynamo could not be installed, and is left out")
     tell(compare(args, dynamo), report)
     report.notes += [
         f"ours: the door, Cog, its worker, Triton and its stubs; clocks of the mock: {args.clock}",

@@ -1,4 +1,4 @@
-# Images for vLLM, of runners and of builders that seal engines for them, out of wheels: nixpkgs' Python, the wheels of requirements/vllm-py312.lock,
+# Images for vLLM, of runners and of builders that seal engines for them, out of wheels: nixpkgs' Python, the wheels of requirements/vllm.lock,
 # pruned to one GPU architecture. vllm-image.json says what is in them and what is not, with reasons.
 {
   pkgs,
@@ -15,8 +15,10 @@ let
   ours = archs;
   table = lib.importJSON ./vllm-image.json;
   locked =
-    (lib.importJSON ./vllm-wheels.json).${python.pythonVersion}
-      or (throw "nix/vllm-wheels.json has no wheels for Python ${python.pythonVersion}");
+    if wheels.table.vllm == { } then
+      throw "nix/wheels.json has no wheels of vLLM for Python ${python.pythonVersion}"
+    else
+      wheels.table.vllm;
   base = import ./base.nix { inherit pkgs python; };
   wheelPart = import ./wheel-part.nix {
     inherit

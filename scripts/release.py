@@ -201,8 +201,8 @@ class Release:
 
     def build_chart(self) -> None:
         """The chart's package, by Helm as a library."""
-        self.run("scripts/setup-deploy")
-        sys.path.append(str(self.root / ".work" / "deploy"))
+        self.run("scripts/setup-tools")
+        sys.path.append(str(self.root / ".work" / "tools"))
         import helm_python
 
         chart = self.root / "deploy" / "helm"

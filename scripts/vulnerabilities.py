@@ -3,7 +3,7 @@
 
     .venv/bin/python scripts/vulnerabilities.py [--osv FILE | --osv-url URL] [--sbom FILE ...]
 
-Asks OSV through pip-audit (requirements/audit.lock, in .work/audit). Where that service cannot be
+Asks OSV through pip-audit (requirements/tools.lock, in .work/tools). Where that service cannot be
 reached, --osv takes its export: a zip, a directory, or a JSON file of advisories in OSV's format.
 --sbom adds the Python packages of an image (`./result sbom`) to those of the locks.
 requirements/not-affected.yaml has what is known not to affect us, and why.
@@ -31,9 +31,9 @@ from packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).resolve().parents[1]
 REQUIREMENTS = ROOT / "requirements"
-SHIPPED = ("py311", "py312", "serve", "setup", "vllm-py312")
+SHIPPED = ("python", "vllm")
 NOT_AFFECTED = REQUIREMENTS / "not-affected.yaml"
-AUDIT = ROOT / ".work" / "audit"
+AUDIT = ROOT / ".work" / "tools"
 _FIELDS = {"id": str, "package": str, "reason": str, "until": datetime.date}
 _PURL = re.compile(r"pkg:pypi/([^@]+)@([^?#]+)")
 _TIMEOUT_S = 900
@@ -257,19 +257,9 @@ def by_service(packages: Packages, url: str | None, work: Path) -> list[Finding]
 
 
 def _bring_pip_audit() -> None:
-    lock = REQUIREMENTS / "audit.lock"
-    stamp = AUDIT / "made-for"
-    wanted = f"{sys.version}\n{lock.read_text('utf-8')}"
-    if stamp.exists() and stamp.read_text() == wanted:
-        return
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--no-deps"]
-    command += ["--disable-pip-version-check", "--no-input", "--require-hashes"]
-    command += ["--only-binary", ":all:", "--target", str(AUDIT), "--requirement", str(lock)]
-    environment = {**os.environ, "PIP_ROOT_USER_ACTION": "ignore"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run([ROOT / "scripts" / "setup-tools"], capture_output=True, text=True)
     if done.returncode:
         raise NotLooked(f"pip-audit cannot be installed: {done.stderr.strip()[-300:]}")
-    stamp.write_text(wanted)
 
 
 def judge(

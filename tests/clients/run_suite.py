@@ -14,9 +14,9 @@ from suite.environments import EnvironmentFailed
 from suite.suite_servers import Servers
 
 _EPILOG = """
-Each client runs in an environment of its own, .work/clients/NAME, made from
-requirements/clients/NAME.lock and kept: packages are installed when the lock has changed, and
-nothing else is fetched. Those for Node share one, of npm's lock. The servers are `cog-triton
+Python's clients run in two environments, .work/clients/clients-openai-2 and -3, of the locks
+of these names in requirements/: packages are installed when a lock has changed, and nothing
+else is fetched. Clients for Node share one, of npm's lock. The servers are `cog-triton
 serve` on free ports of 127.0.0.1, with the demo model (ENGINE_TAR, else built as `make test` does)
 and with the mock engine; each is started when the first client asks for it. A client is a runner,
 tests/clients/suite/runners/run_NAME, whose functions are its checks. Rows of docs/clients.md that

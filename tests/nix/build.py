@@ -21,12 +21,12 @@ def main(name: str, link: str, directory: str = ".work/image") -> None:
     """Build it, and leave a link to it that Nix's garbage collection respects."""
     work = Path(directory).resolve()
     work.mkdir(parents=True, exist_ok=True)
-    tables = ["wheels.json"] + ["vllm-wheels.json"] * ("vllm" in name)
+    groups = ["cog", "cpu", *["vllm"] * ("vllm" in name)]
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=work) as place:
         (work / "wheels").mkdir(exist_ok=True)
         (Path(place) / "wheels").symlink_to(work / "wheels")
-        made = factory.Factory(Path(place), tables)
+        made = factory.Factory(Path(place), groups)
         print(f"wheels in the store after {time.monotonic() - began:.0f} s", flush=True)
         made.nix("build", "--out-link", link, made.attribute(name))
     print(f"{link}: built in {time.monotonic() - began:.0f} s")

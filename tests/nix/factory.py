@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,8 @@ def run(*command: str, cwd: Path | None = None) -> str:
 class Factory:
     """Factory of images: a commit of this repository in its own directory, and its flake."""
 
-    def __init__(self, directory: Path, tables: Sequence[str] = ("wheels.json",)) -> None:
-        """`tables` in nix/ name the wheels that are put into the store."""
+    def __init__(self, directory: Path, groups: Sequence[str] = ("cog", "cpu")) -> None:
+        """`groups` of nix/wheels.json are put into the store."""
         self.source = directory / "source"
         self._standin = directory / "standin"
         ignored = shutil.ignore_patterns(*_NOT_SOURCE, "*.egg-info", ".*_cache", ".hypothesis")
@@ -69,7 +69,7 @@ class Factory:
         shutil.copytree(HERE / "standin", self._standin)
         run("git", "init", "--quiet", "--initial-branch=main", str(self.source))
         self.revision = self.commit("The source under test")
-        installer = _wheels_into_store(directory / "wheels", tables)
+        installer = _wheels_into_store(directory / "wheels", groups)
         host = {"python": {"version": VERSION, "executable": _interpreter()}} | installer
         (self._standin / "nixpkgs" / "host.json").write_text(json.dumps(host))
         images = [fatbins.Image(number=sm) for sm in (75, 80, 86, 89, 90, 100, 103, 120)]
@@ -161,19 +161,16 @@ def _interpreter() -> str:
     return os.path.realpath(Path(run(PYTHON, "-c", script).strip()) / "bin" / f"python{VERSION}")
 
 
-def _wheels(table: Any) -> Iterator[tuple[str, dict[str, str]]]:
-    """Distributions of a table of wheels, whatever sets it has, with file and hash."""
-    for name, item in table.items():
-        if "file" in item:
-            yield name, item
-        else:
-            yield from _wheels(item)
+def wheels(*groups: str, python: str = VERSION) -> dict[str, dict[str, Any]]:
+    """Rows of nix/wheels.json for a Python, by name."""
+    table = json.loads((REPOSITORY / "nix" / "wheels.json").read_text())
+    wanted = {f"{python} {group}" for group in groups}
+    return {row["name"]: row for row in table if wanted & {*row["groups"]}}
 
 
-def _wheels_into_store(cache: Path, tables: Sequence[str]) -> dict[str, Any]:
+def _wheels_into_store(cache: Path, groups: Sequence[str]) -> dict[str, Any]:
     """Add the images' wheels to the store, so that `fetchPypi` finds them."""
-    read = [json.loads((REPOSITORY / "nix" / name).read_text()) for name in tables]
-    wanted = {name: wheel for table in read for name, wheel in _wheels(table[VERSION])}
+    wanted = wheels(*groups)
     lines = []
     for name, wheel in wanted.items():
         version = wheel["file"].split("-")[1]

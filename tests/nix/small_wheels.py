@@ -11,7 +11,6 @@ import hashlib
 import json
 import zipfile
 from pathlib import Path
-from typing import Any
 
 from unit import fatbins
 from vllm_engines import DOUBLES
@@ -70,24 +69,32 @@ def wheel(name: str, file: str, directory: Path) -> Path:
 
 
 def replace(source: Path, version: str, directory: Path) -> list[Path]:
-    """Make small wheels of all that `source`'s nix/vllm-wheels.json names but what other images
-    hold as well, and write them there as those of Python `version`; returns their paths.
+    """Make small wheels of vLLM's group in `source`'s nix/wheels.json but of those that other
+    images have as well, and write them there as those of Python `version`; returns their paths.
     """
-    table_file = source / "nix" / "vllm-wheels.json"
-    (locked,) = json.loads(table_file.read_text()).values()
-    own: dict[str, Any] = json.loads((source / "nix" / "wheels.json").read_text())[version]
-    kept = {**own["cog"], "nvidia-pytriton": own["cpu"]["nvidia-pytriton"]}
+    table = source / "nix" / "wheels.json"
+    rows = json.loads(table.read_text())
     directory.mkdir()
-    made = {
-        name: wheel(name, item["file"], directory)
-        for name, item in locked.items()
-        if name not in kept
-    }
-    described = {
-        name: {"file": path.name, "hash": f"sha256-{_digest(path)}"} for name, path in made.items()
-    }
-    table_file.write_text(json.dumps({version: kept | described}, indent=2, sort_keys=True))
-    return list(made.values())
+    made, group = [], f"{version} vllm"
+    for row in [row for row in rows if "3.12 vllm" in row["groups"]]:
+        row["groups"].remove("3.12 vllm")
+        own = [
+            each
+            for each in rows
+            if each["name"] == row["name"]
+            and (
+                f"{version} cog" in each["groups"]
+                or (f"{version} cpu" in each["groups"] and row["name"] == "nvidia-pytriton")
+            )
+        ]
+        if own:
+            own[0]["groups"].append(group)
+            continue
+        path = wheel(row["name"], row["file"], directory)
+        rows.append({**row, "hash": f"sha256-{_digest(path)}", "groups": [group]})
+        made.append(path)
+    table.write_text(json.dumps(rows, indent=2))
+    return made
 
 
 def _digest(path: Path) -> str:

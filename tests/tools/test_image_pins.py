@@ -17,23 +17,23 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).parents[2]
-WHEELS: dict[str, dict[str, dict[str, dict[str, str]]]] = json.loads(
-    (ROOT / "nix" / "wheels.json").read_text()
-)
+TABLE: list[dict[str, Any]] = json.loads((ROOT / "nix" / "wheels.json").read_text())
 VERSIONS = ["3.11", "3.12"]
 # What Ubuntu 24.04 and nixpkgs run: glibc 2.39 and later, so every tag up to it.
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)]
 PLATFORMS += ["manylinux2014_x86_64", "manylinux1_x86_64"]
 
 
-VLLM_WHEELS: dict[str, dict[str, dict[str, str]]] = json.loads(
-    (ROOT / "nix" / "vllm-wheels.json").read_text()
-)
+def group(name: str) -> dict[str, dict[str, str]]:
+    """The wheels of a group, by distribution."""
+    rows = {row["name"]: row for row in TABLE if name in row["groups"]}
+    assert len(rows) == sum(name in row["groups"] for row in TABLE)
+    return rows
 
 
-def lock(version: str, name: str = "py{}") -> dict[str, tuple[str, set[str]]]:
+def lock(name: str = "python") -> dict[str, tuple[str, set[str]]]:
     """Version and SHA-256s, in hex, of each distribution of a lock."""
-    text = (ROOT / f"requirements/{name.format(version.replace('.', ''))}.lock").read_text()
+    text = (ROOT / f"requirements/{name}.lock").read_text()
     pins = re.findall(r"^([\w.-]+)==(\S+) \\\n((?:    --hash=\S+(?: \\)?\n?)+)", text, re.MULTILINE)
     return {name: (pin, set(re.findall(r"sha256:(\w+)", hashes))) for name, pin, hashes in pins}
 
@@ -44,22 +44,20 @@ def tags(version: str) -> set[Tag]:
     return {*cpython_tags(number, platforms=PLATFORMS), *compatible_tags(number, None, PLATFORMS)}
 
 
-def test_there_are_wheels_for_every_python() -> None:
-    assert sorted(WHEELS) == VERSIONS
+def test_there_are_groups_for_every_python() -> None:
+    groups = {f"{version} {name}" for version in VERSIONS for name in ("cog", "cpu", "tests")}
+    assert {name for row in TABLE for name in row["groups"]} == {*groups, "3.12 vllm"}
+    assert len({row["file"] for row in TABLE}) == len(TABLE)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_wheel_has_the_hash_of_the_lock(version: str) -> None:
-    for members in WHEELS[version].values():
-        check(members, lock(version), tags(version))
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_wheels_of_tests_are_what_the_lock_has_besides(version: str) -> None:
-    members = json.loads((ROOT / "nix" / "test-wheels.json").read_text())[version]
-    check(members, lock(version), tags(version))
-    held = [name for group in (*WHEELS[version].values(), members) for name in group]
-    assert sorted(held) == sorted(lock(version))
+    found: list[str] = []
+    for name in ("cog", "cpu", "tests"):
+        members = group(f"{version} {name}")
+        check(members, lock(), tags(version))
+        found += members
+    assert sorted(found) == sorted(lock().keys() - {"pip", "uv"})
 
 
 def check(
@@ -78,14 +76,13 @@ def check(
 
 
 def test_vllm_images_have_all_wheels_of_their_lock() -> None:
-    ((version, members),) = VLLM_WHEELS.items()
-    pins = lock(version, "vllm-py{}")
-    check(members, pins, tags(version))
+    members, pins = group("3.12 vllm"), lock("vllm")
+    check(members, pins, tags("3.12"))
     assert members.keys() == pins.keys()
     # The same wheels make the same layers.
     shared = {
-        **WHEELS[version]["cog"],
-        "nvidia-pytriton": WHEELS[version]["cpu"]["nvidia-pytriton"],
+        **group("3.12 cog"),
+        "nvidia-pytriton": group("3.12 cpu")["nvidia-pytriton"],
     }
     assert {name: members.get(name) for name in shared} == shared
 
@@ -97,7 +94,7 @@ def test_the_wheels_are_those_that_pyproject_asks_for(version: str) -> None:
     def names(requirements: list[str]) -> set[str]:
         return {canonicalize_name(re.split(r"[ =<>;\[]", text)[0]) for text in requirements}
 
-    sets = {name: set(members) for name, members in WHEELS[version].items()}
+    sets = {name: set(group(f"{version} {name}")) for name in ("cog", "cpu")}
     assert names(project["dependencies"]) <= sets["cog"]
     assert names(project["optional-dependencies"]["cpu"]) <= sets["cog"] | sets["cpu"]
     only_dev = names(project["optional-dependencies"]["dev"])
@@ -126,7 +123,7 @@ LICENCES: dict[str, dict[str, str]] = json.loads((ROOT / "nix" / "licences.json"
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_wheel_has_a_licence(version: str) -> None:
-    names = {name for members in WHEELS[version].values() for name in members}
+    names = {*group(f"{version} cog"), *group(f"{version} cpu")}
     assert names <= LICENCES["wheels"].keys()
     for name in names & set(_installed()):
         # Not by [], which warns of a missing field from Python 3.12 on.

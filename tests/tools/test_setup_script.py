@@ -23,8 +23,8 @@ import python_archive
 from http_replies import while_serving
 
 ROOT = Path(__file__).parents[2]
-SETUP_LOCK = ROOT / "requirements" / "setup.lock"
-[PINNED] = re.findall(r"^uv==(\S+)", SETUP_LOCK.read_text("utf-8"), re.MULTILINE)
+LOCK = ROOT / "requirements" / "python.lock"
+[PINNED] = re.findall(r"^uv==(\S+)", LOCK.read_text("utf-8"), re.MULTILINE)
 TOOLS = "sh sed cut date uname grep sha256sum rm mkdir mv cat tail flock dirname id sleep tr"
 PYPROJECT = """
 [build-system]
@@ -80,8 +80,8 @@ def bring_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (tmp_path / "index" / "uv").mkdir(parents=True)
     tag = "py3-none-manylinux_2_17_" + os.uname().machine
     line = wheel(tmp_path / "index" / "uv", "uv", tag, {"uv-1.data/scripts/uv": "#!/bin/sh\n"})
-    (tmp_path / "setup.lock").write_text(line)
-    monkeypatch.setattr(module, "LOCK", tmp_path / "setup.lock")
+    (tmp_path / "python.lock").write_text(line)
+    monkeypatch.setattr(module, "LOCK", tmp_path / "python.lock")
     return module
 
 
@@ -101,7 +101,7 @@ def test_pip_brings_uv_by_hash(
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index" / "uv"))
     bring_uv.install([sys.executable, "-m", "pip"], tmp_path / "pip")
     assert os.access(tmp_path / "pip" / "bin" / "uv", os.X_OK)
-    (tmp_path / "setup.lock").write_text(f"uv==1 --hash=sha256:{'0' * 64}\n")
+    (tmp_path / "python.lock").write_text(f"uv==1 --hash=sha256:{'0' * 64}\n")
     with pytest.raises(SystemExit):
         bring_uv.install([sys.executable, "-m", "pip"], tmp_path / "other")
     assert not (tmp_path / "other").exists()
@@ -112,8 +112,8 @@ def test_a_named_index_has_uv_where_pip_is_missing(
 ) -> None:
     bring_uv.fetch(index, tmp_path / "fetched")
     assert os.access(tmp_path / "fetched" / "bin" / "uv", os.X_OK)
-    (tmp_path / "setup.lock").write_text(f"uv==1 --hash=sha256:{'0' * 64}\n")
-    with pytest.raises(SystemExit, match=r"another hash than requirements/setup\.lock"):
+    (tmp_path / "python.lock").write_text(f"uv==1 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(SystemExit, match=r"another hash than requirements/python\.lock"):
         bring_uv.fetch(index, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
@@ -173,10 +173,8 @@ def project(tmp_path: Path) -> Path:
     (project / "wheels").mkdir()
     shutil.copytree(ROOT / "scripts", project / "scripts")
     line = wheel(project / "wheels", "uv", "py3-none-any", {}, PINNED)
-    (project / "requirements" / "setup.lock").write_text(line)
-    line = wheel(project / "wheels", "small", "py3-none-any", {"small.py": "FOUND = True\n"})
-    for version in ("310", "311", "312"):
-        (project / "requirements" / f"py{version}.lock").write_text(line)
+    line += wheel(project / "wheels", "small", "py3-none-any", {"small.py": "FOUND = True\n"})
+    (project / "requirements" / "python.lock").write_text(line)
     (project / "pyproject.toml").write_text(PYPROJECT)
     (project / "backend.py").write_text(BACKEND)
     (project / "bin").mkdir()

@@ -17,7 +17,7 @@ from cog_triton.system import paths
 ROOT = Path(__file__).parents[2]
 PROJECTS = ["runner", "builder", "mock_cog_triton"]
 DATA = [*PROJECTS, "triton_model_repo"]
-LOCKS = [f"requirements/{name}.lock" for name in ("serve", "setup", "vllm-py312")]
+LOCKS = [f"requirements/{name}.lock" for name in ("python", "vllm")]
 FIND = """
 import json
 from cog_triton.errors import CogTritonError

@@ -71,7 +71,7 @@ def commands(uv: Path) -> list[str]:
 def test_the_plan_of_the_packages_own_lock(uv: Path, tmp_path: Path) -> None:
     code, output = setup("--dry-run")
     assert code == 0
-    assert "requirements/vllm-py312.lock (177 packages)" in output
+    assert "requirements/vllm.lock (177 packages)" in output
     assert f"makes     {tmp_path}/work/vllm/" in output
     assert "venv --allow-existing --python 3.12" in output
     assert "--no-deps --require-hashes --only-binary :all:" in output

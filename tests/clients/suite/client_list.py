@@ -9,8 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 RUNNERS = Path(__file__).parent / "runners"
-LOCKS = ROOT / "requirements" / "clients"
-NODE_LOCK = LOCKS / "node" / "package-lock.json"
+LOCKS = [ROOT / "requirements" / f"clients-openai-{number}.lock" for number in (2, 3)]
+"""Each of an environment; the second has the clients that take openai 3."""
+NODE_LOCK = ROOT / "requirements" / "node" / "package-lock.json"
 """Of the clients for Node, which share one environment."""
 KINDS = ("openvino", "whole", "mock", "scripted")
 """The demo model, streaming; the same with one response a request in Triton; the mock engine, and
@@ -22,7 +23,7 @@ class Client:
     """A client's package, or our reproduction of a script's requests."""
 
     name: str
-    """Of its row; of a Python package, its name on the index, and of its lock."""
+    """Of its row; of a Python package, its name on the index."""
     servers: tuple[str, ...] = ()
     """What it runs against: names of `KINDS`."""
     limit_s: float = 300
@@ -47,7 +48,7 @@ class Client:
     def lock(self) -> Path | None:
         if self.npm:
             return NODE_LOCK
-        return None if self.releases else LOCKS / f"{self.name}.lock"
+        return None if self.releases else next(filter(self._pinned, reversed(LOCKS)))
 
     def version(self) -> str:
         """The one that the lock pins, with the note; or the releases that are reproduced."""
@@ -56,9 +57,12 @@ class Client:
         if self.npm:
             pinned = json.loads(self.lock.read_text())["packages"]
             return str(pinned[f"node_modules/{self.npm}"]["version"].removesuffix("-linux-x64"))
-        found = re.search(rf"^{self.name}==(\S+)", self.lock.read_text(), re.MULTILINE)
-        assert found, f"{self.lock} does not pin {self.name}"
-        return f"{found[1]}, {self.note}" if self.note else found[1]
+        version = self._pinned(self.lock)
+        return f"{version}, {self.note}" if self.note else str(version)
+
+    def _pinned(self, lock: Path) -> str | None:
+        found = re.search(rf"^{self.name}==(\S+)", lock.read_text(), re.MULTILINE)
+        return found[1] if found else None
 
 
 CLIENTS = (

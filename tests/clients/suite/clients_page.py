@@ -23,7 +23,7 @@ Where the likeliest tokens must be told, a server be full, or an agent's loop go
 from reading them, release by release (`tests/clients`).
 
 `make test-clients` runs them and writes this page; `CLIENT=openai` runs one, `ARGS=--help` tells
-more. Versions are pinned in `requirements/clients`; clients for Node, and the coding agents,
+more. Versions are pinned in `requirements/clients-*.lock`; clients for Node, and the coding agents,
 come from npm.
 
 """

@@ -1,7 +1,4 @@
-"""Environments of clients: one each, from its hash-pinned lock, kept until that changes.
-
-Those for Node share one, of npm.
-"""
+"""Environments of clients: one of each hash-pinned lock, made again when that changes."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ def command_of(client: Client) -> list[str]:
             *(_found("node"), "--preserve-symlinks", "--preserve-symlinks-main"),
             str(NODE / RUNNERS.name / client.runner.name),
         ]
-    directory = HOME / client.name
+    directory = HOME / client.lock.stem
     _kept(directory, client.lock, _install)
     return [str(directory / "bin" / "python"), str(client.runner)]
 

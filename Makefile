@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) \
 
 # Tests that share a server run on one worker; then those that share none, wherever a worker is free.
 # A run that is cut short leaves no list of failed tests: CI would run these again, and pass.
-test: lint ## lint, integration and unit tests (TESTS="-k name" WORKERS=3 TIMEOUT=600 MPI=1: gets Open MPI; ARGS=--older-doubles)
+test: lint ## lint, integration and unit tests (TESTS="-k name" WORKERS=3 TIMEOUT=600 MPI=1: gets Open MPI)
 	@scripts/setup-mpi
 ifdef TESTS
 	@$(PYTEST) --dist loadgroup $(ARGS) $(TESTS)

@@ -266,12 +266,6 @@ class CanaryFailed(FrameworkError):
     code = "E2112"
 
 
-class RollFailed(FrameworkError):
-    """A rolling replacement was refused or undone, says why; the old engine serves on."""
-
-    code = "E2113"
-
-
 class ParserFailed(FrameworkError):
     """vLLM's parser failed at this answer, ran on or took too much memory."""
 

@@ -11,14 +11,46 @@ from collections.abc import Iterable
 from cog_triton.errors import InvalidArgument
 
 _UNSET = ("", "0", "false", "f", "no", "n", "off", "127.0.0.1")
-_GRPC = (
-    "gRPC is on 127.0.0.1, as neither key nor limits protected it; unset it, and use Triton's HTTP"
-    " port, or forward the gRPC port yourself (ssh -L)"
-)
-_PARK = "no engine outlives its server; SPARE_ENGINE=1 has a second engine take over (parking.md)"
+_GRPC = "use Triton's HTTP port, or forward the gRPC port of 127.0.0.1 yourself (ssh -L)"
+_SPARE = "SPARE_ENGINE=1 has a second engine ready (parking.md)"
+_OIDC = "let a gateway check tokens and send a key of COG_TRITON_KEYS (tenants.md)"
+_SWAP = "start a server for each model, behind a proxy that starts them by name (llama-swap)"
+_NODES = "start the other nodes by `vllm serve --headless` (multi-gpu.md)"
+_MPI = "ranks are started by mpirun, or by your launcher with COG_TRITON_RANK (multi-gpu.md)"
+_BENCH = "use aiperf or guidellm; --json has all metrics"
+_ROLL = "use a rolling update of Kubernetes, or two servers behind a proxy (deploy.md)"
 REMOVED = {
     **dict.fromkeys(("TRITON_GRPC_PUBLIC", "TRITON_GRPC_HOST"), _GRPC),
-    **dict.fromkeys(("PARK_ENGINE", "cog-triton park", "cog-triton serve --park"), _PARK),
+    **dict.fromkeys(("PARK_ENGINE", "cog-triton park", "cog-triton serve --park"), _SPARE),
+    "PARK_CHECKPOINT": "spare engines sleep (parking.md)",
+    **dict.fromkeys(("OIDC_ISSUER", "OIDC_AUDIENCE", "OIDC_JWKS_URL"), _OIDC),
+    **dict.fromkeys(("OIDC_TENANT_CLAIM", "OIDC_LEEWAY"), _OIDC),
+    **dict.fromkeys(("SWAP_RESIDENCE", "SWAP_DRAIN", "COG_TRITON_SWAP"), _SWAP),
+    **dict.fromkeys(("COG_TRITON_ENGINE_KEEPER_NAME", "cog-triton serve --swap"), _SWAP),
+    "cog-triton roll": _ROLL,
+    "cog-triton client": "use NVIDIA's tritonclient",
+    **dict.fromkeys(("LWS_WORKER_INDEX", "cog-triton serve --node-rank"), _NODES),
+    "cog-triton serve --leader": "set LWS_LEADER_ADDRESS, or master_addr in model.json",
+    **dict.fromkeys(("TRTLLM_ORCHESTRATOR", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"), _MPI),
+    **dict.fromkeys(("executor_worker_path", "participant_ids"), _MPI),
+    "speculative_decoding_fast_logits": _MPI,
+    **{
+        f"cog-triton serve --{option}": f"set MOCK_{variable} (settings.md)"
+        for option, variable in {
+            "step-ms": "STEP_MS",
+            "jitter": "JITTER",
+            "prefill": "PREFILL_MS",
+            "tokens-per-response": "TOKENS_PER_RESPONSE",
+            "join": "JOIN=true",
+            "no-join": "JOIN=false",
+            "max-batch-size": "MAX_BATCH_SIZE",
+        }.items()
+    },
+    **{f"cog-triton bench --{option}": _BENCH for option in ("plot", "csv", "sweep", "slo")},
+    "llmapi.yaml": "serve the model with vLLM: `cog-triton migrate` writes its model.json",
+    "cog-triton migrate --to": "migrate writes model.json for vLLM",
+    "q4_1": "take q4_0 or q8_0",
+    "cog-triton prune --measure": "compress the files yourself, before and after",
 }
 """What to use instead of each name: an environment variable, a command, a command's option
 (``cog-triton serve --swap``), a file of a model, or a key or value of a config."""

@@ -39,9 +39,6 @@ def prune(
         bool,
         typer.Option("--all-licences", help="Also libraries not known to be open source."),
     ] = False,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Measure sizes under gzip -1, before and after.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="Files at once.", show_default="CPUs")
@@ -62,7 +59,7 @@ def prune(
     from cog_triton_prune.prune_file import Options
 
     with coded_errors():
-        options = Options(parse_sms(sm), dry_run, embedded, all_licences, measure)
+        options = Options(parse_sms(sm), dry_run, embedded, all_licences)
         result = run(
             paths, options, output, jobs, lambda done, of: report.progress_line(err, done, of)
         )

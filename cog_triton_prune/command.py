@@ -63,7 +63,6 @@ def run(
 def _prune(
     found: file_search.Found, options: Options, jobs: int | None, progress: Progress
 ) -> Result:
-    stop = threading.Event()
     outcomes: list[Outcome] = []
     total = len(found.files)
     with (
@@ -72,7 +71,7 @@ def _prune(
         # What takes long here (copying, gzip) runs without the interpreter's lock.
         ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool,
     ):
-        futures = [pool.submit(prune, path, names, options, stop) for path, *names in found.files]
+        futures = [pool.submit(prune, path, names, options) for path, *names in found.files]
         try:
             for done, future in enumerate(as_completed(futures), 1):
                 outcome = future.result()
@@ -80,7 +79,6 @@ def _prune(
                     outcomes.append(outcome)
                 progress(done, total)
         except BaseException:
-            stop.set()
             pool.shutdown(cancel_futures=True)
             raise
     outcomes.sort(key=lambda outcome: outcome.path)

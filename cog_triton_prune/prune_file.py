@@ -7,8 +7,6 @@ import mmap
 import os
 import shutil
 import tempfile
-import threading
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +15,6 @@ from uuid import uuid4
 from cog_triton.errors import CogTritonError, DiskFull, InvalidArgument
 from cog_triton_prune import elf, licences, zero_edits
 from cog_triton_prune.prune_plan import Plan, make
-
-_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -29,15 +25,13 @@ class Options:
     dry_run: bool = False
     embedded: bool = False
     all_licences: bool = False
-    measure: bool = False
 
 
 @dataclass(frozen=True)
 class Outcome:
     """Outcome for the file `path`: its plan, or the reason for none.
 
-    `action` is "pruned" (or would be, in a dry run), "unchanged", "skipped" or "refused";
-    `gzip` holds its size under gzip -1 before and after, in bytes.
+    `action` is "pruned" (or would be, in a dry run), "unchanged", "skipped" or "refused".
     """
 
     path: Path
@@ -45,13 +39,10 @@ class Outcome:
     size: int = 0
     plan: Plan = field(default_factory=Plan)
     reason: str = ""
-    gzip: tuple[int, int] | None = None
     error: CogTritonError | None = None
 
 
-def prune(
-    path: Path, names: Sequence[Path], options: Options, stop: threading.Event
-) -> Outcome | None:
+def prune(path: Path, names: Sequence[Path], options: Options) -> Outcome | None:
     """Prune the file at `path`, whose other hard links are `names`; None without device code.
 
     Nothing is raised but an interrupt: whatever a file is refused for is in the outcome, and the
@@ -65,7 +56,7 @@ def prune(
             return None
         if closed:
             return Outcome(path, "skipped", size, found, closed)
-        return _carry_out(path, names, found, options, stop)
+        return _carry_out(path, names, found, options)
     except CogTritonError as error:
         if closed:
             return Outcome(path, "skipped", size, reason=closed)
@@ -110,18 +101,15 @@ def _plan(path: Path, options: Options) -> Plan | None:
             return make(view, options.sms, options.embedded)
 
 
-def _carry_out(
-    path: Path, names: Sequence[Path], plan: Plan, options: Options, stop: threading.Event
-) -> Outcome:
+def _carry_out(path: Path, names: Sequence[Path], plan: Plan, options: Options) -> Outcome:
     status = path.stat()
-    gzip = _gzip_sizes(path, plan, stop) if options.measure else None
     if not plan.edits:
-        return Outcome(path, "unchanged", status.st_size, plan, gzip=gzip)
+        return Outcome(path, "unchanged", status.st_size, plan)
     if not options.dry_run:
         _replace(path, names, plan)
     unseen = status.st_nlink - 1 - len(names)
     note = f"{unseen} other hard links keep the file as it was" if unseen else ""
-    return Outcome(path, "pruned", status.st_size, plan, note, gzip)
+    return Outcome(path, "pruned", status.st_size, plan, note)
 
 
 def _skip_reason(names: Iterable[Path]) -> str | None:
@@ -158,22 +146,3 @@ def _relink(name: Path, target: Path) -> None:
     except BaseException:
         fresh.unlink()
         raise
-
-
-def _gzip_sizes(path: Path, plan: Plan, stop: threading.Event) -> tuple[int, int]:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as view:
-        before = _gzip_size(view, stop)
-        if not plan.edits:
-            return before, before
-        zero_edits.apply(view, plan.edits)
-        return before, _gzip_size(view, stop)
-
-
-def _gzip_size(view: mmap.mmap, stop: threading.Event) -> int:
-    packer = zlib.compressobj(1, zlib.DEFLATED, 31)
-    size = 0
-    for at in range(0, len(view), _CHUNK):
-        if stop.is_set():
-            raise InterruptedError(errno.EINTR, "interrupted")
-        size += len(packer.compress(view[at : at + _CHUNK]))
-    return size + len(packer.flush())

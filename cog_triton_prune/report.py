@@ -65,8 +65,6 @@ def _table(result: Result) -> Table:
     table.add_column("file, architectures found", "total", overflow="fold", ratio=1)
     for name, total in (("kept MB", _mb(kept)), ("freed MB", _mb(_freed(scope)))):
         table.add_column(name, total, justify="right", no_wrap=True)
-    if result.options.measure:
-        table.add_column("gzip -1 MB", _gzip(_totals(scope)), justify="right", no_wrap=True)
     base = _base(result.outcomes)
     for outcome in result.outcomes:
         name = shown(outcome.path.relative_to(base))
@@ -74,8 +72,6 @@ def _table(result: Result) -> Table:
         sizes = ["-", "-"]
         if outcome in scope:
             sizes = [_mb(sum(outcome.plan.kept.values())), _mb(outcome.plan.freed)]
-        if result.options.measure:
-            sizes.append(_gzip(outcome.gzip))
         below = [Padding(Text(detail, style="dim"), (0, 0, 0, 2)) for detail in details if detail]
         table.add_row(Group(Text(name, overflow="fold"), *below), *sizes)
     return table
@@ -123,7 +119,7 @@ def _notes(result: Result) -> Iterable[str]:
 
 def _row(outcome: Outcome) -> dict[str, Any]:
     plan = outcome.plan
-    row: dict[str, Any] = {
+    return {
         "path": str(outcome.path),
         "action": outcome.action,
         "reason": outcome.reason,
@@ -136,9 +132,6 @@ def _row(outcome: Outcome) -> dict[str, Any]:
         "embedded": plan.embedded,
         "embedded_zeroed": plan.zeroed,
     }
-    if outcome.gzip:
-        row["gzip_before"], row["gzip_after"] = outcome.gzip
-    return row
 
 
 def _in_scope(outcomes: Iterable[Outcome]) -> list[Outcome]:
@@ -149,18 +142,9 @@ def _freed(outcomes: Iterable[Outcome]) -> int:
     return sum(outcome.plan.freed for outcome in _in_scope(outcomes))
 
 
-def _totals(outcomes: list[Outcome]) -> tuple[int, int]:
-    measured = [outcome.gzip for outcome in outcomes if outcome.gzip]
-    return sum(before for before, _ in measured), sum(after for _, after in measured)
-
-
 def _base(outcomes: tuple[Outcome, ...]) -> Path:
     return Path(os.path.commonpath([o.path.parent for o in outcomes])) if outcomes else Path("/")
 
 
 def _mb(size: int) -> str:
     return f"{size / 1e6:.1f}"
-
-
-def _gzip(sizes: tuple[int, int] | None) -> str:
-    return f"{_mb(sizes[0])} -> {_mb(sizes[1])}" if sizes else "-"

@@ -81,7 +81,7 @@ def vllm_versions() -> str:
 def request_fields() -> str:
     """What each interface calls a sampling parameter, and the values that it takes."""
     titles = ("field", "any engine", "`/predictions`", "`/v1`", "`tensorrt_llm`", "vLLM")
-    lines = [f"| {' | '.join((*titles, 'LLM API', 'OpenVINO'))} |", "|---" * 8 + "|"]
+    lines = [f"| {' | '.join((*titles, 'OpenVINO'))} |", "|---" * 7 + "|"]
     for row in SAMPLING:
         names = [row.libraries.get(library, row.name) for library in get_args(Library)]
         cells = [

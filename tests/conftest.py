@@ -27,8 +27,6 @@ for number, default in (
         signal.signal(number, default)
 
 
-OLDER_DOUBLES = frozenset({"0.26.0"})
-"""Versions of the doubles in tests/doubles, but for the newest."""
 LONGEST_ID = 100
 """Characters of a text in a test's id."""
 
@@ -42,26 +40,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--older-doubles", action="store_true", help="test all versions of doubles")
     parser.addoption("--taken-up", type=int, default=20, help="streams that are broken off")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests of older doubles out, unless they are asked for, as CI does."""
-    if not config.getoption("older_doubles"):
-        older = [item for item in items if OLDER_DOUBLES.intersection(versions(item))]
-        config.hook.pytest_deselected(items=older)
-        items[:] = [item for item in items if item not in set(older)]
-
-
-def versions(item: pytest.Item) -> list[str]:
-    """Parameters of a test that are text, of which one may be a version."""
-    parameters = getattr(item, "callspec", None)
-    return (
-        [value for value in parameters.params.values() if isinstance(value, str)]
-        if parameters
-        else []
-    )
 
 
 @pytest.hookimpl(trylast=True)

@@ -178,7 +178,7 @@ def _sampling(
         if _is_tritons(name):
             continue
         if name not in names and name not in sampling_arguments.REPLACED:
-            hint = types.elsewhere("sampling_params", name) or nearest(name, [*_INPUTS, *names])
+            hint = nearest(name, [*_INPUTS, *names])
             raise InvalidArgument(f"{name}: unknown input or sampling parameter{hint}")
         if name in given and given[name] != value:
             raise InvalidArgument(

@@ -131,7 +131,6 @@ class Options:
     api: API = API.CHAT
     api_key: str | None = field(default=None, repr=False)
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    slo: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Validate values and their combinations; raises E1005."""

@@ -1,23 +1,19 @@
-"""Reports of a run: all metrics as text or JSON, and a line for each request as CSV.
+"""Reports of a run: all metrics as text or JSON.
 
 The text is one table; verbose, the original cog-triton's sections come after it.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cog_triton import __version__
-from cog_triton.bench.load_generator import RunResult
 from cog_triton.bench.options import Options, OutputMethod, Unit
-from cog_triton.bench.request_record import Record
 from cog_triton.bench.run_metrics import RunMetrics, ServerMetric, Summary
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.redaction import redact_address
@@ -190,12 +186,6 @@ def _field(options: Options, run: RunMetrics) -> Iterator[str]:
         yield f"Output token throughput: {rates['output_tokens']:.1f} tokens/s"
     if "total_tokens" in rates:
         yield f"Total token throughput: {rates['total_tokens']:.1f} tokens/s"
-    if "goodput" in rates:
-        limits = ", ".join(f"{name} <= {limit:g} ms" for name, limit in options.slo.items())
-        yield (
-            f"Goodput: {rates['goodput']:.3f} requests/s, {rates['good_share']:.1%} of those"
-            f" completed ({limits})"
-        )
 
 
 def _cell(summary: Summary, name: str, scale: float) -> str:
@@ -217,57 +207,26 @@ def _failures(run: RunMetrics) -> Iterator[str]:
 
 
 SCHEMA = 1
-_COLUMNS = (
-    *("level", "index", "status", "code", "scheduled_s", "sent_s", "ttft_s", "e2el_s"),
-    *("e2el_from_sending_s", "tpot_s", "input_tokens", "wanted_tokens", "output_tokens", "pieces"),
-    *("server_ttft_s", "server_latency_s", "server_tps", "error"),
-)
 
 
-def as_json(options: Options, levels: Sequence[tuple[Options, RunMetrics]]) -> str:
-    """JSON of the options, and of all metrics for each level of a sweep (or the one run)."""
-    runs = [{"rate": own.rate, **_plain(asdict(measured))} for own, measured in levels]
+def as_json(options: Options, measured: RunMetrics) -> str:
+    """JSON of the options and of all metrics."""
     document = {
         "schema": SCHEMA,
         "cog_triton": __version__,
         "options": _plain({**asdict(options), "url": redact_address(options.url), "api_key": None}),
-        "runs": runs,
+        "runs": [{"rate": options.rate, **_plain(asdict(measured))}],
     }
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def as_csv(levels: Iterable[tuple[Options, RunResult]]) -> str:
-    """CSV of requests; times in seconds, `scheduled_s` and `sent_s` from the start of the run."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    for options, run in levels:
-        for record in run.records:
-            writer.writerow(
-                [
-                    *(f"{options.rate:g}", record.index, record.status, record.code),
-                    *map(_number, _times(record, run.started)),
-                    *(
-                        record.input_tokens,
-                        record.wanted_tokens,
-                        record.output_tokens,
-                        record.pieces,
-                    ),
-                    *(record.server.get("time_to_first_token"), record.server.get("predict_time")),
-                    *(record.server.get("tokens_per_second"), record.error),
-                ]
-            )
-    return out.getvalue()
-
-
-def write(option: str, path: Path, content: str | bytes) -> None:
+def write(option: str, path: Path, content: str) -> None:
     """Write `path`, ``-`` for stdout; raises E1005 naming the option where that fails."""
-    data = content.encode() if isinstance(content, str) else content
     try:
         if str(path) == "-":
-            sys.stdout.write(data.decode())
+            sys.stdout.write(content)
         else:
-            path.write_bytes(data)
+            path.write_text(content, "utf-8")
     except OSError as error:
         raise InvalidArgument(f"{option}={str(path)!r}: cannot be written: {error}") from error
 
@@ -276,18 +235,6 @@ def require_writable(option: str, path: Path | None) -> None:
     """Raise E1005 unless the directory of `path` exists: before measuring, not after."""
     if path is not None and str(path) != "-" and not path.absolute().parent.is_dir():
         raise InvalidArgument(f"{option}={str(path)!r}: its directory does not exist")
-
-
-def _times(record: Record, started: float) -> list[float | None]:
-    due = record.scheduled - started
-    if not record.sent:  # interrupted before
-        return [due, *[None] * 5]
-    sent = record.sent - started
-    return [due, sent, record.ttft, record.latency, record.service, record.tpot]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6f}"
 
 
 def _plain(value: Any) -> Any:

@@ -12,12 +12,10 @@ import numpy as np
 from cog_triton.bench.load_generator import GeneratorUsage, RunResult
 from cog_triton.bench.options import Options
 from cog_triton.bench.request_record import CUT, FAILED, OK, Record
-from cog_triton.errors import InvalidArgument, nearest
 
 BUSY_CPU, BUSY_LAG_S = 0.85, 0.010
 """Thresholds beyond which the generator's own delays distort its measurements."""
 
-_OBJECTIVES = ("ttft", "tpot", "e2el")
 _PER_REQUEST: dict[str, Callable[[Record], float | None]] = {
     "ttft": lambda record: record.ttft,
     "ttft_from_sending": lambda record: record.ttft_sent,
@@ -182,7 +180,7 @@ def compute_metrics(
         examples={record.code: record.error for record in reversed(failed)},
         concurrency=concurrency(spans, run.started, max(run.ended, run.started)),
         metrics={name: summary for name, summary in found.items() if summary},
-        rates=_rates(options, done, run.seconds),
+        rates=_rates(done, run.seconds),
         server=_server(options, done),
         prometheus=prometheus,
         generator=_generator_health(run.usage, run.records),
@@ -190,7 +188,7 @@ def compute_metrics(
     )
 
 
-def _rates(options: Options, done: Sequence[Record], seconds: float) -> dict[str, float]:
+def _rates(done: Sequence[Record], seconds: float) -> dict[str, float]:
     rates = {"requests": len(done) / seconds}
     output = [record.output_tokens for record in done if record.output_tokens is not None]
     prompt = [record.input_tokens for record in done if record.input_tokens is not None]
@@ -198,12 +196,6 @@ def _rates(options: Options, done: Sequence[Record], seconds: float) -> dict[str
         rates["output_tokens"] = sum(output) / seconds
     if output and prompt:
         rates["total_tokens"] = (sum(output) + sum(prompt)) / seconds
-    if options.slo:
-        good = sum(
-            slo_met(options.slo, {"ttft": r.ttft, "tpot": r.tpot, "e2el": r.latency}) for r in done
-        )
-        rates["goodput"] = good / seconds
-        rates["good_share"] = good / max(1, len(done))
     return rates
 
 
@@ -268,34 +260,6 @@ def _generator_health(usage: GeneratorUsage, records: Sequence[Record]) -> Gener
     )
 
 
-def parse_slo(text: str) -> dict[str, float]:
-    """Service level objectives: ``ttft:200,tpot:50`` as milliseconds by name; raises E1005."""
-    limits: dict[str, float] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = part.partition(":")
-        if name not in _OBJECTIVES:
-            raise InvalidArgument(
-                f"--slo={text!r}: {name!r} must be one of {', '.join(_OBJECTIVES)}"
-                f"{nearest(name, list(_OBJECTIVES))}"
-            )
-        try:
-            limits[name] = float(value)
-        except ValueError:
-            limits[name] = -1
-        if not limits[name] > 0:
-            raise InvalidArgument(f"--slo={text!r}: {name} must be milliseconds above 0")
-    return limits
-
-
-def slo_met(limits: Mapping[str, float], seconds: Mapping[str, float | None]) -> bool:
-    """Whether a request with these times meets all limits; an unknown time meets none."""
-    for name, limit in limits.items():
-        value = seconds.get(name)
-        if value is None or value * 1000 > limit:
-            return False
-    return True
-
-
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})? (\S+)", re.MULTILINE)
 _SUM = re.compile(r"(?P<base>.+)_sum")
 _LABEL = re.compile(r"(\w+)=\"([^\"]*)\"")
@@ -316,12 +280,6 @@ def parse(text: str) -> Samples:
         except ValueError:
             continue
     return found
-
-
-def model_of(samples: Samples) -> str:
-    """Name of the model that a server's metrics tell; blank without one."""
-    labels = (dict(_LABEL.findall(labels)) for _, labels in samples)
-    return next((found["model_name"] for found in labels if "model_name" in found), "")
 
 
 def means(before: Samples, after: Samples) -> dict[str, float]:

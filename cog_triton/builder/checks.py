@@ -39,6 +39,7 @@ from cog_triton.errors import (
     UserError,
     nearest,
 )
+from cog_triton.removed import check_keys
 from cog_triton.sizing.memory_sum import ModelShape, read_shape
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.system.paths import expanded
@@ -248,6 +249,7 @@ def _unlisted(args: Mapping[str, ArgumentValue], options: Options) -> list[str]:
 def mistakes_of(args: Mapping[str, ArgumentValue], options: Options, script: str) -> Iterator[str]:
     """Mistakes in `args`, each a text that continues the YAML path of the arguments."""
     given: list[Option] = []
+    check_keys(map(str, args.values()))
     for key, value in args.items():
         matches = _named(key, options)
         if len(matches) == 1:

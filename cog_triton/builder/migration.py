@@ -1,4 +1,4 @@
-"""Migration of build configs to vLLM and TensorRT-LLM's LLM API, by the rules of migration.yaml."""
+"""Migration of build configs to vLLM, by the rules of migration.yaml."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from cog_triton.builder.checks import breaches_of
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.plan import OWN, Families
 from cog_triton.builder.upgrade import translate_leniently
-from cog_triton.engines.llmapi import llmapi_directory
 from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.engines.tensorrt_llm.runtime_settings import carried
@@ -28,8 +27,6 @@ from cog_triton.engines.vllm.argument_types import recorded
 from cog_triton.errors import EngineIncompatible, InvalidArgument, InvalidPredictorConfig
 from cog_triton.system.paths import expanded
 
-Target = Literal["vllm", "llmapi"]
-TARGETS: tuple[Target, ...] = ("vllm", "llmapi")
 Verdict = Literal["carries", "changes", "lost", "unneeded"]
 VERDICTS: Mapping[Verdict, str] = {
     "carries": "means the same",
@@ -39,12 +36,8 @@ VERDICTS: Mapping[Verdict, str] = {
 }
 _QUANTIZED = ("weight_only_precision", "use_weight_only_with_precision")
 _MODEL_KEYS = ("model_id", "convert", "convert_to_ft", "quantize", "build")
-FILES: Mapping[Target, str] = {"vllm": "model.json", "llmapi": "llmapi.yaml"}
-"""What an engine directory of the target has, by its name there."""
-_SUFFIXES: Mapping[Target, tuple[str, ...]] = {
-    "vllm": (".json",),
-    "llmapi": (".yaml", ".yml"),
-}
+FILE = "model.json"
+"""What an engine directory of vLLM has."""
 _GIB = 1 << 30
 
 
@@ -95,19 +88,19 @@ def word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def find(section: str, option: str, target: Target, value: object) -> Rule:
+def find(section: str, option: str, value: object) -> Rule:
     """The rule for `value` of `option`, which may have dashes; one of its own if it is unknown."""
-    rule = table()[section].get(option.replace("-", "_"), {}).get(target)
+    rule = table()[section].get(option.replace("-", "_"))
     if rule is None:
         return _UNKNOWN
     return _DEFAULT if rule.asks_for_nothing(value) else rule.of(value)
 
 
 @functools.cache
-def table() -> Mapping[str, Mapping[str, Mapping[Target, Rule]]]:
-    """Rules by section, option and target."""
+def table() -> Mapping[str, Mapping[str, Rule]]:
+    """Rules by section and option."""
     return {
-        section: {name: rules for names, rules in _rows(raw) for name in names.split()}
+        section: {name: _rule(rule) for names, rule in raw.items() for name in names.split()}
         for section, raw in _raw().items()
     }
 
@@ -117,12 +110,6 @@ def _raw() -> dict[str, Any]:
     text = (resources.files(__package__) / "migration.yaml").read_text("utf-8")
     read = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return {section: rows for section, rows in read.items() if section != "defaults"}
-
-
-def _rows(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[Target, Rule]]]:
-    for names, rules in raw.items():
-        both = rules.get("both")
-        yield names, {target: _rule(rules.get(target, both)) for target in TARGETS}
 
 
 def _rule(raw: Any) -> Rule:
@@ -145,11 +132,10 @@ def markdown() -> str:
 
 
 def _table(section: str) -> str:
-    lines = ["| option | vLLM | LLM API |", "|---|---|---|"]
-    for names, rules in _rows(_raw()[section]):
+    lines = ["| option | vLLM |", "|---|---|"]
+    for names, rule in _raw()[section].items():
         shown = ", ".join(f"`{name}`" for name in names.split())
-        other = "so, too" if rules["vllm"] == rules["llmapi"] else _cell(rules["llmapi"])
-        lines.append(f"| {shown} | {_cell(rules['vllm'])} | {other} |")
+        lines.append(f"| {shown} | {_cell(_rule(rule))} |")
     return "\n".join([*lines, ""])
 
 
@@ -192,9 +178,8 @@ class Finding:
 
 @dataclass
 class Migration:
-    """Arguments of `target` by name, sections as mappings, and the findings in reading order."""
+    """Arguments of vLLM by name, sections as mappings, and the findings in reading order."""
 
-    target: Target
     arguments: dict[str, Any] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
@@ -203,10 +188,8 @@ class Migration:
         return sum(finding.verdict == verdict for finding in self.findings)
 
 
-def migrate(
-    config: BuildConfig, target: Target, settings: Mapping[str, Any] | None = None
-) -> Migration:
-    """Migrate `config` and `settings`, the server's ``tensorrt_llm.args``, to `target`.
+def migrate(config: BuildConfig, settings: Mapping[str, Any] | None = None) -> Migration:
+    """Migrate `config` and `settings`, the server's ``tensorrt_llm.args``, to vLLM.
 
     Legacy configs are translated first; what cannot be is among the findings as lost.
 
@@ -217,7 +200,7 @@ def migrate(
     """
     family = Families().find(config.example_name)
     _require_tensorrt_llm(config, family)
-    found = Migration(target)
+    found = Migration()
     model = _model(config.model_id)
     found.arguments["model"] = model
     found.findings.append(Finding("carries", "model_id", config.model_id, "model", model))
@@ -227,7 +210,7 @@ def migrate(
         found.findings.append(Finding("lost", option, None, why=why or None))
     defaults: dict[str, Any] = {}
     for section, label, option, value in _given(translation.config, family, settings or {}):
-        rule = find(section, option, target, value)
+        rule = find(section, option, value)
         _apply(found, rule, label, option, value)
         defaults |= rule.also
     for path, value in defaults.items():
@@ -358,23 +341,13 @@ def text_of(found: Migration) -> str:
         InvalidPredictorConfig: a recorded version of the target does not take an argument, as a
             value of the build config has a type that TensorRT-LLM's own script would refuse, too.
     """
-    if wrong := list(problems(found.target, found.arguments)):
+    if wrong := list(problems(found.arguments)):
         raise InvalidPredictorConfig("\n".join(wrong))
-    if found.target == "vllm":
-        return json.dumps(found.arguments, indent=2) + "\n"
-    head = (
-        "# For TensorRT-LLM's LLM API: a directory with it is an engine of cog-triton serve, and\n"
-    )
-    head += "# trtllm-serve takes it by --extra_llm_api_options. Written by cog-triton migrate.\n"
-    return head + yaml.safe_dump(found.arguments, sort_keys=False)
+    return json.dumps(found.arguments, indent=2) + "\n"
 
 
-def problems(target: Target, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """What the recorded versions of `target` do not take of `arguments`, a line each."""
-    if target == "llmapi":
-        for record in llmapi_directory.recorded():
-            yield from llmapi_directory.problems(arguments, record)
-        return
+def problems(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """What the recorded versions of vLLM do not take of `arguments`, a line each."""
     for types in argument_types.recorded():
         for name, value in arguments.items():
             try:
@@ -385,19 +358,17 @@ def problems(target: Target, arguments: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{name}={value!r}: {error} (vLLM {types.version})"
 
 
-def path_of(target: Target, output: Path) -> Path:
+def path_of(output: Path) -> Path:
     """The file that ``-o OUTPUT`` names: `output` itself by its suffix, else one in a directory.
 
     Raises:
         InvalidArgument: `output` is a file of another kind.
     """
-    if output.suffix in _SUFFIXES[target]:
+    if output.suffix == ".json":
         return output
-    if output.is_file() or output.suffix in (".json", ".yaml", ".yml", ".tar"):
-        raise InvalidArgument(
-            f"--output {output}: must be a directory, or end in {' or '.join(_SUFFIXES[target])}"
-        )
-    return output / FILES[target]
+    if output.is_file() or output.suffix in (".yaml", ".yml", ".tar"):
+        raise InvalidArgument(f"--output {output}: must be a directory, or end in .json")
+    return output / FILE
 
 
 def _items(value: Any) -> list[Any]:

@@ -12,14 +12,12 @@ from typer.core import TyperGroup
 from cog_triton import __version__
 from cog_triton.cli.bench import bench
 from cog_triton.cli.build import build
-from cog_triton.cli.client import client
 from cog_triton.cli.doctor import doctor
 from cog_triton.cli.init import init, schema
 from cog_triton.cli.inspect import inspect_engine
 from cog_triton.cli.keys import keys
 from cog_triton.cli.migrate import migrate
 from cog_triton.cli.push import push
-from cog_triton.cli.roll import roll
 from cog_triton.cli.serve import serve
 from cog_triton.cli.setup import setup
 from cog_triton.cli.usage import usage
@@ -93,12 +91,10 @@ _add(init)
 _add(migrate)
 _add(schema)
 _add(serve)
-_add(roll)
 _add(setup)
 _add(push)
 _add(inspect_engine, "inspect")
 _add(bench)
-_add(client)
 _add(doctor)
 _add(usage)
 app.add_typer(keys, name="keys")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from cog_triton.bench.options import (
     API,
@@ -18,37 +17,16 @@ from cog_triton.bench.options import (
     Unit,
     parse_lengths,
 )
-from cog_triton.errors import InvalidArgument
 from cog_triton.system.terminal import coded_errors, err
 
 _DEFAULT_DURATION_S = 30.0
 _LOAD, _REQUESTS, _OUTPUT = "Load", "Requests", "Output"
 
-_GONE = {
-    "processes": "one process sends all, some 65,000 events a second (docs/bench.md); for more, run"
-    " bench on several machines at once, each with a --seed of its own, and add their rates up",
-    "compare": "went; the files of --json have every number by name: compare them with jq",
-    "replicate": "the target replicate went; measure the image where you can run it with --target"
-    " cog-triton, and read metrics of Replicate's own answers",
-}
-"""What to use in the place of options of earlier versions."""
-
-
-def _target(name: str) -> TargetName:
-    if name == "replicate":
-        with coded_errors():
-            raise InvalidArgument(f"--target={name}: {_GONE['replicate']}")
-    try:
-        return TargetName(name)
-    except ValueError:
-        names = ", ".join(target.value for target in TargetName)
-        raise typer.BadParameter(f"{name!r} is not one of {names}.") from None
-
 
 def bench(
     target: Annotated[
         TargetName,
-        typer.Option(metavar="API", help="cog-triton, triton or openai.", parser=_target),
+        typer.Option(metavar="API", help="cog-triton, triton or openai."),
     ] = TargetName.COG,
     url: Annotated[
         str | None,
@@ -91,12 +69,6 @@ def bench(
         float,
         typer.Option(help="Seconds between batches.", rich_help_panel=_LOAD),
     ] = 1.0,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            help="Measure --unit concurrency at each of these, as 1,2,4.", rich_help_panel=_LOAD
-        ),
-    ] = None,
     warmup: Annotated[
         int,
         typer.Option(
@@ -186,12 +158,6 @@ def bench(
             rich_help_panel=_REQUESTS,
         ),
     ] = None,
-    slo: Annotated[
-        str,
-        typer.Option(
-            help="Goodput's limits in ms, as ttft:200,tpot:50,e2el:5000.", rich_help_panel=_OUTPUT
-        ),
-    ] = "",
     metrics_url: Annotated[
         str | None,
         typer.Option(
@@ -205,14 +171,6 @@ def bench(
         Path | None,
         typer.Option("--json", help="All metrics as JSON; - is stdout.", rich_help_panel=_OUTPUT),
     ] = None,
-    csv_file: Annotated[
-        Path | None,
-        typer.Option("--csv", help="A line for each request, as CSV.", rich_help_panel=_OUTPUT),
-    ] = None,
-    plot_file: Annotated[
-        Path | None,
-        typer.Option("--plot", help="Plots as PNG; needs matplotlib.", rich_help_panel=_OUTPUT),
-    ] = None,
     verbose: Annotated[
         bool,
         typer.Option(
@@ -223,9 +181,6 @@ def bench(
             rich_help_panel=_OUTPUT,
         ),
     ] = False,
-    processes: Annotated[int, typer.Option(hidden=True)] = 1,
-    poll_interval: Annotated[float | None, typer.Option(hidden=True)] = None,
-    compare: Annotated[tuple[Path, Path] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure a served model: latency, throughput and server metrics.
 
@@ -235,19 +190,12 @@ def bench(
 
     Example: cog-triton bench --rate 8 --unit rps --duration 30
 
-    Example: cog-triton bench --target openai --sweep 1,2,4,8 --plot sweep.png
+    Example: cog-triton bench --target openai --unit concurrency --rate 8
     """
     given = dict(locals())
     from cog_triton.bench import command
-    from cog_triton.bench.run_metrics import parse_slo
 
     with coded_errors():
-        if processes != 1:
-            raise InvalidArgument(f"--processes={processes}: {_GONE['processes']}")
-        if compare is not None:
-            raise InvalidArgument(f"--compare={compare[0]}: {_GONE['compare']}")
-        if poll_interval is not None:
-            raise InvalidArgument(f"--poll-interval={poll_interval:g}: {_GONE['replicate']}")
         own = [field.name for field in dataclasses.fields(Options) if field.name in given]
         endless = duration is None and requests is None
         values = {name: given[name] for name in own} | {
@@ -257,31 +205,15 @@ def bench(
             "input_lengths": parse_lengths("--n-input-tokens", n_input_tokens),
             "api_key": command.api_key(target),
             "inputs": command.parse_inputs(inputs or []),
-            "slo": parse_slo(slo),
         }
         if n_output_tokens:
             values["output_lengths"] = parse_lengths("--n-output-tokens", n_output_tokens)
-        options = Options(**values)
-        levels = [options]
-        if sweep is not None:
-            if rate is not None or unit is Unit.BATCH:
-                raise InvalidArgument("--sweep: sets --unit concurrency and --rate itself")
-            levels = [
-                # Other prompts at each level, which no prefix cache knows from the level before.
-                dataclasses.replace(
-                    options, unit=Unit.CONCURRENCY, rate=float(level), seed=seed + number
-                )
-                for number, level in enumerate(command.parse_sweep(sweep))
-            ]
-        outputs = command.Outputs(json_file, csv_file, plot_file)
-        on_stderr = str(json_file) == "-" or str(csv_file) == "-"
-        console = Console(stderr=on_stderr, highlight=False, emoji=False)
+        on_stderr = str(json_file) == "-"
         code = command.run(
-            levels,
-            outputs,
+            Options(**values),
+            json_file,
             metrics_url,
             lambda text: typer.echo(text, nl=False, err=on_stderr),
-            console,
             err,
             verbose=verbose,
         )

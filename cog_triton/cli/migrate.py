@@ -1,8 +1,7 @@
-"""``cog-triton migrate``: build config to vLLM's or the LLM API's."""
+"""``cog-triton migrate``: build config to vLLM's."""
 
 from __future__ import annotations
 
-import enum
 import json
 import shlex
 import sys
@@ -18,16 +17,8 @@ if TYPE_CHECKING:
     from cog_triton.builder.migration import Migration
 
 
-class Target(enum.StrEnum):
-    """What is to serve the model."""
-
-    VLLM = "vllm"
-    LLMAPI = "llmapi"
-
-
 def migrate(
     config: Annotated[Path, typer.Argument(help="Build config, YAML; old ones, too.")],
-    target: Annotated[Target, typer.Option("--to", help="What is to serve the model.")],
     serve_config: Annotated[
         Path | None,
         typer.Option("--serve-config", help="Serve config, whose tensorrt_llm.args come along."),
@@ -38,7 +29,7 @@ def migrate(
             "--output",
             "-o",
             help="Directory, or the file itself; - prints it.",
-            show_default="CONFIG-vllm or CONFIG-llmapi",
+            show_default="CONFIG-vllm",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
@@ -47,20 +38,20 @@ def migrate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
 ) -> None:
-    """Take a model from TensorRT engines to vLLM, or to TensorRT-LLM's PyTorch backend.
+    """Take a model from TensorRT engines to vLLM.
 
-    From a build config, ours or the original's, this writes model.json (vllm) or
-    llmapi.yaml (llmapi), which cog-triton serve takes with its directory, and prints
-    a line for every option: what carries over, what changes its meaning, what is
-    lost, and why. Nothing is downloaded, and no engine or GPU is needed.
+    From a build config, ours or the original's, this writes model.json, which cog-triton
+    serve takes with its directory, and prints a line for every option: what carries over,
+    what changes its meaning, what is lost, and why. Nothing is downloaded, and no engine or
+    GPU is needed.
 
     Exit codes: 0 written, 1 refused, 2 written and something is lost (--strict).
 
     Examples:
 
-      cog-triton migrate configs/build/qwen3-8b.yaml --to vllm
+      cog-triton migrate configs/build/qwen3-8b.yaml
 
-      cog-triton migrate qwen.yaml --to llmapi --serve-config serve.yaml -o qwen
+      cog-triton migrate qwen.yaml --serve-config serve.yaml -o qwen
     """
     from cog_triton.builder.config import load_config
     from cog_triton.builder.migration import migrate as migrated
@@ -72,11 +63,11 @@ def migrate(
         settings = (
             load_serve_config(serve_config).arguments_of("tensorrt_llm") if serve_config else {}
         )
-        found = migrated(load_config(config), target.value, settings)
+        found = migrated(load_config(config), settings)
         text = text_of(found)
         path = None
         if str(output) != "-":
-            path = path_of(target.value, output or Path(f"{config.stem}-{target.value}"))
+            path = path_of(output or Path(f"{config.stem}-vllm"))
             write_output(path, text, force=force)
         if as_json:
             typer.echo(_json(found, path))
@@ -101,15 +92,11 @@ def _tell(found: Migration, path: Path | None, text: str) -> None:
         sys.stdout.write(text)
         return
     typer.echo(f"Wrote {path}: {counts}.")
-    where, model = shlex.quote(str(path.parent)), shlex.quote(found.arguments["model"])
-    typer.echo(f"Serve it: cog-triton serve {where}")
-    if found.target == "llmapi":
-        typer.echo(f"Or: trtllm-serve {model} --extra_llm_api_options {shlex.quote(str(path))}")
+    typer.echo(f"Serve it: cog-triton serve {shlex.quote(str(path.parent))}")
 
 
 def _json(found: Migration, path: Path | None) -> str:
     content = {
-        "to": found.target,
         "path": None if path is None else str(path),
         "arguments": found.arguments,
         "findings": [asdict(finding) for finding in found.findings],

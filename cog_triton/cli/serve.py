@@ -16,7 +16,7 @@ from cog_triton.system.ports import OPENAI_PORT
 from cog_triton.system.terminal import coded_errors
 
 if TYPE_CHECKING:
-    from cog_triton.settings import Settings
+    pass
 
 _MOCK_PANEL = "The mock engine"
 
@@ -31,14 +31,6 @@ def serve(
             " .gguf file; without it ENGINE_DIR or COG_WEIGHTS, else the demo model.",
         ),
     ] = None,
-    others: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="MORE", help="With --swap: more engines, as ENGINE."),
-    ] = None,
-    swap: Annotated[
-        bool,
-        typer.Option("--swap", help="Serve several engines, one at a time on the GPU, by `model`."),
-    ] = False,
     family: Annotated[
         str | None,
         typer.Option(
@@ -91,19 +83,6 @@ def serve(
         int | None,
         typer.Option(min=1, metavar="N", help="Ranks, a GPU for each (WORLD_SIZE)."),
     ] = None,
-    node_rank: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="With nnodes in a model.json: which node this is;"
-            " others than 0 compute for it (LWS_WORKER_INDEX).",
-        ),
-    ] = None,
-    leader: Annotated[
-        str | None,
-        typer.Option(metavar="HOST", help="Address of node 0 (LWS_LEADER_ADDRESS)."),
-    ] = None,
     triton_only: Annotated[
         bool, typer.Option("--triton-only", help="Start Triton alone, without Cog.")
     ] = False,
@@ -129,52 +108,6 @@ def serve(
             rich_help_panel=_MOCK_PANEL,
         ),
     ] = None,
-    step_ms: Annotated[
-        float | None,
-        typer.Option(
-            help="Step clock: milliseconds of a step, in which all streams make a token each, in"
-            " place of --tps; 0 for a clock of its own for each (MOCK_STEP_MS, 0).",
-            rich_help_panel=_MOCK_PANEL,
-        ),
-    ] = None,
-    jitter: Annotated[
-        float | None,
-        typer.Option(
-            help="Jitter of each token's time, 0 to 1: a share of the time between two tokens,"
-            " half to either side (MOCK_JITTER, 0).",
-            rich_help_panel=_MOCK_PANEL,
-        ),
-    ] = None,
-    prefill: Annotated[
-        float | None,
-        typer.Option(
-            help="Prefill: milliseconds for each input token (MOCK_PREFILL_MS, 0).",
-            rich_help_panel=_MOCK_PANEL,
-        ),
-    ] = None,
-    tokens_per_response: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens in one response of the engine (MOCK_TOKENS_PER_RESPONSE, 1).",
-            rich_help_panel=_MOCK_PANEL,
-        ),
-    ] = None,
-    join: Annotated[
-        bool | None,
-        typer.Option(
-            "--join/--no-join",
-            help="Coalesce late tokens into one response, as our own engines do, or send them"
-            " one by one, as TensorRT-LLM does (MOCK_JOIN, true).",
-            rich_help_panel=_MOCK_PANEL,
-        ),
-    ] = None,
-    max_batch_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Concurrent streams; more are queued (MOCK_MAX_BATCH_SIZE, 256).",
-            rich_help_panel=_MOCK_PANEL,
-        ),
-    ] = None,
 ) -> None:
     """Serve an engine or a model through Triton behind Cog; Ctrl-C stops everything.
 
@@ -186,29 +119,15 @@ def serve(
 
     Example: cog-triton serve Qwen/Qwen3-0.6B
 
-    Example: cog-triton serve Qwen/Qwen3-0.6B Qwen/Qwen3-1.7B --swap
-
     Example: cog-triton serve --triton-only --world-size 4 --model-repo models
 
-    Example: cog-triton serve model --node-rank 1 --leader gpu-1
-
-    Example: cog-triton serve --engine mock --tps 100 --prefill 0.2
+    Example: cog-triton serve --engine mock --tps 100
     """
     from cog_triton.models.model_name import recognize
 
-    mock = {
-        "mock_tps": tps,
-        "mock_step_ms": step_ms,
-        "mock_jitter": jitter,
-        "mock_prefill_ms": prefill,
-        "mock_tokens_per_response": tokens_per_response,
-        "mock_join": join,
-        "mock_max_batch_size": max_batch_size,
-    }
-    given = [key for key, value in mock.items() if value is not None]
     name = None
     with coded_errors():
-        if engine and not (given or engine_name or os.environ.get("COG_TRITON_ENGINE")):
+        if engine and not (tps is not None or engine_name or os.environ.get("COG_TRITON_ENGINE")):
             name = recognize(engine)  # before what follows is imported, which takes seconds
 
     from cog_triton.serving.cog_process import CogServer, require_ports
@@ -222,11 +141,9 @@ def serve(
         )
     with coded_errors():
         overrides = {
-            **mock,
+            "mock_tps": tps,
             "cog_triton_engine": engine_name,
             "world_size": world_size,
-            "lws_worker_index": node_rank,
-            "lws_leader_address": leader,
             "triton_http_port": triton_http_port,
             "triton_grpc_port": triton_grpc_port,
             "triton_metrics_port": triton_metrics_port,
@@ -242,72 +159,20 @@ def serve(
                 f"COG_TRITON_ENGINE={settings.cog_triton_engine!r}: not with ENGINE"
                 f" {redact_address(engine)!r}"
             )
-        if given and not settings.cog_triton_engine:
-            raise InvalidArgument(f"{given[0].upper()}: is an option of --engine mock")
-        if settings.lws_worker_index:
-            if swap or others or triton_only or settings.cog_triton_engine:
-                raise InvalidArgument(
-                    "--node-rank (LWS_WORKER_INDEX): not with --swap, --triton-only or --engine"
-                )
-            from cog_triton.serving.engine_node import serve_node
-
-            serve_node(prepared(settings, name, family, update, None), say)
-            return
+        if tps is not None and not settings.cog_triton_engine:
+            raise InvalidArgument("--tps: is an option of --engine mock")
         if not triton_only:
             require_ports(settings, host, port)
-        if others or swap:
-            _require_swappable(settings, others, swap=swap, triton_only=triton_only)
-        more = []
-        for other in others or ():
-            theirs = load_settings(**{**_given(overrides), "cog_weights": other})
-            more.append(_named(prepared(theirs, recognize(other), family, update, None)))
         settings = prepared(settings, name, family, update, model_repo)
-        settings = _named(settings) if more else settings
         if triton_only:
             # Imports what Cog's worker does, which takes a second.
             from cog_triton.serving import triton_only_server
 
             asyncio.run(triton_only_server.serve_triton_only(settings, model_repo, say))
             return
-        server = CogServer(
-            settings,
-            host,
-            port,
-            max_concurrency or MAX_SLOTS,
-            verbose=verbose,
-            others=more,
-        )
-        server.run(say)
+        CogServer(settings, host, port, max_concurrency or MAX_SLOTS, verbose=verbose).run(say)
 
 
 def _given(overrides: Mapping[str, object]) -> dict[str, object]:
     """Those settings that the command line gives."""
     return {key: value for key, value in overrides.items() if value is not None}
-
-
-def _named(settings: Settings) -> Settings:
-    """`settings` with a name for a model that has none of its own: its directory's."""
-    from cog_triton.artifact.engine_manifest import MANIFEST_NAME
-
-    directory = Path(settings.cog_weights or "")
-    if settings.served_model_name or not directory.is_dir() or (directory / MANIFEST_NAME).exists():
-        return settings
-    return settings.model_copy(update={"served_model_name": directory.resolve().name})
-
-
-def _require_swappable(
-    settings: Settings, others: list[str] | None, *, swap: bool, triton_only: bool
-) -> None:
-    """Raise E1005 for what does not go together with several engines."""
-    if not (others and swap):
-        raise InvalidArgument("--swap: goes with two engines or more, and these with --swap")
-    clashes = {
-        "--triton-only": triton_only,
-        "SPARE_ENGINE": settings.spare_engine,
-        "ENGINE_REPLICAS": settings.engine_replicas > 1,
-        "OPENAI_PORT=0": not settings.openai_port,
-        "SERVED_MODEL_NAME": settings.served_model_name,
-    }
-    for name, given in clashes.items():
-        if given:
-            raise InvalidArgument(f"{name}: not with --swap")

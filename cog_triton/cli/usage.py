@@ -14,10 +14,7 @@ import typer
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.terminal import coded_errors, out
 
-COLUMNS = (
-    *("requests", "errors", "refused", "prompt_tokens", "output_tokens", "queue_s", "engine_s"),
-    "joules",
-)
+COLUMNS = ("requests", "errors", "refused", "prompt_tokens", "output_tokens", "queue_s", "engine_s")
 _NOBODY = "-"
 _MOST = 1e12
 
@@ -85,7 +82,7 @@ def summed(lines: Iterable[str], begin: datetime | None = None) -> dict[str, dic
         if "queue_s" not in event:  # it left before its turn
             sums["queue_s"] += _number(event, "duration_s")
             continue
-        for column in ("prompt_tokens", "output_tokens", "queue_s", "joules"):
+        for column in ("prompt_tokens", "output_tokens", "queue_s"):
             sums[column] += _number(event, column)
         sums["engine_s"] += max(0.0, _number(event, "duration_s") - _number(event, "queue_s"))
     return {

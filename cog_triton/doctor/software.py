@@ -88,7 +88,7 @@ def cuda_driver(cuda: str | None, what: str, gpus: Sequence[str] = (), *, compat
 
 def mpirun(settings: Settings, ranks: int) -> Check:
     """Check for mpirun, which only engines of several ranks need."""
-    wanted = ranks > 1 or settings.trtllm_orchestrator
+    wanted = ranks > 1
     try:
         path = launch.find_mpirun(settings)
     except TritonStartFailed as error:

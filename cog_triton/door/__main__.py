@@ -12,13 +12,14 @@ import argparse
 import logging
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import uvloop
 
 from cog_triton.door.client_connection import BACKLOG
 from cog_triton.door.front_door import FrontDoor
-from cog_triton.door.upstream import ChainLauncher
+from cog_triton.door.upstream import Upstream, start_chain
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.coglet import prediction_directory
 from cog_triton.settings import Settings, load_settings
@@ -48,7 +49,9 @@ def main(arguments: Sequence[str]) -> int:
         descriptors = raise_open_files()
         names = _TRITON if options.beside_triton else _public_names(settings, options.cog_only)
         sockets = {name: bind(name, *settings.public_ports[name], BACKLOG) for name in names}
-        behind: ChainLauncher | Mapping[str, int] = ChainLauncher(settings, names, for_cog)
+        behind: Callable[[], Upstream] | Mapping[str, int] = partial(
+            start_chain, settings, names, for_cog
+        )
         watches = not options.beside_triton and not options.watched
         door = FrontDoor(settings, descriptors, watches=watches)
     except CogTritonError as error:
@@ -62,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
 async def _serve(
     door: FrontDoor,
     sockets: Mapping[str, socket.socket],
-    behind: ChainLauncher | Mapping[str, int],
+    behind: Callable[[], Upstream] | Mapping[str, int],
 ) -> int:
     tune_for_serving()
     return await door.serve(sockets, behind)

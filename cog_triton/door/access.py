@@ -9,12 +9,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from cog_triton import errors
 from cog_triton.door.keyring import Api, Key, Keyring, sha256_of
-from cog_triton.door.message import Answer, Bearer, Refused, Request, with_samples
+from cog_triton.door.message import Answer, Refused, Request, with_samples
 from cog_triton.serving.tenant_limits import TokenBucket
 from cog_triton.serving.tenants import MOST_TENANTS, OTHER
 from cog_triton.system.redaction import KEY_HEADERS, sent_key
@@ -127,13 +127,6 @@ def network_of(address: str) -> str:
     return str(found.ipv4_mapped or ipaddress.ip_network((int(found), 64), strict=False))
 
 
-class Issuer(Protocol):
-    """Who signs tokens, which are sent in the place of a key."""
-
-    async def read(self, token: bytes) -> Bearer:
-        """The tenant that a token names, or why it is refused."""
-
-
 @dataclass(frozen=True, slots=True)
 class Access:
     """Who may send a request.
@@ -150,21 +143,11 @@ class Access:
     keyring: Keyring | None = None
     guesses: GuessLimit = field(default_factory=GuessLimit)
     refusals: Refusals = field(default_factory=Refusals)
-    issuer: Issuer | None = None
 
     @property
     def locked(self) -> bool:
         """Whether requests need a key."""
         return self.keyring is not None or self.api_key is not None
-
-    async def identified(self, request: Request) -> Request:
-        """The request with what its token says, if it has brought one and no key."""
-        if self.issuer is None or self.keyring is None:
-            return request
-        sent = sent_key(request.headers)
-        if sent.count(b".") != 2 or self.keyring.find(sent) is not None:
-            return request
-        return replace(request, bearer=await self.issuer.read(sent))
 
     def check(self, request: Request, api: Api) -> Request:
         """The request with its tenant, if a key tells it; raises E1007 unless it may pass."""
@@ -199,26 +182,12 @@ class Access:
         right = found is not None
         if self.keyring is None:
             right = hmac.compare_digest(sent, (self.api_key or "").encode())
-        elif (bearer := request.bearer) is not None:
-            return self._key_of_token(request.peer, sent, bearer, self.keyring)
         self.guesses.check(request.peer, sent, right)
         if not right:
             raise errors.Unauthorized(_SEND_KEY)
         if found is not None and found.expired:
             rule = f"the key {found.id} of {found.name} has expired"
             raise Refused(401, errors.Unauthorized(rule), found.name)
-        return found
-
-    def _key_of_token(self, peer: str, sent: bytes, bearer: Bearer, keyring: Keyring) -> Key:
-        """The key with the rights of a token's tenant; an issuer that fails is no wrong guess."""
-        if isinstance(bearer.error, errors.TritonUnavailable):
-            raise bearer.error
-        self.guesses.check(peer, sent, bearer.error is None)
-        if bearer.error is not None:
-            raise bearer.error
-        if (found := keyring.named(bearer.tenant)) is None:
-            rule = f"no key of COG_TRITON_KEYS is of {bearer.tenant[:80]!r}, the token's tenant"
-            raise Refused(403, errors.Unauthorized(rule))
         return found
 
 

@@ -252,13 +252,11 @@ class CogGate(PrivateGate):
 
     async def _decide(self, request: Request) -> Forward | Answer:
         path, reads = request.path, request.method in ("GET", "HEAD")
-        swapping = self.route.upstreams.swapping
         if reads and path == _HEALTH:
-            if self.route.upstreams.stopping:  # 200 is for liveness probes, as of Cog
+            if self.route.upstream.stopping:  # 200 is for liveness probes, as of Cog
                 reason = str(errors.TritonUnavailable(STOPPING))
                 return json_answer(200, {"status": "UNHEALTHY", "user_healthcheck_error": reason})
-            starting = swapping is not None and not swapping.ready
-            if starting or not self.route.upstream.state.listens:
+            if not self.route.upstream.state.listens:
                 return json_answer(503, {"status": "STARTING"})
             health = self.route.upstream.state.revise_health
             return replace(self._forward(request), revise=health)
@@ -267,7 +265,7 @@ class CogGate(PrivateGate):
             return self._forward(request)
         if asked == _STOP:
             self.access.check_stop(request)
-            self.route.upstreams.ask_to_stop()
+            self.route.upstream.ask_to_stop()
             return json_answer(200, {})
         request = self.access.check(request, "predictions")
         if reads and path == "/docs":  # Cog's own index names it
@@ -275,12 +273,7 @@ class CogGate(PrivateGate):
         if asked == "GET /" and self.page_port:
             page = f"{self.scheme}://{request.host_name or 'localhost'}:{self.page_port}/"
             return replace(self._forward(request), revise=partial(_with_page, page))
-        if _CANCEL.fullmatch(asked):
-            for draining in self.route.others:
-                if await draining.cancels(path.encode()):
-                    return Answer(200, b"{}")
-            return self._forward(request)
-        if reads and path in _READ:
+        if _CANCEL.fullmatch(asked) or (reads and path in _READ):
             return self._forward(request)
         if not _PREDICT.fullmatch(asked):
             raise errors.NotFound(f"{request.method[:20]} {path[:80]!r}: no such path or method")
@@ -306,9 +299,6 @@ class CogGate(PrivateGate):
                 await self.webhooks.expect(url)
                 request = replace(request, body=body)
         if request.tenant is not None:
-            first = swapping.first_names if swapping is not None else []
-            if first and not any(map(request.tenant.may_name, first)):
-                request.tenant.require_model(first[0])  # before its turn: Cog's would be too late
             told = request.tenant.encoded
             body = await self.large_bodies.run(len(body), with_tenant, body, told)
             request = replace(request, body=body)
@@ -320,14 +310,8 @@ class CogGate(PrivateGate):
         if known := await state.input_names():
             for each in await self.large_bodies.run(len(body), unknown_inputs, body, known):
                 log_once(_log, f"input {printable(each)!r} of predictions is unknown, and ignored")
-        if swapping is not None and b"respond-async" in request.header(b"prefer"):
-            raise errors.InvalidArgument(
-                "Prefer: respond-async: not with several models (--swap), which wait for"
-                " connections to end"
-            )
-        to = await self.route.upstream_of()
         revise = partial(_revised, name)
-        return replace(self._forward(request, to), revise=revise, edit=CodedEnd())
+        return replace(self._forward(request), revise=revise, edit=CodedEnd())
 
 
 def _require_json(request: Request) -> Request:

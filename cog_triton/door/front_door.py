@@ -15,62 +15,47 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from cog_triton.door.access import Access, GuessLimit, Refusals, is_loopback
 from cog_triton.door.client_connection import ClientConnection, Connections, Listener
 from cog_triton.door.cog_gate import CogGate
-from cog_triton.door.control import ControlSocket
 from cog_triton.door.file_reader import keep_current
 from cog_triton.door.gate import Gate, MetricsGate, OpenAIGate
 from cog_triton.door.keyring import Keyring
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.relay import ReadCoalescing
 from cog_triton.door.request_parser import Limits
-from cog_triton.door.rolling import Rolling
-from cog_triton.door.swapping import Swapping, first_variant
 from cog_triton.door.tls import Certificate
 from cog_triton.door.triton_gate import TritonGate
-from cog_triton.door.upstream import ChainLauncher, Route, Upstream, Upstreams
+from cog_triton.door.upstream import Route, Upstream
 from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.settings import Settings
-
-if TYPE_CHECKING:
-    from cog_triton.door.oidc import TokenIssuer
 
 _FLUSH_S = 1.0
 _WEBHOOKS_S = 3.0
 _POLL_S = 0.02
-_SWITCH_POLL_S = 0.2
 _FIRST = asyncio.FIRST_COMPLETED
 _LOG = logging.getLogger(__name__)
 
 
 class GracefulStop:
-    """Stop of all `upstreams`, once it is asked for; `seconds` is DRAIN_TIMEOUT."""
+    """Stop of `upstream`, once it is asked for; `seconds` is DRAIN_TIMEOUT."""
 
-    def __init__(self, upstreams: Upstreams, connections: Connections, seconds: float) -> None:
-        self._upstreams = upstreams
+    def __init__(self, upstream: Upstream, connections: Connections, seconds: float) -> None:
+        self._upstream = upstream
         self._connections = connections
         self._seconds = seconds
-        self._before: list[Callable[[], None]] = []
         self._asked = asyncio.Event()
         self._deadline = 0.0
         self._signalled = self._hurried = False
-        upstreams.ask_to_stop = self._asked.set
-
-    def before(self, function: Callable[[], None]) -> None:
-        """Have `function` called first: it ends what would begin a chain, or wait for one."""
-        self._before.append(function)
+        upstream.ask_to_stop = self._asked.set
 
     def on_signal(self) -> None:
         """Stop; at the second signal, at once."""
         if self._signalled and not self._hurried:
             self._hurried = True
-            loop = asyncio.get_running_loop()
-            for upstream in self._upstreams:
-                if upstream.chain is not None:
-                    loop.run_in_executor(None, upstream.chain.reaper.kill)
+            if (chain := self._upstream.chain) is not None:
+                asyncio.get_running_loop().run_in_executor(None, chain.reaper.kill)
         self._signalled = True
         self._asked.set()
 
@@ -79,16 +64,13 @@ class GracefulStop:
         await self._asked.wait()
         self._deadline = time.monotonic() + self._seconds
         _LOG.info("stopping: what runs may end within %g s (DRAIN_TIMEOUT)", self._seconds)
-        self._upstreams.stopping = True
+        self._upstream.stopping = True
         self._connections.refuse_reuse()
-        for function in self._before:
-            function()
         more = self.patience(0.0)
         found = self._connections
         while (found.answering or found.may_ask) and self._lasts and more():
             await asyncio.sleep(_POLL_S)
-        left = max(0.0, self._deadline - time.monotonic())
-        await asyncio.gather(*(one.drain(left) for one in self._upstreams))
+        await self._upstream.drain(max(0.0, self._deadline - time.monotonic()))
 
     def patience(self, least: float) -> Callable[[], bool]:
         """Tells whether to wait on: for the rest of DRAIN_TIMEOUT, or for `least` seconds from now.
@@ -101,7 +83,7 @@ class GracefulStop:
     @property
     def _lasts(self) -> bool:
         """Whether an answer may still come."""
-        return not self._hurried and any(one.exit_code() is None for one in self._upstreams)
+        return not self._hurried and self._upstream.exit_code() is None
 
 
 class FrontDoor:
@@ -122,11 +104,6 @@ class FrontDoor:
         self._refusals = Refusals()
         keys = settings.cog_triton_keys
         self._keyring = None if keys is None else Keyring(keys, settings.api_key)
-        self._issuer: TokenIssuer | None = None
-        if settings.oidc_issuer is not None:
-            from cog_triton.door import oidc  # most doors do without what it needs
-
-            self._issuer = oidc.TokenIssuer(oidc.Rules.of(settings, settings.oidc_issuer))
         self._certificate = None
         if settings.tls_cert_file is not None:
             chain = settings.tls_cert_file
@@ -135,83 +112,57 @@ class FrontDoor:
     async def serve(
         self,
         sockets: Mapping[str, socket.socket],
-        behind: ChainLauncher | Mapping[str, int],
+        behind: Callable[[], Upstream] | Mapping[str, int],
     ) -> int:
         """Serve until the chain that `behind` starts has ended; its exit code, 0 after a stop.
 
         Before a Triton that is there already, on these ports, until SIGTERM. SIGTERM and SIGINT
-        drain all that is behind; a second one kills it.
+        drain what is behind; a second one kills it.
         """
         loop = asyncio.get_running_loop()
         coalescing = ReadCoalescing(loop)
-        if isinstance(behind, ChainLauncher):
-            self._webhooks.start()
-            first = behind.start(first_variant(self._settings))
+        if isinstance(behind, Mapping):
+            upstream = Upstream("triton", behind)
         else:
-            first = Upstream("triton", behind)
-        upstreams = Upstreams(first)
-        stop = GracefulStop(upstreams, self._connections, self._settings.drain_timeout)
+            self._webhooks.start()
+            upstream = behind()
+        stop = GracefulStop(upstream, self._connections, self._settings.drain_timeout)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.on_signal)
         listeners = [
-            self._listener(listening, self._gate(name, listening, upstreams), coalescing)
+            self._listener(listening, self._gate(name, listening, upstream), coalescing)
             for name, listening in sockets.items()
         ]
-        first.follow()
+        upstream.follow()
         if self._watches:
-            first.watch(self._settings)
-        control = swapping = None
-        if isinstance(behind, ChainLauncher) and self._settings.cog_triton_swap:
-            swapping = upstreams.swapping = Swapping(self._settings, upstreams, behind)
-            swapping.start()
-            stop.before(swapping.refuse)
-        if isinstance(behind, ChainLauncher) and "TRITON_HTTP_PORT" in sockets:
-            rolling = Rolling(self._settings, upstreams, behind, watches=self._watches)
-            stop.before(rolling.abandon)
-            control = ControlSocket(self._settings.port, rolling.handle)
+            upstream.watch(self._settings)
         stopping = loop.create_task(stop.run())
         readers = [each for each in (self._keyring, self._certificate) if each is not None]
         watching = loop.create_task(keep_current(readers))
         try:
-            code = await self._until_ended(upstreams, stopping)
+            code = await self._until_ended(upstream, stopping)
             await self._flush(stop.patience(_FLUSH_S))
             await self._webhooks.drained(stop.patience(_WEBHOOKS_S))
         finally:
             stopping.cancel()
             watching.cancel()
-            if swapping is not None:
-                await swapping.close()
-            if control is not None:
-                await control.close()
-            for upstream in upstreams:
-                upstream.stop_watching()
-                upstream.close()
+            upstream.stop_watching()
+            upstream.close()
             await self._webhooks.close()
             for listener in listeners:
                 listener.close()
             self._large_bodies.close()
-            if self._issuer is not None:
-                self._issuer.close()
             self._connections.abort_all()
             await asyncio.sleep(0)
         return code
 
-    async def _until_ended(self, upstreams: Upstreams, stopping: asyncio.Task[None]) -> int:
-        """Exit code of the upstream that serves, once that has ended; 0 once all was stopped."""
-        ends: dict[Upstream, asyncio.Task[int]] = {}
-        while not stopping.done():
-            serving = upstreams.serving
-            if serving.chain is None:
-                break
-            if serving not in ends:
-                ends[serving] = asyncio.ensure_future(serving.ended())
-            await asyncio.wait(
-                {ends[serving], stopping}, timeout=_SWITCH_POLL_S, return_when=_FIRST
-            )
-            if upstreams.stopping:
-                break
-            if ends[serving].done() and upstreams.serving is serving:
-                return ends[serving].result() or 1  # nobody has told it to end
+    async def _until_ended(self, upstream: Upstream, stopping: asyncio.Task[None]) -> int:
+        """Exit code of the upstream, once that has ended; 0 once it was stopped."""
+        if upstream.chain is not None:
+            ended = asyncio.ensure_future(upstream.ended())
+            await asyncio.wait({ended, stopping}, return_when=_FIRST)
+            if ended.done() and not upstream.stopping:
+                return ended.result() or 1  # nobody has told it to end
         await stopping
         return 0
 
@@ -223,16 +174,16 @@ class FrontDoor:
 
         return Listener(listening, connection, self._certificate)
 
-    def _gate(self, name: str, listening: socket.socket, upstreams: Upstreams) -> Gate:
+    def _gate(self, name: str, listening: socket.socket, upstream: Upstream) -> Gate:
         settings = self._settings
         loopback = is_loopback(listening.getsockname()[0])
         access = Access(settings.api_key, loopback, self._keyring, self._guesses)
-        access = replace(access, refusals=self._refusals, issuer=self._issuer)
-        common = (Route(upstreams, name), access, self._limits, self._large_bodies)
+        access = replace(access, refusals=self._refusals)
+        common = (Route(upstream, name), access, self._limits, self._large_bodies)
         public = settings.metrics_public
         match name:
             case "PORT":
-                has_page = settings.openai_page and "OPENAI_PORT" in upstreams.serving.ports
+                has_page = settings.openai_page and "OPENAI_PORT" in upstream.ports
                 page_port = settings.openai_port if has_page else None
                 return CogGate(*common, self._webhooks, page_port, settings.scheme)
             case "TRITON_HTTP_PORT":

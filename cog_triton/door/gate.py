@@ -22,17 +22,15 @@ from cog_triton.door.json_body import (
     JSONLimits,
     Numbers,
     inflated,
-    member,
     require_bounded,
 )
 from cog_triton.door.keyring import Api
 from cog_triton.door.large_bodies import LargeBodies
 from cog_triton.door.message import Answer, Forward, Refused, Request, json_answer
 from cog_triton.door.request_parser import NO_ROOM, Limits
-from cog_triton.door.upstream import Route, Upstream
+from cog_triton.door.upstream import Route
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.openai import error_responses
-from cog_triton.serving.openai.envelope import ANTHROPIC, anthropic_model, anthropic_models
 from cog_triton.serving.openai.error_responses import is_messages
 from cog_triton.serving.tenants import HEADER
 from cog_triton.system.redaction import KEY_HEADERS
@@ -111,9 +109,9 @@ class PrivateGate(ABC):
     async def decide(self, request: Request) -> Forward | Answer:
         """See `Gate`."""
         try:
-            if self.route.upstreams.stopping and not request.unaware:
+            if self.route.upstream.stopping and not request.unaware:
                 self._refuse_new(request)
-            return await self._decide(await self.access.identified(request))
+            return await self._decide(request)
         except errors.CogTritonError as error:
             refused = Refused(status_of(error), error)
             self.access.refusals.count(refused)
@@ -155,8 +153,8 @@ class PrivateGate(ABC):
     async def _require_bounded(self, body: bytes) -> None:
         await self.large_bodies.run(len(body), require_bounded, body, self.json_limits)
 
-    def _forward(self, request: Request, to: Upstream | None = None) -> Forward:
-        upstream = to or self.route.upstream
+    def _forward(self, request: Request) -> Forward:
+        upstream = self.route.upstream
         dropped = {*self.dropped, _TENANT}
         headers = [pair for pair in request.headers if pair[0] not in dropped]
         if request.tenant is not None:
@@ -255,17 +253,13 @@ class OpenAIGate(PrivateGate):
         """See `gate.Gate`."""
         return openai_refusal(status, error, path)
 
-    def _forward(self, request: Request, to: Upstream | None = None) -> Forward:
-        forward = super()._forward(request, to)
+    def _forward(self, request: Request) -> Forward:
+        forward = super()._forward(request)
         return replace(forward, cut=self._message_cut) if is_messages(request.path) else forward
 
     def _with_metrics(self, status: int, body: bytes) -> Answer | None:
-        """Metrics of the worker, those of refusals, and those of swaps."""
-        swapping = self.route.upstreams.swapping
-        found = self.access.refusals.with_metrics(status, body) if self.access.locked else None
-        if swapping is None:
-            return found
-        return swapping.with_metrics(status, found.body if found else body)
+        """Metrics of the worker, and those of refusals."""
+        return self.access.refusals.with_metrics(status, body) if self.access.locked else None
 
     @cached_property
     def _message_cut(self) -> bytes:
@@ -289,29 +283,9 @@ class OpenAIGate(PrivateGate):
             )
         request = await self._inflated(request)
         await self._require_bounded(request.body)
-        swapping = self.route.upstreams.swapping
         if reads and request.path == _METRICS[0]:
             return replace(self._forward(request), revise=self._with_metrics)
-        if swapping is None:
-            return self._forward(request)
-        tenant = request.tenant
-        models = [each for each in swapping.models if tenant is None or tenant.may_name(each["id"])]
-        anthropic = bool(request.header(ANTHROPIC.encode()))
-        if reads and request.path == _MODELS:
-            listed = {"object": "list", "data": models}
-            return json_answer(200, anthropic_models(models) if anthropic else listed)
-        if reads:
-            asked = request.path.removeprefix(f"{_MODELS}/")
-            described = [model for model in models if model["id"] == asked]
-            if not described:
-                return self._forward(request)
-            (model,) = described
-            return json_answer(200, anthropic_model(model) if anthropic else model)
-        body = request.body
-        name = await self.large_bodies.run(len(body), model_of, body)
-        if tenant is not None and name is not None:
-            tenant.require_model(name)  # before its turn, which would stop another model
-        return self._forward(request, await self.route.upstream_of(name))
+        return self._forward(request)
 
 
 class MetricsGate(OpenAIGate):
@@ -329,9 +303,3 @@ def _api_of(path: str) -> Api:
     if path in _KEY_ONLY:
         return "adapters"
     return "metrics" if path in _METRICS else "openai"
-
-
-def model_of(body: bytes) -> str | None:
-    """The model that a request to the OpenAI API names; None if it names none."""
-    model = member(body, "model")
-    return model if isinstance(model, str) else None

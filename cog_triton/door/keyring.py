@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -122,7 +122,6 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 @dataclass(frozen=True, slots=True)
 class _Table:
     keys: Mapping[str, Key]
-    by_name: Mapping[str, Sequence[Key]]
 
     def find(self, sent: bytes) -> Key | None:
         """The key that was sent, in a time that depends on no key of the table."""
@@ -157,19 +156,9 @@ class Keyring(FileReader):
     def take(self, data: Iterable[tuple[str, bytes]]) -> None:
         """See `FileReader`."""
         of_files = _keys_of(data)
-        by_name: dict[str, list[Key]] = {}
-        for key in of_files:
-            by_name.setdefault(key.name, []).append(key)
         keys = [*self._own, *of_files]
-        self._table = _Table({key.sha256[:_PREFIX]: key for key in keys}, by_name)
+        self._table = _Table({key.sha256[:_PREFIX]: key for key in keys})
 
     def find(self, sent: bytes) -> Key | None:
         """The key that a client has sent; it may have expired."""
         return self._table.find(sent)
-
-    def named(self, name: str) -> Key | None:
-        """The first key of a tenant in the files that has not expired.
-
-        None for COG_TRITON_API_KEY's: whoever may choose a name must not have every right.
-        """
-        return next((key for key in self._table.by_name.get(name, ()) if not key.expired), None)

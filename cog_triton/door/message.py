@@ -54,14 +54,6 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Bearer:
-    """What a JSON Web Token has said: its tenant, or why it is refused."""
-
-    tenant: str = ""
-    error: CogTritonError | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Request:
     """A request that has arrived whole; header names are in lower case, `target` as it was sent.
 
@@ -78,7 +70,6 @@ class Request:
     peer: str = ""
     version: int = 1
     tenant: Tenant | None = None
-    bearer: Bearer | None = None
     unaware: bool = False
     take_bytes: Callable[[int], bool] = lambda _: True
 

@@ -147,9 +147,8 @@ class TritonGate(PrivateGate):
             body, header_length = await checked
         else:
             body = await run(len(body), rewritten_generation, body, bounds, tensors)
-        to = await self.route.upstream_of()
-        forward = self._passed(request, body, header_length, to)
-        use = to.chain.triton_use if to.chain is not None else None
+        forward = self._passed(request, body, header_length)
+        use = serving.chain.triton_use if serving.chain is not None else None
         return forward if use is None else replace(forward, use=use.request)
 
     def _passed(
@@ -157,10 +156,9 @@ class TritonGate(PrivateGate):
         request: Request,
         body: bytes,
         header_length: int | None = None,
-        to: Upstream | None = None,
     ) -> Forward:
         forward = replace(
-            self._forward(request, to),
+            self._forward(request),
             target=request.path.encode(),
             body=body,
             revise=_revision(request.path),

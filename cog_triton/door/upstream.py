@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import secrets
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cog_triton.door.cog_state import CogState
-from cog_triton.door.upstream_connections import UpstreamConnections, ask, read_json
-from cog_triton.errors import CogTritonError, TritonStartFailed
+from cog_triton.door.upstream_connections import UpstreamConnections
+from cog_triton.errors import CogTritonError
 from cog_triton.serving.cog_health import CogWatch
 from cog_triton.serving.drain_watch import request_drain
-from cog_triton.serving.triton_use import TritonUseReport
+from cog_triton.serving.triton_use import TRITON_USE_VARIABLE, TritonUseReport
 from cog_triton.settings import Settings
+from cog_triton.system import reaper
 from cog_triton.system.ports import reserve
 from cog_triton.system.reaper import Reaped
-
-if TYPE_CHECKING:
-    from cog_triton.door.swapping import Swapping
-import os
-import secrets
-import sys
-from collections.abc import Sequence
-
-from cog_triton.serving.triton_use import TRITON_USE_VARIABLE
-from cog_triton.system import reaper
 
 # Not Triton's: it gives a connection to one of its threads when it accepts it.
 _WARM = ("PORT", "OPENAI_PORT")
@@ -41,29 +34,6 @@ _WORKER_S = 4.0
 _EXIT_S = 5.0
 _ANSWER_S = 15.0
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """What a chain has that differs from the first one.
-
-    Attributes:
-        environment: variables in place of the door's own.
-        python: interpreter with the package, of another version perhaps; None for the door's.
-        directory: of the Cog project; None for the door's working directory.
-    """
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-    python: Path | None = None
-    directory: Path | None = None
-
-    def changed(self, other: Variant) -> Variant:
-        """This one with what `other` names in the place of its own."""
-        return Variant(
-            {**self.environment, **other.environment},
-            other.python or self.python,
-            other.directory or self.directory,
-        )
 
 
 class PrivatePorts:
@@ -81,7 +51,7 @@ class PrivatePorts:
 
 @dataclass(frozen=True)
 class Chain:
-    """Processes of an upstream: Cog's `reaper`, its ports, drain file and environment.
+    """Processes of an upstream: Cog's `reaper`, its ports and its drain file.
 
     A worker that builds has no drain file.
     """
@@ -89,8 +59,6 @@ class Chain:
     reaper: Reaped
     reserved: PrivatePorts
     drain_file: Path | None
-    environment: Mapping[str, str] = field(repr=False)
-    variant: Variant = field(repr=False)
     triton_use: TritonUseReport | None = field(default=None, repr=False)
 
 
@@ -114,8 +82,11 @@ class Upstream:
         drain_file = None if chain is None else chain.drain_file
         check_id = drain_file.name if drain_file else None
         self.state = CogState(ports.get("PORT", 0), check_id, start_timeout)
+        self.stopping = False
+        """Whether the door drains: no new request is taken any more."""
+        self.ask_to_stop: Callable[[], None] = lambda: None
+        """Begins the graceful stop of the door."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._drain: asyncio.Future[None] | None = None
 
     def follow(self) -> None:
         """Keep `state` current."""
@@ -128,16 +99,6 @@ class Upstream:
             guard = self._kill_if_lost(settings, self.chain.reaper)
             self._tasks.append(asyncio.get_running_loop().create_task(guard))
 
-    async def until_ready(self, waiting: Callable[[], None] = lambda: None) -> None:
-        """Wait until predictions pass, calling `waiting`; raises a coded error if that fails."""
-        while self.state.status != "READY":
-            if (code := self.exit_code()) is not None:
-                raise TritonStartFailed(f"{self.name} exited with code {code} while starting")
-            if self.state.status == "SETUP_FAILED":
-                raise self.state.failure or TritonStartFailed(f"{self.name}: set-up failed")
-            waiting()
-            await asyncio.sleep(_POLL_S)
-
     async def ended(self) -> int:
         """Wait until the chain has ended; its exit code."""
         assert self.chain is not None
@@ -147,32 +108,12 @@ class Upstream:
         """Exit code of a chain that has ended, else None."""
         return None if self.chain is None else self.chain.reaper.poll()
 
-    async def model_name(self) -> str:
-        """Name of the model in the OpenAI API; blank if that is off, or does not tell."""
-        with suppress(OSError, ValueError, LookupError, TypeError, asyncio.TimeoutError):
-            reading = read_json(self.ports["OPENAI_PORT"], b"/v1/models")
-            listed = await asyncio.wait_for(reading, _ANSWER_S)
-            return str(listed["data"][0]["id"])
-        return ""
-
-    async def cancels(self, path: bytes) -> bool:
-        """Whether a prediction of this chain was cancelled by a POST of `path`."""
-        with suppress(OSError, ValueError, LookupError, asyncio.TimeoutError):
-            asking = ask(self.ports["PORT"], b"POST", path)
-            return (await asyncio.wait_for(asking, _ANSWER_S))[0] == 200
-        return False
-
     async def drain(self, seconds: float) -> None:
         """Graceful drain of a chain that gets no new requests; then its processes are stopped.
 
-        Requests end undisturbed within `seconds`; those that are left end with E2105. One that is
-        under way goes on as it began.
+        Requests end undisturbed within `seconds`; those that are left end with E2105.
         """
-        if self._drain is None:
-            self._drain = asyncio.ensure_future(self._drained(time.monotonic() + seconds))
-        await asyncio.shield(self._drain)
-
-    async def _drained(self, deadline: float) -> None:
+        deadline = time.monotonic() + seconds
         self.connections.close()
         await self._until(lambda: not self.connections.in_flight, deadline)
         # Asynchronous predictions have no connection: the worker knows of them.
@@ -236,112 +177,49 @@ class Upstream:
                 _LOG.warning("%s", line)
 
 
-class Upstreams:
-    """Table of the upstreams of one door; `serving` gets all new requests."""
-
-    def __init__(self, serving: Upstream) -> None:
-        self.serving = serving
-        self.swapping: Swapping | None = None
-        """What chooses `serving` by the model of a request, with several models."""
-        self.stopping = False
-        """Whether the door drains: no new request is taken any more."""
-        self.ask_to_stop: Callable[[], None] = lambda: None
-        """Begins the graceful stop of the door."""
-        self._all = [serving]
-
-    def __iter__(self) -> Iterator[Upstream]:
-        return iter(tuple(self._all))
-
-    def add(self, upstream: Upstream) -> None:
-        """Take one more, which gets no requests yet."""
-        self._all.append(upstream)
-
-    def remove(self, upstream: Upstream) -> None:
-        """Forget one that does not serve."""
-        self._all.remove(upstream)
-
-
 @dataclass(frozen=True, slots=True)
 class Route:
     """Way from a public port to the servers behind it: `port` is the name of its setting."""
 
-    upstreams: Upstreams
+    upstream: Upstream
     port: str
-
-    @property
-    def others(self) -> list[Upstream]:
-        """Upstreams that get no new requests, and may have predictions that run."""
-        return [one for one in self.upstreams if one is not self.upstreams.serving]
-
-    @property
-    def upstream(self) -> Upstream:
-        """The upstream that a new request goes to."""
-        return self.upstreams.serving
-
-    async def upstream_of(self, model: str | None = None) -> Upstream:
-        """The upstream for a request of `model`, once that has its turn; then pass it on at once.
-
-        Raises E1009 for a model that is not served, and E2107 where too many wait.
-        """
-        swapping = self.upstreams.swapping
-        return self.upstream if swapping is None else await swapping.turn_of(model)
 
 
 _REAP_S = 15
-_UNCHANGED = Variant()
 _SECRETS = (
     *("COG_TRITON_API_KEY", "OPENAI_API_KEY", "COG_TRITON_KEYS"),
-    *("OIDC_ISSUER", "TLS_CERT_FILE", "TLS_KEY_FILE"),
+    *("TLS_CERT_FILE", "TLS_KEY_FILE"),
 )
 _LOOPBACK = "127.0.0.1"
 
 
-class ChainLauncher:
-    """Starts upstreams: a Cog server each, with private ports for the public ones in `names`."""
+def start_chain(settings: Settings, names: Sequence[str], for_cog: Sequence[str]) -> Upstream:
+    """Start a Cog server with private ports for the public ones in `names`; it is not ready yet.
 
-    def __init__(self, settings: Settings, names: Sequence[str], for_cog: Sequence[str]) -> None:
-        """`for_cog` are arguments of cog.server.http."""
-        self._settings = settings
-        self._work_dir = settings.work_dir.resolve()
-        self._names = names
-        self._for_cog = for_cog
-        self._started = 0
-
-    def start(self, variant: Variant = _UNCHANGED) -> Upstream:
-        """Start a chain; it is not ready yet. Raises OSError if that cannot be done."""
-        self._started += 1
-        name = f"engine-{self._started}"
-        reserved = PrivatePorts(self._names)
-        builds = "TRITON_HTTP_PORT" not in self._names
-        drain_file = None if builds else self._work_dir / f"drain-{secrets.token_hex(8)}"
-        use_file = Path(f"/dev/shm/cog_triton_{os.getpid()}_use_{secrets.token_hex(8)}")
-        triton_use = None if drain_file is None else TritonUseReport.made(use_file)
-        environment = {
-            **cog_environment(self._settings, reserved.numbers),
-            **variant.environment,
-            "COG_TRITON_DRAIN_FILE": str(drain_file or ""),
-            TRITON_USE_VARIABLE: str(use_file) if drain_file else "",
-        }
-        python = variant.python or sys.executable
-        if variant.python is not None:  # coglet starts its worker as `python` of PATH
-            path = environment.get("PATH", os.defpath)
-            environment["PATH"] = f"{variant.python.parent}:{path}"
-        environment = _with_direct_loopback(environment)
-        try:
-            process = reaper.spawn(
-                [
-                    *(str(python), "-m", "cog_triton.serving.coglet.http_server"),
-                    *(*self._for_cog, "--host", _LOOPBACK),
-                ],
-                grace=self._settings.drain_timeout + _REAP_S,
-                env=environment,
-                cwd=variant.directory,
-            )
-        except BaseException:
-            reserved.close()
-            raise
-        chain = Chain(process, reserved, drain_file, environment, variant, triton_use)
-        return Upstream(name, reserved.numbers, chain, self._settings.triton_start_timeout)
+    `for_cog` are arguments of cog.server.http. Raises OSError if that cannot be done.
+    """
+    reserved = PrivatePorts(names)
+    builds = "TRITON_HTTP_PORT" not in names
+    drain_file = None if builds else settings.work_dir.resolve() / f"drain-{secrets.token_hex(8)}"
+    use_file = Path(f"/dev/shm/cog_triton_{os.getpid()}_use_{secrets.token_hex(8)}")
+    triton_use = None if drain_file is None else TritonUseReport.made(use_file)
+    environment = {
+        **cog_environment(settings, reserved.numbers),
+        "COG_TRITON_DRAIN_FILE": str(drain_file or ""),
+        TRITON_USE_VARIABLE: str(use_file) if drain_file else "",
+    }
+    command = [sys.executable, "-m", "cog_triton.serving.coglet.http_server"]
+    try:
+        process = reaper.spawn(
+            [*command, *for_cog, "--host", _LOOPBACK],
+            grace=settings.drain_timeout + _REAP_S,
+            env=_with_direct_loopback(environment),
+        )
+    except BaseException:
+        reserved.close()
+        raise
+    chain = Chain(process, reserved, drain_file, triton_use)
+    return Upstream("engine", reserved.numbers, chain, settings.triton_start_timeout)
 
 
 def cog_environment(settings: Settings, private: Mapping[str, int]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.system.paths import expanded
 
-# vllm/transformers_utils/model_arch_config_convertor.py and vllm/config/model.py of 0.26, 0.33.
+# vllm/transformers_utils/model_arch_config_convertor.py and vllm/config/model.py of 0.33.
 _LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",

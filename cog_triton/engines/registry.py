@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from cog_triton.engines.base import EngineFamily
-from cog_triton.engines.llmapi.family import LLMAPIFamily
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.openvino.family import OpenVINOFamily
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
+from cog_triton.removed import removed
 
 FAMILIES: tuple[type[EngineFamily], ...] = (
-    LLMAPIFamily,
     OpenVINOFamily,
     TensorRTLLMFamily,
     VLLMFamily,
@@ -28,6 +27,8 @@ def open_engine(directory: Path) -> EngineFamily:
             f"ENGINE_DIR={str(directory)!r}: no such directory; build an engine with"
             " `cog-triton build`, then serve its engine.tar"
         )
+    if (directory / "llmapi.yaml").exists():
+        raise removed("llmapi.yaml")
     for family in FAMILIES:
         if family.matches(directory):
             return family.open(directory)

@@ -50,8 +50,6 @@ class EnginePool:
         self._logs: deque[Path] = deque()
         self._closing = asyncio.Event()
         self._spare_wanted = asyncio.Event()
-        self._may_start = asyncio.Event()
-        self._may_start.set()
         self._ahead: KeptEngine | None = None
         if spare:
             self._go_on(self._keep_spare())
@@ -81,33 +79,6 @@ class EnginePool:
         if await self._taken(engine):
             return engine
         raise EngineNotLoaded(engine.load_error())
-
-    async def park_leased(self) -> None:
-        """Park the engines that are leased, and start none, until `unpark_leased`; leases stay.
-
-        Those whose family cannot be parked stay as they are. Raises E2110 for an engine that stays
-        on the GPU, and then all is as before.
-        """
-        self._may_start.clear()
-        for engine in self._in(EngineState.LEASED):
-            if not engine.spec.is_parkable:
-                continue
-            try:
-                parked = await self._parking.park(engine)
-                _log.info("engine %d, which is leased, is parked: %s", engine.number, parked)
-            except EngineNotParked:
-                await self.unpark_leased()
-                raise
-            except EngineNotRestored as error:
-                engine.kill(error.detail)
-        await self._wait_for_dead()
-
-    async def unpark_leased(self) -> None:
-        """Take leased engines back; one that does not come back is replaced."""
-        for engine in self._in(EngineState.LEASED):
-            if engine.parked:
-                await self._unpark(engine)
-        self._may_start.set()
 
     def release(self, engine: KeptEngine) -> None:
         """End a lease: the engine, which has dropped its peers' requests, can be leased again."""
@@ -144,7 +115,6 @@ class EnginePool:
         self._spare_wanted.set()
         await asyncio.gather(*(engine.close() for engine in self._engines))
         await asyncio.gather(*self._tasks)
-        self._parking.close()
 
     def _in(self, state: EngineState) -> list[KeptEngine]:
         return [engine for engine in self._engines if engine.state is state]
@@ -163,7 +133,6 @@ class EnginePool:
         try:
             await engine.wait_until_loaded()
             if engine.state is EngineState.READY and engine.parked:
-                await self._may_start.wait()
                 await self._wait_for_dead()
                 # Once begun it goes on, though whoever asked for the engine has gone.
                 await asyncio.shield(asyncio.ensure_future(self._unpark(engine)))
@@ -176,7 +145,6 @@ class EnginePool:
         return True
 
     async def _begin(self, spec: EngineSpec) -> KeptEngine:
-        await self._may_start.wait()
         await self._wait_for_dead()
         engine = self._start(spec)
         self._engines.append(engine)

@@ -97,22 +97,18 @@ class KeeperClient:
         directory: Path,
         *,
         spare: bool = False,
-        name: str | None = None,
         replicas: EngineReplicas = ONE,
     ) -> None:
-        """With a `spare` it keeps another engine ready beside those at work.
+        """With a `spare` it has another engine ready beside those at work.
 
         Of several `replicas`, each is on GPUs of its own.
-
-        Of a `name` that others know, engines can rest.
         """
-        self.name = name or f"cog-triton-keeper-{secrets.token_hex(8)}"
+        self.name = f"cog-triton-keeper-{secrets.token_hex(8)}"
         """Its socket, in Linux's abstract namespace."""
         self._directory = directory
         self._replicas = replicas
         self._options = [
             *(["spare"] if spare else []),
-            *(["parks"] if name else []),
             *(f"{GPUS}{share}" for share in replicas.gpus),
         ]
         self._process: reaper.Reaped | None = None

@@ -21,8 +21,6 @@ REPLICAS_VARIABLE = "COG_TRITON_ENGINE_REPLICAS"
 
 HEARTBEAT_S = 0.25
 """Longest silence of a keeper that is well."""
-CHECKPOINT_VARIABLE = "PARK_CHECKPOINT"
-"""The keeper's variable: with 0 it leaves the driver's checkpoint calls out."""
 PARKABLE = "parkable"
 """Parameter of an engine: "true" where it is to be able to sleep."""
 SPARE_LOADS = "spare_loads"
@@ -116,13 +114,9 @@ class WakeUp:
 @message
 @dataclass(frozen=True, slots=True)
 class SleepChanged:
-    """From the engine: it has done so; or `error`, then it is as before.
-
-    `shares` says why what is left on its GPUs cannot be checkpointed, where that is known.
-    """
+    """From the engine: it has done so; or `error`, then it is as before."""
 
     error: CogTritonError | None = None
-    shares: str | None = None
 
 
 @message
@@ -194,26 +188,6 @@ class KillLeased:
 
     reason: str
     replica: int | None = None
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class ParkLeased:
-    """From a front door that swaps models: park the leased engines, which have no requests."""
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class UnparkLeased:
-    """From a front door that swaps models: take the leased engines back."""
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class ParkingChanged:
-    """To the front door: it is done, or `error` says why the engine stays on the GPU."""
-
-    error: CogTritonError | None = None
 
 
 @message

@@ -19,7 +19,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cog_triton.errors import CogTritonError
 from cog_triton.ipc.streams import Server, Stream
 from cog_triton.keeper.engine_pool import EngineNotLoaded, EnginePool
 from cog_triton.keeper.keeper_messages import (
@@ -34,10 +33,7 @@ from cog_triton.keeper.keeper_messages import (
     LeaseRefused,
     LeaseRequest,
     Locate,
-    ParkingChanged,
-    ParkLeased,
     Release,
-    UnparkLeased,
     Watch,
 )
 from cog_triton.keeper.kept_engine import EngineState, KeptEngine
@@ -57,19 +53,17 @@ class EngineKeeper:
         directory: Path,
         *,
         spare: bool = False,
-        parks: bool = False,
         gpus: Sequence[str] = (),
     ) -> None:
         """`name` is its socket; logs of engines go to `directory`; with a `spare` beside them.
 
-        `parks` says whether engines that are leased must be able to park. `gpus` are shares of
-        them, one for each engine; without any, all engines see all GPUs.
+        `gpus` are shares of them, one for each engine; without any, all engines see all GPUs.
         """
         self._name = name
         self._directory = directory
         self._numbers = itertools.count(1)
         self._pool = EnginePool(self._start_engine, self._tell, spare=spare)
-        self._parks = spare or parks
+        self._parks = spare
         self._gpus = gpus
         self._watchers: set[Stream] = set()
         self._leases: dict[tuple[int, int], KeptEngine] = {}
@@ -107,19 +101,6 @@ class EngineKeeper:
             await self._locate(message, stream)
         elif isinstance(message, Watch):
             await self._serve_watcher(message, stream)
-        elif isinstance(message, ParkLeased | UnparkLeased):
-            await self._change_parking(message, stream)
-
-    async def _change_parking(self, order: ParkLeased | UnparkLeased, stream: Stream) -> None:
-        error = None
-        try:
-            if isinstance(order, ParkLeased):
-                await self._pool.park_leased()
-            else:
-                await self._pool.unpark_leased()
-        except CogTritonError as failed:
-            error = failed
-        stream.send(ParkingChanged(error))
 
     async def _serve_lease(self, request: LeaseRequest, stream: Stream) -> None:
         """Lease engines to one stub, one after the other, until it says `Release` or hangs up."""
@@ -212,12 +193,10 @@ class EngineKeeper:
             await asyncio.sleep(HEARTBEAT_S)
 
 
-async def _main(
-    name: str, directory: Path, *, spare: bool, parks: bool, gpus: Sequence[str]
-) -> None:
+async def _main(name: str, directory: Path, *, spare: bool, gpus: Sequence[str]) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await EngineKeeper(name, directory, spare=spare, parks=parks, gpus=gpus).serve(stop)
+    await EngineKeeper(name, directory, spare=spare, gpus=gpus).serve(stop)
 
 
 def main() -> None:
@@ -225,9 +204,8 @@ def main() -> None:
     name, directory, *options = sys.argv[1:]
     log_format.configure("console", os.environ.get("LOG_LEVEL", ""))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the server
-    spare, parks = "spare" in options, "parks" in options
     gpus = [option.removeprefix(GPUS) for option in options if option.startswith(GPUS)]
-    asyncio.run(_main(name, Path(directory), spare=spare, parks=parks, gpus=gpus))
+    asyncio.run(_main(name, Path(directory), spare="spare" in options, gpus=gpus))
 
 
 if __name__ == "__main__":

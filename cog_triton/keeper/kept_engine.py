@@ -52,21 +52,14 @@ class EngineState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ParkedEngine:
-    """How an engine is parked: its host memory in bytes, and in how many seconds that was done.
-
-    `pids` are the processes that were checkpointed; none where it only sleeps, `reason` says why.
-    """
+    """How an engine is parked: its host memory in bytes, and in how many seconds that was done."""
 
     host_bytes: int
     seconds: float
-    pids: tuple[int, ...] = ()
-    reason: str = ""
 
     def __str__(self) -> str:
-        held = f"holds {self.host_bytes / 1e9:.1f} GB of host memory"
-        if self.pids:
-            return f"off the GPU in {self.seconds:.1f} s, {held}"
-        return f"asleep in {self.seconds:.1f} s, {held} and some of the GPU: {self.reason}"
+        held = f"it has {self.host_bytes / 1e9:.1f} GB of host memory"
+        return f"asleep in {self.seconds:.1f} s, {held}"
 
 
 class KeptEngine:
@@ -98,7 +91,7 @@ class KeptEngine:
         self.log = directory / f"engine-{number}.log"
         self.pid: int | None = None
         self.parked: ParkedEngine | None = None
-        """How it is off the GPU, while it is; a spare that is ready, or a leased one that waits."""
+        """How it sleeps, while it does: a spare that is ready."""
         self.claimed = False
         """Whether somebody waits for it to load."""
         self.was_leased = False

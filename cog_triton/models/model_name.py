@@ -32,7 +32,7 @@ _ENGINE_FILES = {
     "cog-triton.json",
     "config.json",
     "model.json",
-    "llmapi.yaml",
+    "llmapi.yaml",  # refused, by what to use instead
     "openvino_model.xml",
     "mock.json",
 }

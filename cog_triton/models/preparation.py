@@ -20,7 +20,6 @@ from cog_triton.builder.workspace import Workspace
 from cog_triton.download.model_source import fetch_model, resolve
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.engines.vllm.model_directory import MODEL_FILE
-from cog_triton.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.errors import (
     BuildConfigInvalid,
     CogTritonError,
@@ -36,6 +35,7 @@ from cog_triton.models.model_name import ModelName, recognize
 from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.packages.package_set import DEMO, OPENVINO, TRITONSERVER, provide
 from cog_triton.settings import Settings
+from cog_triton.settings.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.sizing.memory_sum import read_shape
 from cog_triton.sizing.model_files import ModelFiles
 from cog_triton.system.atomic_write import writing

@@ -37,8 +37,6 @@ class Ticket(Queued):
         """The error that it was failed with, if any."""
         self.queue_time: float | None = None
         """Seconds from arrival to admission; None until it is admitted."""
-        self.joules = 0.0
-        """What it has used of the GPUs' energy; known once it has left."""
         self.turn = False
         """Whether it may be sent to the engine, for the first time or again."""
         self._on_turn: Callable[[], None] = lambda: None
@@ -95,8 +93,6 @@ class Admission:
         self._queue: FairQueue[Ticket] = FairQueue(slots)
         self._rejection: CogTritonError | None = None
         self._end: CogTritonError | None = None
-        self.settle: Callable[[Ticket], float] = lambda _: 0.0
-        """Tells the joules of a request that has had its turn, once it ends."""
         self._changed = threading.Condition()
 
     @property
@@ -172,14 +168,11 @@ class Admission:
     def leave(self, ticket: Ticket) -> None:
         """Give the slot, or the place in the queue, back; a ticket without one is no error."""
         with self._changed:
-            had_turn = ticket in self._queue.running
             self._queue.remove(ticket)
             if self._tickets.pop(ticket.stay, None):
                 self._order.remove(ticket.stay)
             turns = self._next_turns()
             self._changed.notify_all()
-        if had_turn:
-            ticket.joules = self.settle(ticket)
         _tell(turns)
 
     def sent(self, ticket: Ticket) -> None:

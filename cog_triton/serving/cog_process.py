@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -139,9 +138,7 @@ class CogServer:
         max_concurrency: int,
         *,
         verbose: bool,
-        others: Sequence[Settings] = (),
     ) -> None:
-        """`others` are the settings of more models, of which one at a time has the GPU."""
         self._settings = settings
         self._host = host
         self._port = port
@@ -151,10 +148,6 @@ class CogServer:
         self._tls = settings.tls_cert_file is not None
         self._health = HealthClient(host, port, settings.cog_probe_timeout, tls=self._tls)
         self._environment = cog_environment(settings, host, port, max_concurrency, verbose=verbose)
-        if others:
-            self._environment["COG_TRITON_SWAP"] = json.dumps(
-                [engine_environment(other) for other in others]
-            )
 
     def run(self, echo: Callable[[str], None]) -> None:
         """Serve until SIGINT or SIGTERM; raises the coded error that the start failed with.

@@ -21,8 +21,7 @@ from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.mock.mock_directory import make_engine
 from cog_triton.engines.registry import open_engine
 from cog_triton.engines.vllm import compiler_caches, parser_child
-from cog_triton.engines.vllm.family import REASONING_PARSER, VLLMFamily
-from cog_triton.engines.vllm.nodes import LEADER
+from cog_triton.engines.vllm.family import LEADER, REASONING_PARSER, VLLMFamily
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, InvalidArgument, ModelUnavailable
 from cog_triton.keeper.keeper_client import ONE, EngineReplicas, share_gpus
@@ -69,7 +68,7 @@ async def prepare_engine(
     family, config = await open_configured(settings, weights)
     if isinstance(family, VLLMFamily) and family.nodes > 1:
         _refuse_with_nodes(settings, family.nodes)
-        _log.info("the engine is ready once all %d nodes have joined", family.nodes)
+        _log.info("the engine is ready once vLLM runs on all %d nodes", family.nodes)
     world_size = launch.world_size(settings, family.world_size or 1)
     replicas = _replicas(settings, family)
     with work_dir_errors(settings.work_dir):
@@ -95,13 +94,8 @@ def _replicas(settings: Settings, family: EngineFamily) -> EngineReplicas:
             f"ENGINE_REPLICAS={count}: must be 1 with a {family.name} engine; start a server for"
             " each, as a cluster does (deploy.md)"
         )
-    clashes = {
-        "SPARE_ENGINE": settings.spare_engine,
-        "--swap": settings.cog_triton_swap or settings.cog_triton_engine_keeper_name,
-    }
-    for name, given in clashes.items():
-        if given:
-            raise InvalidArgument(f"ENGINE_REPLICAS={count}: must be 1 with {name}")
+    if settings.spare_engine:
+        raise InvalidArgument(f"ENGINE_REPLICAS={count}: must be 1 with SPARE_ENGINE")
     return share_gpus(count, family.gpus)
 
 
@@ -145,7 +139,6 @@ def _refuse_with_nodes(settings: Settings, nodes: int) -> None:
     """Raise E1005 for what would want a second engine on the nodes, or this one off its GPUs."""
     for name, given in {
         "SPARE_ENGINE": settings.spare_engine,
-        "--swap": settings.cog_triton_engine_keeper_name,
         "ENGINE_REPLICAS": settings.engine_replicas > 1,
     }.items():
         if given:

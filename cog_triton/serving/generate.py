@@ -385,7 +385,6 @@ class Generation:
         if self._submission is not None and not self._engine_ended:
             self._submission.cancel()
         self._generator.admission.leave(self.ticket)
-        self.result.joules = self.ticket.joules
         self._generator.adapter_use.leave(self.result)
         self._generator.tenant_limits.used(self.request.tenant, self._made())
         self.result.duration = time.perf_counter() - self._decoder.started

@@ -83,14 +83,13 @@ class GenerationResult:
     `reasoning_tokens` are those up to the end of the reasoning, its marker included.
     `stop_string` is the one that ended the text. `interruptions` counts how often the engine was
     lost; each of `resumptions` is the number of tokens before it, and the time until the next one.
-    `obstacle` is why it could not go on. `joules` are of the GPUs, where their driver tells.
+    `obstacle` is why it could not go on.
     """
 
     output_token_count: int = 0
     finish_reason: Literal["stop", "length"] | None = None
     stop_string: str | None = None
     queue_time: float | None = None
-    joules: float = 0.0
     time_to_first_token: float | None = None
     duration: float = 0.0
     arrivals: list[tuple[float, int]] = field(default_factory=list)

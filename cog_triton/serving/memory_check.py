@@ -61,7 +61,7 @@ def require_memory(
     Args:
         gpu_device_ids: the serve config's choice of other GPUs than the first, which is not read.
         alone: whether no other engine of this server can hold memory of the GPU, as one does that
-            is rolled, parked or swapped; else only the GPU's whole memory can refuse.
+            is a spare; else only the GPU's whole memory can refuse.
 
     Raises:
         EngineIncompatible: its weights alone do not fit; with the numbers and what to set.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-FAMILIES = ("vLLM", "vLLM, runner V1", "TensorRT-LLM", "LLM API", "OpenVINO", "mock")
+FAMILIES = ("vLLM", "vLLM, runner V1", "TensorRT-LLM", "OpenVINO", "mock")
 """Columns. vLLM's second one is of engines that take no tokens as output; their log says why."""
 
 EXACT = "exact"
@@ -26,35 +26,35 @@ _BIAS = (
     " bias exceeds 100"
 )
 _LONG = "E2105 beyond `max_input_len`, else whole"
-_GUIDED = (WHOLE, _GRAMMAR, _GRAMMAR, _GRAMMAR, EXACT, NONE)
-_PLAIN = (WHOLE, WHOLE, WHOLE, WHOLE, EXACT, EXACT)
+_GUIDED = (WHOLE, _GRAMMAR, _GRAMMAR, EXACT, NONE)
+_PLAIN = (WHOLE, WHOLE, WHOLE, EXACT, EXACT)
 _OTHER = "E2105: the front end is not ours"
 
 PROMISES: Mapping[str, Sequence[str]] = {
     "greedy": _PLAIN,
-    "a `seed` that was given": (WHOLE, DRAWN, DRAWN, DRAWN, EXACT, EXACT),
-    "a random seed": (WHOLE, DRAWN, DRAWN, DRAWN, DRAWN, EXACT),
+    "a `seed` that was given": (WHOLE, DRAWN, DRAWN, EXACT, EXACT),
+    "a random seed": (WHOLE, DRAWN, DRAWN, DRAWN, EXACT),
     "`repetition_penalty`": _PLAIN,
-    "`frequency_penalty`": (WHOLE, _BIAS, WHOLE, _COUNTS, EXACT, EXACT),
-    "`presence_penalty`": (WHOLE, _COUNTS, WHOLE, _COUNTS, EXACT, EXACT),
+    "`frequency_penalty`": (WHOLE, _BIAS, WHOLE, EXACT, EXACT),
+    "`presence_penalty`": (WHOLE, _COUNTS, WHOLE, EXACT, EXACT),
     "`min_tokens`": _PLAIN,
-    "`logit_bias`": (WHOLE, WHOLE, WHOLE, NONE, NONE, EXACT),
+    "`logit_bias`": (WHOLE, WHOLE, WHOLE, NONE, EXACT),
     "JSON schema": _GUIDED,
     "regex": _GUIDED,
-    "grammar": (*_GUIDED[:4], NONE, NONE),
+    "grammar": (*_GUIDED[:3], NONE, NONE),
     "forced tool": _GUIDED,
-    "`tools: auto`, calls guided": (WHOLE, _GRAMMAR, NONE, NONE, EXACT, NONE),
+    "`tools: auto`, calls guided": (WHOLE, _GRAMMAR, NONE, EXACT, NONE),
     "reasoning": _PLAIN,
     "`n` > 1": _PLAIN,
     "log probabilities": _PLAIN,
-    "LoRA adapter": (WHOLE, WHOLE, WHOLE, NONE, NONE, EXACT),
-    "images": (WHOLE, WHOLE, NONE, NONE, NONE, NONE),
-    "more than `max_input_len`": (WHOLE, WHOLE, _LONG, WHOLE, EXACT, EXACT),
+    "LoRA adapter": (WHOLE, WHOLE, WHOLE, NONE, EXACT),
+    "images": (WHOLE, WHOLE, NONE, NONE, NONE),
+    "more than `max_input_len`": (WHOLE, WHOLE, _LONG, EXACT, EXACT),
     "`/v1/completions`, `/v1/chat/completions`, `/v1/responses`, `/v1/messages`, `/predictions`": (
         "as above",
-        *["same"] * 5,
+        *["same"] * 4,
     ),
-    "`generate`, `generate_stream` and gRPC of Triton": (_OTHER, *["same"] * 5),
+    "`generate`, `generate_stream` and gRPC of Triton": (_OTHER, *["same"] * 4),
 }
 """By what is asked: what is promised, by `FAMILIES`. Where several are asked, the least holds."""
 

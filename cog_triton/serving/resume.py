@@ -19,7 +19,7 @@ from cog_triton.text.sampling import MAX_TOKEN_IDS, DrawnSeed, SamplingParams
 _MAX_TRIES = 5
 _MAX_INTERRUPTIONS = 20
 _MOST_BIAS = 100.0
-"""vLLM clamps a token's bias to it, either way (SamplingParams.from_optional of 0.26 and 0.33)."""
+"""vLLM clamps a token's bias to it, either way (SamplingParams.from_optional of 0.33)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,7 @@ from cog_triton.serving.generation import Observer
 from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers
 from cog_triton.serving.openai.parsers.parser_choice import borrow
 from cog_triton.serving.supervisor import Supervisor
-from cog_triton.serving.telemetry.energy import EnergyMeter
 from cog_triton.settings import Settings
-from cog_triton.system.gpus import energy_counter
 from cog_triton.text import chat_template
 from cog_triton.text.generation_config import sampling_defaults
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -108,8 +106,6 @@ class Runtime:
         self.supervisor = Supervisor(
             settings, server, client, transport, self.generator.probe, admission, on_failed, engines
         )
-        self.energy: EnergyMeter | None = None
-        """None where no driver tells what GPUs use."""
         self._draining = False
 
     @classmethod
@@ -155,7 +151,6 @@ class Runtime:
         borrowing = asyncio.create_task(
             asyncio.to_thread(borrow, settings, family, tokenizer, links)
         )
-        counting = asyncio.create_task(asyncio.to_thread(energy_counter))
         try:
             await runtime.supervisor.start()
         except TritonStartFailed as error:
@@ -165,7 +160,6 @@ class Runtime:
             raise known from error
         try:
             runtime.borrowed = await borrowing
-            runtime._measure_energy(await counting)
             if settings.canary != "off":
                 required = settings.canary == "require"
                 await asyncio.to_thread(check_canary, family, runtime.generator, required=required)
@@ -176,16 +170,8 @@ class Runtime:
             raise
         return runtime
 
-    def _measure_energy(self, read: Callable[[], float] | None) -> None:
-        if read is not None:
-            self.energy = EnergyMeter(read, self.admission.tickets)
-            self.admission.settle = self.energy.settle
-            self.energy.start()
-
     async def stop(self) -> None:
         """Stop Triton and close every connection."""
-        if self.energy is not None:
-            self.energy.close()
         if self.borrowed is not None:
             self.borrowed.close()
         await self.supervisor.stop()

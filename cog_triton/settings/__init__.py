@@ -6,13 +6,13 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from cog_triton.environment_types import IMAGE_ENGINE_DIR as IMAGE_ENGINE_DIR
-from cog_triton.environment_types import SettingsGroup
 from cog_triton.errors import InvalidArgument
 from cog_triton.removed import check_environment
 from cog_triton.settings.addresses import AccessSettings, PortSettings
 from cog_triton.settings.addresses import url_host as url_host
 from cog_triton.settings.engine import EngineSettings, MockSettings, SupervisionSettings
+from cog_triton.settings.environment_types import IMAGE_ENGINE_DIR as IMAGE_ENGINE_DIR
+from cog_triton.settings.environment_types import SettingsGroup
 from cog_triton.settings.programs import BuilderSettings, FileSettings, RankSettings
 from cog_triton.settings.request_defaults import LogSettings, RequestSettings
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from cog_triton.environment_types import (
+from cog_triton.settings.environment_types import (
     OptionalPath,
     OptionalPort,
     OptionalSecret,
-    OptionalText,
     Port,
     SettingsGroup,
 )
@@ -103,32 +102,6 @@ class AccessSettings(SettingsGroup):
     cog_triton_tenants_at_door: bool = Field(
         False,
         description="Whether the front door tells of each request's tenant; that sets it.",
-    )
-    oidc_issuer: OptionalText = Field(
-        None,
-        description="Issuer of JSON Web Tokens, which the front door takes in the place of a key of"
-        " `COG_TRITON_KEYS` (tenants.md).",
-    )
-    oidc_audience: OptionalText = Field(
-        None, description="Audiences, with commas between, of which a token must have one."
-    )
-    oidc_jwks_url: OptionalText = Field(
-        None,
-        description="Where the issuer's public keys are. Unset: what its"
-        " `/.well-known/openid-configuration` says.",
-    )
-    oidc_tenant_claim: str = Field(
-        "sub",
-        min_length=1,
-        description="Claim of a token that names the tenant, whose first key in `COG_TRITON_KEYS`"
-        " says what it may do.",
-    )
-    oidc_leeway: float = Field(
-        30,
-        ge=0,
-        le=300,
-        allow_inf_nan=False,
-        description="Seconds by which the issuer's clock may differ, up to 300.",
     )
     tls_cert_file: OptionalPath = Field(
         None,

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from cog_triton.environment_types import (
+from cog_triton.settings.environment_types import (
     IMAGE_ENGINE_DIR,
     EngineDir,
     EngineName,
@@ -203,13 +203,6 @@ class SupervisionSettings(SettingsGroup):
         1, ge=1, le=64, description="Engines of the model, not of TensorRT-LLM (multi-gpu.md)."
     )
     spare_engine: bool = Field(False, description="A second engine to take over (parking.md).")
-    park_checkpoint: bool = Field(
-        True, description="Parked engines leave the GPU; else they only sleep (parking.md)."
-    )
-    swap_residence: float = Field(5, ge=0, description="Least seconds of a model's turn (--swap).")
-    swap_drain: float = Field(60, ge=0, description="Seconds to end a turn in; then E2105.")
-    cog_triton_swap: OptionalText = Field(None, description="Other models of --swap, as JSON.")
-    cog_triton_engine_keeper_name: OptionalText = Field(None, description="Set to swap models.")
     triton_memory_limit: OptionalInt = Field(
         None,
         ge=1,

@@ -8,8 +8,13 @@ from pathlib import Path
 
 from pydantic import Field
 
-from cog_triton.environment_types import OptionalInt, OptionalPath, OptionalText, SettingsGroup
 from cog_triton.errors import InvalidArgument
+from cog_triton.settings.environment_types import (
+    OptionalInt,
+    OptionalPath,
+    OptionalText,
+    SettingsGroup,
+)
 
 
 class FileSettings(SettingsGroup):
@@ -61,13 +66,10 @@ class RankSettings(SettingsGroup):
         ge=0,
         description="The one rank to start here, where a launcher starts each (multi-gpu.md).",
     )
-    lws_worker_index: OptionalInt = Field(
-        None, ge=0, description="This node of a vLLM engine; 0 answers requests (multi-gpu.md)."
-    )
-    lws_leader_address: OptionalText = Field(None, description="Address of node 0.")
-    trtllm_orchestrator: bool = Field(False, description="TensorRT-LLM's orchestrator mode.")
-    trtllm_orchestrator_spawn_processes: bool = Field(
-        True, description="Whether the orchestrator starts the ranks itself."
+    lws_leader_address: OptionalText = Field(
+        None,
+        description="Address of this node, for the other nodes of a vLLM engine; LeaderWorkerSet"
+        " sets it (multi-gpu.md).",
     )
 
     @property

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from cog_triton.environment_types import (
+from cog_triton.settings.environment_types import (
     LogLevel,
     OptionalInt,
     OptionalPath,

@@ -11,8 +11,8 @@ import ctypes
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,36 +127,6 @@ def _nvml() -> Iterator[Callable[..., bool]]:
             nvml["nvmlShutdown"]()
 
 
-def energy_counter() -> Callable[[], float] | None:
-    """Joules that the visible GPUs have used since their driver was loaded; None if untold.
-
-    NVML stays open for it until this process ends, as opening it takes milliseconds.
-    """
-    try:
-        buses = [_text("cuDeviceGetPCIBusId", *device) for device in _devices()]
-        nvml = ctypes.CDLL("libnvidia-ml.so.1") if buses else None
-        if nvml is None or nvml["nvmlInit_v2"]():
-            return None
-        handles = [ctypes.c_void_p() for _ in buses]
-        for bus, handle in zip(buses, handles, strict=True):
-            if nvml["nvmlDeviceGetHandleByPciBusId_v2"](bus.encode(), ctypes.byref(handle)):
-                return None
-        total, used = nvml["nvmlDeviceGetTotalEnergyConsumption"], ctypes.c_ulonglong()
-        if any(total(handle, ctypes.byref(used)) for handle in handles):
-            return None  # before Volta
-    except (OSError, AttributeError, EngineIncompatible):
-        return None
-
-    def read() -> float:
-        joules = 0.0
-        for handle in handles:
-            total(handle, ctypes.byref(used))
-            joules += used.value / 1000
-        return joules
-
-    return read
-
-
 def hidden() -> bool:
     """Whether CUDA_VISIBLE_DEVICES hides all GPUs, which chooses the CPU."""
     return os.environ.get(VISIBLE_GPUS) in _NONE
@@ -251,46 +221,6 @@ def _call(cuda: ctypes.CDLL, name: str, *arguments: object) -> None:
             f" {installed_driver()}, which may be too old for this image's CUDA (its floor"
             f" is the label cog-triton.driver): {_ADVICE}"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class GPUMemoryUse:
-    """Memory of one GPU in bytes: `taken` by the processes asked for, `free` to all.
-
-    `index` is the driver's number of the GPU.
-    """
-
-    index: str
-    taken: int
-    free: int
-
-
-def gpu_memory_use(pids: Iterable[int]) -> list[GPUMemoryUse]:
-    """GPU memory of these processes, a row for each GPU that they hold some of.
-
-    In a container the driver cannot tell whose it is; where they have GPUs open, all that is taken
-    counts as theirs then. Empty without GPUs, and where nvidia-smi does not run.
-    """
-    ours = {*pids}
-    taken: dict[str, int] = {}
-    for uuid, pid, used in nvidia_smi("compute-apps=gpu_uuid,pid,used_memory"):
-        if pid.isdecimal() and int(pid) in ours and used.isdecimal():
-            taken[uuid] = taken.get(uuid, 0) + int(used)
-    if not taken and not any(_opens_gpu(pid) for pid in ours):
-        return []
-    return [
-        GPUMemoryUse(index, (taken[uuid] if taken else int(used)) * _MIB, int(free) * _MIB)
-        for uuid, index, used, free in nvidia_smi("gpu=uuid,index,memory.used,memory.free")
-        if (not taken or uuid in taken) and used.isdecimal() and free.isdecimal()
-    ]
-
-
-def _opens_gpu(pid: int) -> bool:
-    for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
-        with suppress(OSError):  # it has been closed
-            if _DEVICE.fullmatch(str(descriptor.readlink())):
-                return True
-    return False
 
 
 def nvidia_smi(what: str) -> list[list[str]]:

@@ -24,7 +24,7 @@ MAX_TOKENS = 2**31 - 1
 """Tokens are counted in 32 bits, which bounds `max_tokens`, `min_tokens` and `top_k`."""
 MAX_TOKEN_IDS = 1024
 """Token ids that a request may name in one field, as vLLM's workers have it."""
-Library = Literal["vllm", "llmapi", "openvino"]
+Library = Literal["vllm", "openvino"]
 
 
 class Rule(NamedTuple):
@@ -179,7 +179,7 @@ class SamplingParams:
         1.0,
         tensor="len_penalty",
         inputs={"ge": 0, "le": 5},
-        libraries={"vllm": "", "llmapi": "", "openvino": ""},
+        libraries={"vllm": "", "openvino": ""},
     )
     seed: int = row(
         0,
@@ -198,7 +198,6 @@ class SamplingParams:
         body=_FROM_0_TO_1,
         drawn=True,
         optional=True,
-        libraries={"llmapi": ""},
     )
     logit_bias: Mapping[int, float] = row(
         factory=dict,
@@ -207,7 +206,7 @@ class SamplingParams:
         read=_by_token,
         optional=True,
         ids=True,
-        libraries={"llmapi": "", "openvino": ""},
+        libraries={"openvino": ""},
         passed=lambda value: dict(value) or None,
     )
     allowed_token_ids: tuple[int, ...] = row(
@@ -217,7 +216,7 @@ class SamplingParams:
         read=tuple,
         optional=True,
         ids=True,
-        libraries={"llmapi": "", "openvino": ""},
+        libraries={"openvino": ""},
         passed=lambda value: list(value) or None,
     )
 

@@ -1,8 +1,7 @@
 """Launch command of Triton: one tritonserver, or under mpirun one a rank.
 
-In leader mode, rank 0 loads all models and serves requests; the others load the engine's model
-only, and stay in its initialization. In orchestrator mode there is one tritonserver that spawns
-TensorRT-LLM's own workers, or does not, when all ranks are started beforehand. Source:
+Rank 0 loads all models and serves requests; the others load the engine's model only, and stay in
+its initialization (TensorRT-LLM's leader mode). Source:
 triton_backend/scripts/launch_triton_server.py of TensorRT-LLM 1.2.
 """
 
@@ -21,7 +20,6 @@ from pathlib import Path
 
 from cog_triton.errors import InvalidArgument, TritonStartFailed
 from cog_triton.settings import Settings
-from cog_triton.system.gpus import visible_gpus
 from cog_triton.triton import mpi_rank as _rank
 from cog_triton.triton.installation import TritonInstallation
 from cog_triton.triton.model_repository import ENGINE_MODEL, read_config
@@ -62,26 +60,12 @@ def world_size(settings: Settings, engine: int | None) -> int:
     """Number of tritonservers to start: WORLD_SIZE, else the ranks of the `engine`, else 1.
 
     Raises:
-        InvalidArgument: WORLD_SIZE does not fit the engine or the mode.
+        InvalidArgument: WORLD_SIZE does not fit the engine.
     """
     given = settings.world_size
-    if not settings.trtllm_orchestrator:
-        if engine is not None and given not in (None, engine):
-            raise InvalidArgument(f"WORLD_SIZE={given}: must be {engine}, the engine's ranks")
-        return given or engine or 1
-    if _spawns_ranks(settings):
-        if given not in (None, 1):
-            raise InvalidArgument(
-                f"WORLD_SIZE={given}: must be 1 for an orchestrator, which spawns the ranks itself"
-                " (TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES=0 has them started)"
-            )
-        return 1
-    if given is None or given <= (engine or 1):
-        raise InvalidArgument(
-            f"WORLD_SIZE={given}: must be {(engine or 1) + 1} or more: rank 0 is the orchestrator,"
-            " the engine's ranks come on top"
-        )
-    return given
+    if engine is not None and given not in (None, engine):
+        raise InvalidArgument(f"WORLD_SIZE={given}: must be {engine}, the engine's ranks")
+    return given or engine or 1
 
 
 def launch_command(
@@ -106,11 +90,6 @@ def launch_command(
         "TRITON_HOST": settings.triton_host,
         "TRITON_HTTP_PORT": str(settings.triton_http_port),
     }
-    if settings.trtllm_orchestrator:
-        environment |= {
-            "TRTLLM_ORCHESTRATOR": "1",
-            "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1" if _spawns_ranks(settings) else "0",
-        }
 
     def server(rank: int, number: str = "") -> list[str]:
         prefix = f"{shm_prefix}{number or rank}_"
@@ -126,7 +105,7 @@ def launch_command(
             argv=server(only_rank), environment=environment, stop_signal=signal.SIGTERM
         )
     hosts = _mpi_hosts(settings, repository, world_size)
-    if world_size == 1 and not settings.trtllm_orchestrator:
+    if world_size == 1:
         return LaunchCommand(argv=server(0), environment=environment, stop_signal=signal.SIGTERM)
     argv = [find_mpirun(settings, environment), "--allow-run-as-root", "--oversubscribe"]
     # By default mpirun binds each process, with all its threads, to one core.
@@ -141,8 +120,7 @@ def launch_command(
     else:
         argv.append("--noprefix")  # else mpirun puts its own directories before ours in PATH
     argv += [sys.executable, "-S", "-I", str(_RANK), *server(0)]
-    if world_size > 1:
-        argv += [_rank.OTHER_RANKS, *server(1, _rank.RANK)]
+    argv += [_rank.OTHER_RANKS, *server(1, _rank.RANK)]
     environment[_rank.SHM_DIRECTORY] = f"/dev/shm/{shm_prefix}mpi"
     if not hosts:  # with hosts, the run directory may be shared between machines, and is not used
         environment |= {
@@ -178,10 +156,6 @@ def _tritonserver(
     ]
     if rank:
         return [*argv, *_WORKER_OPTIONS]
-    if _spawns_ranks(settings):
-        # GPU memory is for the workers.
-        argv += ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false"]
-        argv += [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(len(visible_gpus()))]
     for kind, host, port in (
         ("http", settings.triton_host, settings.triton_http_port),
         ("grpc", *settings.triton_ports["TRITON_GRPC_PORT"]),
@@ -192,14 +166,8 @@ def _tritonserver(
     argv.append(f"--http-restricted-api={_UNPUBLISHED}:{header}")
     if settings.has_tenants:  # it asks for no key
         return [*argv, "--allow-grpc=false"]
-    # Of a rolling replacement, both the old Triton and the new one have the port for a while.
-    argv.append("--reuse-grpc-port=true")
     argv.append(f"--grpc-restricted-protocol={_UNPUBLISHED_BY_GRPC}:{header}")
     return argv
-
-
-def _spawns_ranks(settings: Settings) -> bool:
-    return settings.trtllm_orchestrator and settings.trtllm_orchestrator_spawn_processes
 
 
 def _mpi_hosts(settings: Settings, repository: Path, world_size: int) -> list[str]:
@@ -216,11 +184,6 @@ def _mpi_hosts(settings: Settings, repository: Path, world_size: int) -> list[st
     if hosts and world_size % len(hosts):
         raise InvalidArgument(
             f"MPI_HOSTS={settings.mpi_hosts!r}: {world_size} ranks must be equally many on each"
-        )
-    if len(hosts) > 1 and _spawns_ranks(settings):
-        raise InvalidArgument(
-            f"MPI_HOSTS={settings.mpi_hosts!r}: an orchestrator spawns on one machine only; set"
-            " TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES=0"
         )
     return hosts
 

@@ -20,9 +20,9 @@ from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.generate_stream import ADAPTER_LOADER, STEP_MODEL
 from cog_triton.engines.model_config_proto import model_config_pb2
 from cog_triton.engines.tensor_contract import ALIASES, FINISH_REASON, LORA_NAME
-from cog_triton.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.errors import InvalidPredictorConfig, nearest
 from cog_triton.pictures.image_limits import ImageLimits
+from cog_triton.settings.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.system.paths import triton_model_repo
 from cog_triton.text.stop_strings import WordLimits
 from cog_triton.triton.serve_config import FAMILY_MODELS, MODELS, ServeConfig

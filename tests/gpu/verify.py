@@ -15,12 +15,10 @@ from pathlib import Path
 import arguments
 import bench
 import embedder
-import energy
 import machine
 import many
 import models
 import multicast
-import nodes
 import parking
 import profiles
 import prompts
@@ -83,12 +81,12 @@ _TOOLS_TEMPLATE = REPOSITORY / "configs" / "chat_templates" / "chatml-tools.jinj
 _ROLE = "vLLM EngineCore"
 _BUDGET_S = 540
 _BUDGETS = {
-    **{**many.BUDGETS, **parking.BUDGETS, **nodes.BUDGETS},
-    **{**resumed.BUDGETS, **start_marks.BUDGETS, **energy.BUDGETS},
+    **{**many.BUDGETS, **parking.BUDGETS},
+    **{**resumed.BUDGETS, **start_marks.BUDGETS},
 }
 _LEAST = {
-    **{**many.LEAST, **parking.LEAST, **nodes.LEAST},
-    **{**resumed.LEAST, **start_marks.LEAST, **energy.LEAST},
+    **{**many.LEAST, **parking.LEAST},
+    **{**resumed.LEAST, **start_marks.LEAST},
 }
 
 
@@ -169,9 +167,7 @@ class Driver:
             **self._many.phases(),
             **self._parking.phases(),
             **resumed.Resumed(self).phases(),
-            **nodes.TwoNodes(self).phases(),
             **start_marks.Starts(self).phases(),
-            **energy.Energy(self).phases(),
         }
 
     def _write_tables(self) -> None:

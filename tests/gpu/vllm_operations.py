@@ -1,6 +1,6 @@
 """Operations that call vLLM's kernels in its libraries, without vLLM's Python package.
 
-Signatures are those that the libraries of vLLM 0.26 and 0.33 register with PyTorch.
+Signatures are those that the libraries of vLLM 0.33 register with PyTorch.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 from stack import Stack, processes_of, sse, wait_until
-from token_issuer import AUDIENCE, TokenProvider, serving_tokens
 
 from cog_triton.cli.usage import summed
 from cog_triton.door.keyring import sha256_of
@@ -51,22 +50,12 @@ LINES = [
 
 
 @pytest.fixture(scope="module")
-def provider() -> Iterator[TokenProvider]:
-    with serving_tokens() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, provider: TokenProvider) -> Iterator[Stack]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     directory = tmp_path_factory.mktemp("tenants")
     (directory / "keys").mkdir()
     (directory / "keys" / "some").write_text("\n".join(LINES))
-    settings = {
-        "COG_TRITON_KEYS": str(directory / "keys"),
-        "OIDC_ISSUER": provider.url,
-        "OIDC_AUDIENCE": AUDIENCE,
-    }
-    with Stack(directory / "work", None, **MOCK, **settings).served() as stack:
+    keys = str(directory / "keys")
+    with Stack(directory / "work", None, **MOCK, COG_TRITON_KEYS=keys).served() as stack:
         yield stack
 
 
@@ -93,19 +82,6 @@ def test_both_apis_answer_a_tenant_and_no_other(served: Stack) -> None:
     assert chat(served, "nobody").status_code == 401
     refusal = httpx.post(f"{served.url}/predictions", json=ASK)
     assert (refusal.status_code, refusal.json()["error"][:5]) == (401, "E1007")
-
-
-def test_a_token_of_the_identity_provider_is_as_good_as_its_tenants_key(
-    served: Stack, provider: TokenProvider
-) -> None:
-    def asked(**claims: Any) -> httpx.Response:
-        token = provider.token("RS256", **claims).decode()
-        headers = {"authorization": f"Bearer {token}"}
-        return httpx.post(f"{served.own}/v1/chat/completions", json=CHAT, headers=headers)
-
-    assert asked(sub="alpha").status_code == 200
-    assert asked(sub="beta").headers["x-error-code"] == "E1009"  # its key is for another model
-    assert (asked(sub="alpha", aud="x").status_code, asked(sub="nobody").status_code) == (401, 403)
 
 
 def test_a_tenant_has_the_models_of_its_key_alone(served: Stack) -> None:

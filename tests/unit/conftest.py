@@ -11,7 +11,7 @@ from pathlib import Path
 import clean_environment
 import local_registry
 import pytest
-from cuda_driver import CudaDriver, gpu_driver
+from cuda_driver import gpu_driver
 from local_registry import Registry
 from registry_double import RegistryDouble, running
 from sample_engines import V1, directory, with_manifest
@@ -83,15 +83,6 @@ def own_logging() -> Iterator[None]:
     root.handlers[:] = before[0]
     root.setLevel(before[1])
     package.setLevel(before[2])
-
-
-@pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaDriver:
-    """The double of NVIDIA's driver, for processes that the test starts."""
-    made = CudaDriver(tmp_path / "driver")
-    for name, value in made.environment.items():
-        monkeypatch.setenv(name, value)
-    return made
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from cog_triton.door.relay import ReadCoalescing
 from cog_triton.door.request_parser import Limits
 from cog_triton.door.triton_bodies import ModelTensors
 from cog_triton.door.triton_gate import ServedModels, TritonGate
-from cog_triton.door.upstream import Route, Upstream, Upstreams
+from cog_triton.door.upstream import Route, Upstream
 from cog_triton.door.upstream_connections import UpstreamConnections
 from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.errors import CogTritonError
@@ -80,7 +80,7 @@ def route_to(port: int = 1, name: str = "PORT", **health: Any) -> Route:
     if health:
         upstream.state.listens = True
         upstream.state._take(health)
-    return Route(Upstreams(upstream), name)
+    return Route(upstream, name)
 
 
 def gates(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from scripted_server import HANG, ScriptedServer, serving, whole
 from test_bench_targets import STREAM, USUAL, by_path, of_cog
 from typer.testing import CliRunner
 
-from cog_triton.bench import command, run_metrics
+from cog_triton.bench import command
 from cog_triton.bench.command import line
 from cog_triton.bench.load_generator import Progress
 from cog_triton.cli.app import app
@@ -68,30 +67,20 @@ def test_the_command_line_of_the_original(
     assert "--tps is not sent: the server has no such input." in said
 
 
-def test_json_csv_and_plot_files_are_written(server: ScriptedServer, tmp_path: Path) -> None:
+def test_a_json_file_is_written(server: ScriptedServer, tmp_path: Path) -> None:
     code, _ = run(
         *("--url", server.url, "--unit", "concurrency", "--rate", 2, "--requests", 6),
-        *("--processes", 1, "--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv"),
+        *("--json", tmp_path / "a.json"),
         *("--n-input-tokens", "uniform:3-5", "--input", "max_tokens=7"),
     )
     assert code == 0
     document = json.loads((tmp_path / "a.json").read_text())
     assert document["runs"][0]["completed"] == 6
-    lines = (tmp_path / "a.csv").read_text().splitlines()
-    assert len(lines) == 7
     posted = [request.json["input"] for request in server.requests if request.body]
     assert len(posted) == 7  # one warms up
     assert {item["max_tokens"] for item in posted} == {7}
     assert all(3 <= len(item["prompt"].split()) <= 5 for item in posted)
     assert len({item["prompt"] for item in posted}) > 3
-
-
-def test_a_sweep_measures_each_concurrency(server: ScriptedServer) -> None:
-    code, said = run("--url", server.url, "--sweep", "1,2,4", "--requests", 4, "--warmup", 0)
-    assert code == 0
-    assert said.lstrip().startswith("Sweep")
-    assert re.findall(r"│ +(\d+) │ +[\d.]+ │", said) == ["1", "2", "4"]
-    assert "Test Configuration:" not in said
 
 
 def test_json_on_stdout_has_the_report_on_stderr(server: ScriptedServer) -> None:
@@ -186,15 +175,8 @@ def test_progress_is_one_line_on_a_terminal_and_plain_lines_in_a_log(
     [
         ("--n-input-tokens 0", "E1005 InvalidArgument: --n-input-tokens='0': must be N, uniform"),
         ("--rate 0", "--rate=0.0: must be above 0"),
-        ("--slo ttf:3", "did you mean 'ttft'?"),
-        ("--sweep 4,2", "--sweep='4,2': must be ascending"),
-        ("--sweep 1,2 --rate 3", "--sweep: sets"),
         ("--input x", "--input='x': must be NAME=VALUE"),
         ("--json /nowhere/x.json", "--json='/nowhere/x.json': its directory does not exist"),
-        ("--target replicate --model a/b", "E1005 InvalidArgument: --target=replicate: the target"),
-        ("--processes 4", "E1005 InvalidArgument: --processes=4: one process sends all"),
-        ("--compare a.json b.json", "E1005 InvalidArgument: --compare=a.json: went; the files of"),
-        ("--poll-interval 2", "--poll-interval=2: the target replicate went"),
         ("--prompt-file /nowhere.jsonl", "--prompt-file='/nowhere.jsonl': cannot be read"),
         ("--tokenizer /nowhere", "E2102"),
         ("--url localhost:5000", "--url='localhost:5000': must be http(s)://"),
@@ -213,11 +195,3 @@ def test_an_unreachable_server_is_reported_before_any_load() -> None:
     assert code == 1
     assert f"E1400 TargetUnavailable: cog-triton at http://127.0.0.1:{port}: cannot connect" in said
     assert "start it with: cog-triton serve engine.tar" in said
-
-
-def test_what_was_measured_is_told_by_the_server_and_this_machine() -> None:
-    samples = run_metrics.parse('up 1\nvllm:num_requests_running{engine="0",model_name="m"} 0\n')
-    assert run_metrics.model_of(samples) == "m"
-    assert run_metrics.model_of({}) == ""
-    assert command._machine("http://gpu-1:8080/v1") == "at gpu-1"
-    assert "cores" in command._machine("http://127.0.0.1:8080")

@@ -1,4 +1,4 @@
-"""Report, JSON, CSV, comparison and plots of ``cog-triton bench``.
+"""Report and JSON of ``cog-triton bench``.
 
 After a change that is meant: UPDATE_GOLDEN=1 pytest tests/unit/test_bench_report.py, and read the
 diff of tests/unit/golden/bench.
@@ -6,22 +6,19 @@ diff of tests/unit/golden/bench.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bench_runs import options, record, run
 
-from cog_triton.bench import plot, report
+from cog_triton.bench import report
 from cog_triton.bench.load_generator import RunResult
 from cog_triton.bench.options import Options, OutputMethod, Unit, parse_lengths
 from cog_triton.bench.request_record import CUT, FAILED
 from cog_triton.bench.run_metrics import compute_metrics
-from cog_triton.errors import InvalidArgument, MissingExtra
+from cog_triton.errors import InvalidArgument
 
 GOLDEN = Path(__file__).parent / "golden" / "bench"
 TOLD = {"predict_time": 0.9, "tokens_per_second": 3.5, "time_to_first_token": 0.25}
@@ -50,7 +47,7 @@ def originals_run() -> tuple[Options, RunResult]:
 
 
 def open_run() -> tuple[Options, RunResult]:
-    own = options(rate=8.0, duration=30.0, requests=100, slo={"ttft": 450.0, "e2el": 900.0})
+    own = options(rate=8.0, duration=30.0, requests=100)
     return own, run(
         record(0, 0.0, 0.5, 1.0),
         record(1, 0.5, 0.7, 1.2, output_tokens=None),
@@ -133,7 +130,7 @@ def test_the_report_has_the_sections_of_the_original_in_order() -> None:
 
 def test_json_has_every_metric() -> None:
     own, done = originals_run()
-    found = json.loads(report.as_json(own, [(own, compute_metrics(own, done, {}))]))
+    found = json.loads(report.as_json(own, compute_metrics(own, done, {})))
     assert found["schema"] == 1
     assert found["options"]["unit"] == "batch"
     assert found["options"]["api_key"] is None
@@ -144,94 +141,8 @@ def test_json_has_every_metric() -> None:
     assert only["failures"] == {"HTTP 409": 1}
 
 
-def test_csv_has_a_line_for_each_request() -> None:
-    own, done = open_run()
-    never = record(9, 2.0, sent=0.0, ended=0.0, status=CUT)
-    done.records.append(never)
-    rows = list(csv.DictReader(io.StringIO(report.as_csv([(own, done)]))))
-    assert [row["index"] for row in rows] == ["0", "1", "2", "9"]
-    assert rows[0]["ttft_s"] == "0.500000"
-    assert rows[0]["e2el_from_sending_s"] == "0.900000"
-    assert rows[0]["pieces"] == "2"
-    assert rows[1]["output_tokens"] == ""
-    assert (rows[3]["scheduled_s"], rows[3]["sent_s"], rows[3]["e2el_s"]) == ("2.000000", "", "")
-
-
 def test_output_files_are_checked_before_measuring(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="its directory does not exist"):
-        report.require_writable("--csv", tmp_path / "none" / "x.csv")
+        report.require_writable("--json", tmp_path / "none" / "x.json")
     with pytest.raises(InvalidArgument, match=r"--json=.*cannot be written"):
         report.write("--json", tmp_path, "x")
-
-
-def test_plots_of_runs_and_sweeps_are_png() -> None:
-    pytest.importorskip("matplotlib")
-    own, done = originals_run()
-    one = plot.png([(own, done, compute_metrics(own, done, {}))], "a model")
-    levels = []
-    for rate in (1.0, 2.0, 4.0):
-        own = options(unit=Unit.CONCURRENCY, rate=rate)
-        levels.append((own, done, compute_metrics(own, done, {})))
-    empty, failed = nothing()
-    for picture in (
-        one,
-        plot.png(levels, "a model"),
-        plot.png([(empty, failed, compute_metrics(empty, failed, {}))], "a model"),
-    ):
-        assert picture.startswith(b"\x89PNG")
-        assert len(picture) > 10_000
-
-
-def drawn(levels: list[plot.Level], patch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
-    """The figure that `plot.png` saves, and its panels."""
-    figure_module = pytest.importorskip("matplotlib.figure")
-    saved = []
-    save = figure_module.Figure.savefig
-
-    def saving(figure: Any, *arguments: Any, **options: Any) -> None:
-        saved.append(figure)
-        save(figure, *arguments, **options)
-
-    patch.setattr(figure_module.Figure, "savefig", saving)
-    plot.png(levels, "llama, 8 x NVIDIA H200, 2026-11-26 11:02")
-    (figure,) = saved
-    return figure, figure.axes
-
-
-@pytest.mark.parametrize(("count", "points"), [(99, {"p50"}), (100, {"p50", "p99"})])
-def test_a_sweeps_plot_tells_its_subject_and_no_p99_of_few(
-    count: int, points: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    levels: list[plot.Level] = []
-    for rate, apart in ((1.0, 1.98), (2.0, 2.25)):
-        own = options(unit=Unit.CONCURRENCY, rate=rate)
-        done = run(
-            *(record(place, place * 5 / apart, place * 5 / apart + 1.0) for place in range(count))
-        )
-        levels.append((own, done, compute_metrics(own, done, {})))
-    figure, (throughput, ttft, *_) = drawn(levels, monkeypatch)
-    assert figure.get_suptitle().startswith("llama, 8 x NVIDIA H200, 2026-11-26 11:02\n")
-    assert {line.get_label() for line in ttft.lines} == points
-    ticks = [label.get_text() for label in ttft.get_xticklabels()]
-    assert ticks == [f"1\nn={count}", f"2\nn={count}"]
-    labels = [text.get_text() for text in throughput.texts]
-    assert len(set(labels)) == 2
-    assert all("." in label for label in labels)
-
-
-@pytest.mark.parametrize(("count", "point"), [(99, "max"), (100, "p99")])
-def test_a_runs_plot_tells_no_p99_of_few(
-    count: int, point: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = run(*(record(place, place, place + 1.0) for place in range(count)))
-    _, (ttft, *_) = drawn([(options(), done, compute_metrics(options(), done, {}))], monkeypatch)
-    assert ttft.get_title().endswith(f"p50 1,000, {point} 1,000 ms, n={count}")
-
-
-def test_a_plot_without_matplotlib_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtra, match=r"E1401 .*pip install 'cog-triton\[bench\]'"):
-        plot.require()

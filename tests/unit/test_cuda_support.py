@@ -167,7 +167,7 @@ def test_a_gpu_that_cuda_cannot_use_never_means_the_cpu(
 
 
 @needs_compiler
-@pytest.mark.parametrize("mode", [(), ("--triton-only",), ("--node-rank", "1", "--leader", "a")])
+@pytest.mark.parametrize("mode", [(), ("--triton-only",)])
 def test_a_start_under_an_old_driver_is_refused_first(
     mode: tuple[str, ...], tmp_path: Path
 ) -> None:

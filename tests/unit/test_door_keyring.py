@@ -8,13 +8,12 @@ import logging
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_door import answered, gates, passed, route_to, status
+from small_door import answered, gates, passed, status
 
 from cog_triton.door.access import Access
 from cog_triton.door.keyring import (
@@ -26,7 +25,6 @@ from cog_triton.door.keyring import (
     read_keys,
     sha256_of,
 )
-from cog_triton.door.upstream import Upstream
 from cog_triton.errors import CogTritonError, InvalidArgument, Unauthorized
 from cog_triton.serving.tenants import HEADER, Tenant
 
@@ -322,35 +320,6 @@ def test_a_key_is_good_for_its_apis_alone(
     assert refusal.status == 403
     assert f"the key of b is not for {api}" in refusal.body.decode()
     assert status(doors[port], method, path, b"{}", bearer("kc")) == 401
-
-
-def test_a_key_swaps_no_model_in_that_it_is_not_for(tmp_path: Path) -> None:
-    turns: list[str | None] = []
-
-    async def turn_of(model: str | None) -> Upstream:
-        turns.append(model)
-        return route.upstream
-
-    route = route_to(status="READY")
-    models = [{"id": "m"}, {"id": "other"}]
-    route.upstreams.swapping = SimpleNamespace(  # type: ignore[assignment]
-        models=models, turn_of=turn_of, first_names=["m"], ready=True
-    )
-    lines = line("a", "ka", models=["m"]), line("b", "kb"), line("c", "kc", models=["other"])
-    doors = gates(route, Access(None, True, keyring(tmp_path, *lines)))
-    door = doors["openai"]
-    for key, ids in (("ka", ["m"]), ("kb", ["m", "other"])):
-        listed = answered(door, "GET", "/v1/models", b"", bearer(key))
-        assert [model["id"] for model in json.loads(listed.body)["data"]] == ids
-    other = CHAT.replace(b'"m"', b'"other"')
-    chats = [(CHAT, "ka"), (other, "ka"), (other, "kb")]
-    found = [status(door, "POST", "/v1/chat/completions", body, bearer(key)) for body, key in chats]
-    assert (found, turns) == ([200, 404, 200], ["m", "other"])
-    ask = ("POST", "/predictions", b'{"input": {"prompt": "a"}}')
-    assert status(doors["cog"], *ask, bearer("kc")) == 404
-    assert turns == ["m", "other"]
-    assert status(doors["cog"], *ask, bearer("ka")) == 200
-    assert turns == ["m", "other", None]
 
 
 def test_health_needs_no_key_and_the_old_key_has_all_rights(tmp_path: Path) -> None:

@@ -24,11 +24,9 @@ RUN_WITH_M = {
     "cog_triton.engines.vllm.parser_child": "vLLM's parsers, with limits of CPU and memory",
     "cog_triton.engines.vllm.core_process": "vLLM's EngineCore, begun before vLLM is imported",
     "cog_triton.engines.vllm.seal_start": "a vLLM engine, started for its seal",
-    "cog_triton.engines.vllm.node_process": "vLLM's workers, on a node other than the leader",
     "cog_triton.keeper.keeper_process": "engine processes, leased to Triton's stubs",
     "cog_triton.serving.coglet.http_server": "Cog's HTTP server",
     "cog_triton.serving.coglet.prediction_directory": "a try whether it may be private",
-    "cog_triton.keeper.checkpoint_process": "the driver's checkpoint calls, with a time limit",
     "cog_triton.text.template_child": "chat templates, with limits of CPU and memory",
     "cog_triton.serving.coglet.openapi_schema": "writes a Cog project's OpenAPI schema",
 }

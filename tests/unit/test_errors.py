@@ -52,7 +52,6 @@ CODES = {
     "E2110": "EngineNotParked",
     "E2111": "EngineNotRestored",
     "E2112": "CanaryFailed",
-    "E2113": "RollFailed",
     "E2200": "VLLMUnknownError",
     "E2300": "BuildStepFailed",
     "E2301": "BuildStepTimeout",

@@ -22,7 +22,7 @@ from openvino_reference import CHAT, TinyModel, engine_greedy, engine_logits
 from tokenizers import Tokenizer
 
 import cog_triton
-from cog_triton.build_scripts.openvino import _gguf_file, _script
+from cog_triton.build_scripts.openvino import _script
 from cog_triton.errors import from_text
 
 ROOT = Path(cog_triton.__file__).parent
@@ -106,30 +106,6 @@ def test_quantized_engine_computes_the_quantized_model(
     wanted = model.quantized(kind, "Q8_0")
     assert close(engine_logits(engine, IDS * 4), wanted.logits(IDS * 4))
     assert not close(engine_logits(engine, IDS * 4), model.logits(IDS * 4))
-
-
-def test_q4_1_engine_computes_the_quantized_model(tmp_path: Path) -> None:
-    model = TinyModel.make("LlamaForCausalLM")
-    engine = build(model.save(tmp_path / "hf"), tmp_path, "q4_1")
-    wanted = model.quantized("Q4_1", "Q8_0")  # outer matrices; the inner ones are replaced
-    for name, value in model.weights.items():
-        if name.endswith("_proj.weight"):
-            raw = _gguf_file.encode(value, "Q4_1", name)
-            kind = gguf.GGMLQuantizationType.Q4_1
-            wanted.weights[name] = gguf.quants.dequantize(raw, kind)
-    assert close(engine_logits(engine, IDS * 4), wanted.logits(IDS * 4))
-
-
-def test_q4_1_blocks_that_openvino_would_misread_are_recognised() -> None:
-    values = np.random.default_rng(1).normal(0, 0.1, (8, 64)).astype(np.float32)
-    kind = gguf.GGMLQuantizationType.Q4_1
-    assert not _gguf_file.is_exact_q4_1(gguf.quants.quantize(values, kind))
-    ours = _gguf_file.encode(values, "Q4_1", "x")
-    assert _gguf_file.is_exact_q4_1(ours)
-    # Half a step of the widest block, and what float16 rounds off the scale.
-    step = (values.max() - values.min()) / 15
-    assert np.abs(gguf.quants.dequantize(ours, kind) - values).max() < 0.6 * step
-    assert _gguf_file.is_exact_q4_1(_gguf_file.encode(np.zeros((2, 32), np.float32), "Q4_1", "x"))
 
 
 def test_sharded_bfloat16_is_converted_exactly(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from cog_triton.door import client_connection
 from cog_triton.door.client_connection import Connections
 from cog_triton.door.front_door import FrontDoor, GracefulStop
 from cog_triton.door.message import Forward, Refused, Request
-from cog_triton.door.upstream import Chain, Route, Upstream, Upstreams
+from cog_triton.door.upstream import Chain, Route, Upstream
 from cog_triton.settings import load_settings
 
 
@@ -48,8 +48,8 @@ def test_a_stopping_server_takes_nothing_that_begins(
     gate: str, method: str, path: str, taken: bool
 ) -> None:
     route = route_to(name="PORT" if gate == "cog" else "OPENAI_PORT", status="READY")
-    route = Route(route.upstreams, next(iter(route.upstream.ports)))
-    route.upstreams.stopping = True
+    route = Route(route.upstream, next(iter(route.upstream.ports)))
+    route.upstream.stopping = True
     request = Request(method, path.encode(), [(b"host", b"localhost")], b"")
     deciding = gates(route)[gate].decide(request)
     if taken:
@@ -62,7 +62,7 @@ def test_a_stopping_server_takes_nothing_that_begins(
 
 def test_health_check_says_that_the_server_stops() -> None:
     route = route_to(status="READY")
-    route.upstreams.stopping = True
+    route.upstream.stopping = True
     answer: Any = run(gates(route)["cog"].decide(Request("GET", b"/health-check", [], b"")))
     assert b'"UNHEALTHY"' in answer.body
     assert b"E2105" in answer.body
@@ -71,7 +71,7 @@ def test_health_check_says_that_the_server_stops() -> None:
 def test_shutdown_is_a_stop_as_a_signal_is() -> None:
     route = route_to(status="READY")
     asked: list[bool] = []
-    route.upstreams.ask_to_stop = lambda: asked.append(True)
+    route.upstream.ask_to_stop = lambda: asked.append(True)
     request = Request("POST", b"/shutdown", [(b"host", b"localhost")], b"", peer="127.0.0.1")
     answer: Any = run(gates(route)["cog"].decide(request))
     assert (answer.status, asked) == (200, [True])
@@ -149,7 +149,7 @@ def test_a_request_under_way_to_an_idle_connection_is_answered() -> None:
 
 def test_what_its_client_sent_unaware_of_the_stop_is_not_refused() -> None:
     route = route_to(status="READY")
-    route.upstreams.stopping = True
+    route.upstream.stopping = True
     body = b'{"input": {}}'
     headers = [(b"content-type", b"application/json"), (b"host", b"x")]
     unaware = Request("POST", b"/predictions", headers, body, unaware=True)
@@ -181,14 +181,13 @@ class NoPorts:
 
 def upstream_of(reaper: Any) -> Upstream:
     ports: Any = NoPorts()
-    variant: Any = None
-    return Upstream("engine", {}, Chain(reaper, ports, None, {}, variant))
+    return Upstream("engine", {}, Chain(reaper, ports, None))
 
 
 def test_what_runs_is_waited_for_and_a_second_signal_ends_it() -> None:
     async def scenario() -> list[str]:
         reaper = Ended(obeys=True)
-        upstreams = Upstreams(upstream_of(reaper))
+        upstream = upstream_of(reaper)
         connections = Connections(10, 10)
 
         class Busy:
@@ -201,14 +200,12 @@ def test_what_runs_is_waited_for_and_a_second_signal_ends_it() -> None:
                 """Not called."""
 
         connections.add(Busy())
-        began: list[bool] = []
-        stop = GracefulStop(upstreams, connections, 600)
-        stop.before(lambda: began.append(upstreams.stopping))
+        stop = GracefulStop(upstream, connections, 600)
         running = asyncio.ensure_future(stop.run())
         stop.on_signal()
-        await until(lambda: upstreams.stopping)
+        await until(lambda: upstream.stopping)
         await asyncio.sleep(0.1)
-        assert (reaper.calls, began) == ([], [True])
+        assert reaper.calls == []
         more = stop.patience(600)
         assert more()
         stop.on_signal()
@@ -223,10 +220,10 @@ def test_what_runs_is_waited_for_and_a_second_signal_ends_it() -> None:
 def test_a_signal_after_a_shutdown_is_the_first() -> None:
     async def scenario() -> list[str]:
         reaper = Ended(obeys=True)
-        upstreams = Upstreams(upstream_of(reaper))
-        stop = GracefulStop(upstreams, Connections(10, 10), 600)
+        upstream = upstream_of(reaper)
+        stop = GracefulStop(upstream, Connections(10, 10), 600)
         running = asyncio.ensure_future(stop.run())
-        upstreams.ask_to_stop()
+        upstream.ask_to_stop()
         stop.on_signal()
         await running
         return reaper.calls
@@ -234,12 +231,12 @@ def test_a_signal_after_a_shutdown_is_the_first() -> None:
     assert run(scenario())[0] == "terminate"
 
 
-def test_a_drain_ends_in_time_and_is_made_once() -> None:
+def test_a_drain_ends_in_time() -> None:
     async def scenario() -> list[str]:
         reaper = Ended(obeys=True)
         upstream = upstream_of(reaper)
         with upstream.connections.request(_Relayed()):
-            await asyncio.gather(upstream.drain(0.1), upstream.drain(600))
+            await upstream.drain(0.1)
         return reaper.calls
 
     assert run(scenario()).count("terminate") == 1

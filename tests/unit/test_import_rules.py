@@ -15,7 +15,7 @@ import cog_triton
 
 ROOT = Path(cog_triton.__file__).parents[1]
 FLOORS = (
-    ("errors", "environment_types"),
+    ("errors",),
     ("removed",),
     ("settings",),
     ("system",),

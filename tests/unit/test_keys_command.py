@@ -115,7 +115,6 @@ USED = [
         output_tokens=7,
         queue_s=1,
         duration_s=3,
-        joules=90.5,
     ),
     line(tenant="a", outcome="error", prompt_tokens=1, output_tokens=1, queue_s=0, duration_s=1),
     line(tenant="a", outcome="error", prompt_tokens=9, output_tokens=0, duration_s=0.5),
@@ -128,7 +127,7 @@ USED = [
 def test_usage_is_summed_by_tenant() -> None:
     found = summed(USED)
     assert found == {
-        "a": dict(zip(COLUMNS, (3, 1, 1, 6, 8, 1.5, 3, 90.5), strict=True)),
+        "a": dict(zip(COLUMNS, (3, 1, 1, 6, 8, 1.5, 3), strict=True)),
         "b": {**dict.fromkeys(COLUMNS, 0), "refused": 1},
         "-": {**dict.fromkeys(COLUMNS, 0), "requests": 1, "engine_s": 2},
     }
@@ -139,7 +138,7 @@ def test_usage_reads_files_or_stdin_from_a_time_on(tmp_path: Path) -> None:
     log.write_text("\n".join(USED))
     text = ran("usage", str(log)).output
     assert text.splitlines()[0].split() == ["tenant", *COLUMNS]
-    assert text.splitlines()[2].split() == ["a", "3", "1", "1", "6", "8", "1.5", "3", "90.5"]
+    assert text.splitlines()[2].split() == ["a", "3", "1", "1", "6", "8", "1.5", "3"]
     assert json.loads(ran("usage", "--json", text=log.read_text()).output)["b"]["refused"] == 1
     assert json.loads(ran("usage", "--json", "--since", "2026-11-26", str(log)).output) == {}
     absent = ran("usage", str(tmp_path / "none"))

@@ -142,29 +142,6 @@ def test_cog_triton_rank_starts_that_rank_only(repository: Path) -> None:
         made(repository, 2, cog_triton_rank=2)
 
 
-def test_orchestrator_spawns_its_own_ranks(repository: Path, mpirun: Path) -> None:
-    command = made(repository, 1, mpirun=mpirun, trtllm_orchestrator=True)
-    _, servers = ranks(command)
-    assert len(servers) == 1
-    assert "--pinned-memory-pool-byte-size=0" in servers[0]
-    assert command.environment["TRTLLM_ORCHESTRATOR"] == "1"
-    assert command.environment["TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"] == "1"
-
-
-def test_orchestrator_with_ranks_started_beforehand(repository: Path, mpirun: Path) -> None:
-    command = made(
-        repository,
-        3,
-        mpirun=mpirun,
-        trtllm_orchestrator=True,
-        trtllm_orchestrator_spawn_processes=False,
-    )
-    _, servers = ranks(command)
-    assert len(servers) == 3
-    assert "--pinned-memory-pool-byte-size=0" not in servers[0]
-    assert command.environment["TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"] == "0"
-
-
 def with_nodes(repository: Path, value: str) -> None:
     (repository / "tensorrt_llm" / "config.pbtxt").write_text(
         f'parameters {{ key: "num_nodes" value {{ string_value: "{value}" }} }}'
@@ -190,7 +167,6 @@ def test_unfilled_num_nodes_means_one_node(repository: Path, mpirun: Path) -> No
     ("settings", "says"),
     [
         ({"mpi_hosts": "a,b,c"}, "MPI_HOSTS='a,b,c': 2 ranks must be equally many on each"),
-        ({"mpi_hosts": "a,b", "trtllm_orchestrator": True}, "an orchestrator spawns on one"),
     ],
 )
 def test_inconsistent_mpi_hosts_are_rejected(
@@ -215,17 +191,6 @@ def test_missing_mpirun_fails_with_advice(repository: Path, tmp_path: Path) -> N
         ({}, 4, 4),
         ({"world_size": 2}, None, 2),
         ({"world_size": 4}, 4, 4),
-        ({"trtllm_orchestrator": True}, 4, 1),
-        ({"trtllm_orchestrator": True, "world_size": 1}, None, 1),
-        (
-            {
-                "trtllm_orchestrator": True,
-                "trtllm_orchestrator_spawn_processes": False,
-                "world_size": 5,
-            },
-            2,
-            5,
-        ),
     ],
 )
 def test_world_size_from_settings_and_engine(
@@ -239,12 +204,6 @@ def test_world_size_from_settings_and_engine(
     [
         ({"world_size": 2}, 1, "WORLD_SIZE=2: must be 1, the engine's ranks"),
         ({"world_size": 1}, 4, "WORLD_SIZE=1: must be 4"),
-        ({"trtllm_orchestrator": True, "world_size": 2}, 2, "WORLD_SIZE=2: must be 1"),
-        (
-            {"trtllm_orchestrator": True, "trtllm_orchestrator_spawn_processes": False},
-            2,
-            "WORLD_SIZE=None: must be 3 or more",
-        ),
     ],
 )
 def test_inconsistent_world_size_is_rejected(

@@ -34,7 +34,6 @@ WRITES_OUTPUT = {
     "builder/predictor.py": "a build's progress, in the prediction's log",
     "engines/vllm/core_process.py": "how long EngineCore imported, in the engine's log",
     "engines/vllm/seal_start.py": "a build step's result, or why there is none",
-    "engines/vllm/node_process.py": "why it ends, on the stderr of the command line",
     "build_scripts/openvino/_script.py": "a build step, which runs in another Python",
     "serving/coglet/openapi_schema.py": "the schema, on stdout",
     "serving/mock_predictor.py": "the prediction's log",

@@ -1,4 +1,4 @@
-"""Migration: of all shipped and all of the original's configs, to both targets."""
+"""Migration: of all shipped and all of the original's configs, to vLLM."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from cog_triton.builder import migration
 from cog_triton.builder.config import BuildConfig, load_config, parse_config
 from cog_triton.builder.migration import (
     CONVERSIONS,
-    TARGETS,
     Migration,
     Rule,
-    Target,
     migrate,
     table,
 )
 from cog_triton.builder.options.script_options import known_options, known_scripts
-from cog_triton.engines.llmapi import llmapi_directory as llmapi
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.engines.vllm.argument_types import recorded
 from cog_triton.engines.vllm.model_directory import read_arguments
@@ -53,13 +50,6 @@ LOST = {
     "llama/llama-2-13b-chat-sq-1gpu": {"build.args.checkpoint_dir"},
 }
 """What is lost to vLLM, by config; nothing of the others."""
-NO_FAMILY = {"gemma-2-9b-it", "gpt2-medium", "starcoder2-7b", "tiny-gpt2", "cog-trt-llm-config"}
-LOST_TO_LLMAPI = {
-    **{name: {"example_name"} for name in NO_FAMILY},
-    **{name: {"example_name"} for name in ORIGINALS if name.startswith("gpt/")},
-    "llama-3.1-8b-instruct-fp8-sm90": {"quantize.args.qformat"},
-    "llama-3.1-70b-instruct-fp8-4gpu-sm90": {"quantize.args.qformat"},
-}
 
 
 def lost(found: Migration) -> set[str]:
@@ -80,27 +70,16 @@ def test_the_originals_are_ten() -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_vllm_takes_what_comes_of_a_config(name: str, tmp_path: Path) -> None:
-    found = migrate(CONFIGS[name], "vllm")
+    found = migrate(CONFIGS[name])
     (tmp_path / "model.json").write_text(migration.text_of(found), "utf-8")
     for types in recorded():
         assert read_arguments(tmp_path, types.version) == found.arguments
     assert lost(found) == LOST.get(name, set())
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_the_llm_api_takes_what_comes_of_a_config(name: str) -> None:
-    found = migrate(CONFIGS[name], "llmapi")
-    written = yaml.safe_load(migration.text_of(found))
-    assert written == found.arguments
-    for record in llmapi.recorded():
-        assert list(llmapi.problems(written, record)) == []
-    assert lost(found) == LOST.get(name, set()) | LOST_TO_LLMAPI.get(name, set())
-
-
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_option_has_a_line(name: str, target: Target) -> None:
-    found = migrate(SHIPPED[name], target)
+def test_every_option_has_a_line(name: str) -> None:
+    found = migrate(SHIPPED[name])
     own = {"world_size", "lora_adapters"}
     given = {"model_id", "example_name"} | SHIPPED[name].model_fields_set & own
     for step_name, step in SHIPPED[name].steps():
@@ -114,7 +93,7 @@ def test_every_option_has_a_line(name: str, target: Target) -> None:
 def test_an_engine_of_another_kind_is_refused() -> None:
     demo = load_config(ROOT / "configs" / "build" / "smollm2-135m-cpu.yaml")
     with pytest.raises(EngineIncompatible, match="makes no engine of TensorRT-LLM"):
-        migrate(demo, "vllm")
+        migrate(demo)
 
 
 def texts(rule: Rule) -> list[Rule]:
@@ -142,35 +121,24 @@ IMAGE_OPTIONS = {"vision_tp_size", "vision_cp_size", "eclair_radio", "nougat"}
 
 def test_the_table_names_what_targets_have() -> None:
     for rows in table().values():
-        for option, rules in rows.items():
-            for target, rule in rules.items():
-                for one in texts(rule):
-                    assert one.convert is None or one.convert in CONVERSIONS
-                    paths = [option if one.to == "*" else one.to, *one.also]
-                    for path in filter(None, paths):
-                        assert_known(target, path)
-
-
-def assert_known(target: Target, path: str) -> None:
-    section, _, name = path.rpartition(".")
-    if target == "vllm":
-        assert all((section or name) in types.engine_args for types in recorded()), path
-    else:
-        assert all(name in record[section or "llm_args"] for record in llmapi.recorded()), path
+        for option, rule in rows.items():
+            for one in texts(rule):
+                assert one.convert is None or one.convert in CONVERSIONS
+                paths = [option if one.to == "*" else one.to, *one.also]
+                for path in filter(None, paths):
+                    section, _, name = path.rpartition(".")
+                    assert all((section or name) in types.engine_args for types in recorded()), path
 
 
 def test_words_of_a_config_are_carried() -> None:
     words = config("max_seq_len: 4096", quantization="fp8", kv_cache_dtype="fp8", tensor_parallel=2)
-    assert migrate(words, "vllm").arguments == {
+    assert migrate(words).arguments == {
         "model": "org/name",
         "kv_cache_dtype": "fp8",
         "quantization": "fp8",
         "tensor_parallel_size": 2,
         "max_model_len": 4096,
     }
-    found = migrate(words, "llmapi")
-    assert found.arguments["kv_cache_config"] == {"dtype": "fp8"}
-    assert lost(found) == {"quantization"}
 
 
 def test_settings_of_the_server_come_along() -> None:
@@ -181,55 +149,39 @@ def test_settings_of_the_server_come_along() -> None:
         "max_attention_window_size": "4096,1024",
         "enable_chunked_context": True,
     }
-    found = migrate(config("max_batch_size: 8"), "llmapi", settings)
-    assert found.arguments["kv_cache_config"] == {
-        "free_gpu_memory_fraction": 0.8,
-        "host_cache_size": 2 << 30,
-        "max_attention_window": [4096, 1024],
-    }
-    policy = found.arguments["scheduler_config"]["capacity_scheduler_policy"]
-    assert policy == "GUARANTEED_NO_EVICT"
-    assert found.arguments["enable_chunked_prefill"] is True
-    assert list(migration.problems("llmapi", found.arguments)) == []
-    found = migrate(config("max_batch_size: 8"), "vllm", settings)
+    found = migrate(config("max_batch_size: 8"), settings)
     assert found.arguments["kv_offloading_size"] == 2.0
     assert found.arguments["gpu_memory_utilization"] == 0.8
     assert "tensorrt_llm.args.batch_scheduler_policy" in lost(found)
     with pytest.raises(InvalidPredictorConfig, match="kv_cache_free_gpu_mem_fraktion"):
-        migrate(config(""), "vllm", {"kv_cache_free_gpu_mem_fraktion": 0.8})
+        migrate(config(""), {"kv_cache_free_gpu_mem_fraktion": 0.8})
 
 
 def test_lora_adapters_find_room() -> None:
     lora = config("lora_plugin: auto, lora_target_modules: [attn_q, attn_v]")
-    found = migrate(lora, "vllm")
+    found = migrate(lora)
     assert found.arguments["enable_lora"] is True
     assert found.arguments["max_lora_rank"] == 64
     assert found.arguments["lora_target_modules"] == ["q_proj", "v_proj"]
-    ranked = migrate(config("lora_plugin: auto, max_lora_rank: 20"), "vllm")
+    ranked = migrate(config("lora_plugin: auto, max_lora_rank: 20"))
     assert ranked.arguments["max_lora_rank"] == 32
-    found = migrate(lora, "llmapi")
-    assert found.arguments["lora_config"] == {
-        "lora_target_modules": ["attn_q", "attn_v"],
-        "max_lora_rank": 64,
-    }
 
 
 def test_speculative_decoding_is_lost_by_name() -> None:
     draft = config("speculative_decoding_mode: medusa, max_draft_len: 63")
-    for target in TARGETS:
-        names = {"build.args.speculative_decoding_mode", "build.args.max_draft_len"}
-        assert names <= lost(migrate(draft, target))
+    names = {"build.args.speculative_decoding_mode", "build.args.max_draft_len"}
+    assert names <= lost(migrate(draft))
 
 
 def test_a_legacy_option_without_a_translation_is_lost_with_its_reason() -> None:
     legacy = parse_config(ORIGINALS["gpt/config"].replace("out-dir", "weird: 1\n    out-dir"), "c")
-    findings = {finding.option: finding for finding in migrate(legacy, "vllm").findings}
+    findings = {finding.option: finding for finding in migrate(legacy).findings}
     assert findings["convert_to_ft.args.weird: 1"].verdict == "lost"
     assert "no rule" in str(findings["convert_to_ft.args.weird: 1"].why)
 
 
 def test_a_value_that_no_version_takes_is_refused() -> None:
-    found = migrate(config("max_batch_size: many"), "vllm")
+    found = migrate(config("max_batch_size: many"))
     with pytest.raises(InvalidPredictorConfig, match="max_num_seqs='many': must be a whole number"):
         migration.text_of(found)
 
@@ -239,5 +191,5 @@ def test_a_directory_is_named_by_its_absolute_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    found = migrate(config("", model_id="./model"), "vllm")
+    found = migrate(config("", model_id="./model"))
     assert json.loads(migration.text_of(found))["model"] == str(tmp_path / "model")

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner, Result
 
 from cog_triton.cli.app import app
@@ -27,7 +26,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_writes_a_directory_and_says_what_is_lost() -> None:
-    result = run(INT8, "--to", "vllm")
+    result = run(INT8)
     assert result.exit_code == 0, result.output
     written = json.loads(Path("llama-2-7b-chat-int8-vllm/model.json").read_text("utf-8"))
     assert written["max_model_len"] == 4096
@@ -41,30 +40,27 @@ def test_writes_a_directory_and_says_what_is_lost() -> None:
 
 
 def test_overwrites_only_when_told() -> None:
-    assert run(INT8, "--to", "llmapi", "-o", "engine").exit_code == 0
-    again = run(INT8, "--to", "llmapi", "-o", "engine")
+    assert run(INT8, "-o", "engine").exit_code == 0
+    again = run(INT8, "-o", "engine")
     assert again.exit_code == 1
     assert "E1005" in again.output
     assert "--force" in again.output
-    forced = run(INT8, "--to", "llmapi", "-o", "engine", "--force")
-    assert forced.exit_code == 0
-    assert "cog-triton serve engine\nOr: trtllm-serve" in forced.output
-    assert yaml.safe_load(Path("engine/llmapi.yaml").read_text("utf-8"))["max_seq_len"] == 4096
+    assert run(INT8, "-o", "engine", "--force").exit_code == 0
 
 
 def test_takes_a_file_or_prints_it() -> None:
-    assert run(INT8, "--to", "vllm", "-o", "mine.json").exit_code == 0
+    assert run(INT8, "-o", "mine.json").exit_code == 0
     assert json.loads(Path("mine.json").read_text("utf-8"))["model"]
-    wrong = run(INT8, "--to", "vllm", "-o", "mine.yaml")
+    wrong = run(INT8, "-o", "mine.yaml")
     assert wrong.exit_code == 1
     assert "must be a directory, or end in .json" in wrong.output
-    printed = run(INT8, "--to", "vllm", "-o", "-")
+    printed = run(INT8, "-o", "-")
     assert json.loads(printed.stdout) == json.loads(Path("mine.json").read_text("utf-8"))
     assert "[lost]" in printed.stderr
 
 
 def test_json_has_findings() -> None:
-    result = run(INT8, "--to", "vllm", "--json")
+    result = run(INT8, "--json")
     content = json.loads(result.output)
     assert content["path"] == "llama-2-7b-chat-int8-vllm/model.json"
     assert content["arguments"]["max_num_seqs"] == 32
@@ -73,14 +69,14 @@ def test_json_has_findings() -> None:
 
 
 def test_strict_ends_in_2_when_something_is_lost() -> None:
-    assert run(INT8, "--to", "vllm", "--strict").exit_code == 2
+    assert run(INT8, "--strict").exit_code == 2
     whole = str(ROOT / "configs" / "build" / "qwen3-8b.yaml")
-    assert run(whole, "--to", "vllm", "--strict").exit_code == 0
+    assert run(whole, "--strict").exit_code == 0
 
 
 def test_takes_the_serve_config_along() -> None:
     Path("serve.yaml").write_text("tensorrt_llm: {args: {enable_kv_cache_reuse: false}}", "utf-8")
-    assert run(INT8, "--to", "vllm", "--serve-config", "serve.yaml", "-o", "e").exit_code == 0
+    assert run(INT8, "--serve-config", "serve.yaml", "-o", "e").exit_code == 0
     assert json.loads(Path("e/model.json").read_text("utf-8"))["enable_prefix_caching"] is False
 
 
@@ -93,7 +89,7 @@ def test_takes_the_serve_config_along() -> None:
 )
 def test_refuses_a_broken_config_by_code(text: str, code: str) -> None:
     Path("c.yaml").write_text(text, "utf-8")
-    result = run("c.yaml", "--to", "vllm")
+    result = run("c.yaml")
     assert result.exit_code == 1
     assert code in result.output
     assert not Path("c-vllm").exists()

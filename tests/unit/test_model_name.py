@@ -9,7 +9,6 @@ import pytest
 
 from cog_triton.artifact.engine_config import CONFIG_NAME
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME
-from cog_triton.engines.llmapi.llmapi_directory import CONFIG_FILE as LLMAPI_FILE
 from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.vllm import model_directory
 from cog_triton.errors import CogTritonError
@@ -139,4 +138,4 @@ def test_what_is_known_without_imports_is_what_the_families_have() -> None:
     known = {*serve_config.MODELS, *serve_config.FAMILY_MODELS, serve_config.ADAPTERS}
     assert {*known, *serve_config._DEPLOYMENT_KEYS} - {"server"} == model_name._SERVE_KEYS
     marks = {mock_directory.MODEL_FILE, model_directory.MODEL_FILE, MANIFEST_NAME, CONFIG_NAME}
-    assert {*marks, LLMAPI_FILE, "openvino_model.xml"} == model_name._ENGINE_FILES
+    assert {*marks, "llmapi.yaml", "openvino_model.xml"} == model_name._ENGINE_FILES

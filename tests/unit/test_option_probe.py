@@ -89,7 +89,7 @@ def test_options_of_the_package_examples() -> None:
     assert (build["max_batch_size"].type, build["max_batch_size"].default) == ("int", "16")
     assert not build["max_batch_size"].required
     quantize = by_name(read(OWN / "openvino" / "quantize.py"))
-    assert quantize["qformat"].choices == ("q8_0", "q4_0", "q4_1", "f16")
+    assert quantize["qformat"].choices == ("q8_0", "q4_0", "f16")
     assert quantize["qformat"].type is None
     convert = by_name(read(OWN / "openvino" / "convert_checkpoint.py"))
     assert set(convert) == {"model_dir", "output_dir", "dtype"}

@@ -83,19 +83,10 @@ def test_engines_of_tensorrt_llm_are_refused(tmp_path: Path) -> None:
     assert engine_preparation._replicas(load_settings(), family).count == 1
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"spare_engine": True},
-        {"cog_triton_engine_keeper_name": "seat"},
-    ],
-)
-def test_what_does_not_go_beside_several_engines_is_refused(
-    given: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_spare_beside_several_engines_is_refused(tmp_path: Path) -> None:
     family = MockFamily.open(mock_directory.make_engine(tmp_path))
     with pytest.raises(InvalidArgument, match="ENGINE_REPLICAS=2: must be 1 with "):
-        engine_preparation._replicas(load_settings(engine_replicas=2, **given), family)
+        engine_preparation._replicas(load_settings(engine_replicas=2, spare_engine=True), family)
     assert engine_preparation._replicas(load_settings(engine_replicas=2), family).count == 2
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from cog_triton.engines.base import EngineFamily, EngineLimits
-from cog_triton.engines.llmapi.family import LLMAPIFamily
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.openvino.family import OpenVINOFamily
 from cog_triton.engines.request import EngineRequest, resumed_seed
@@ -27,7 +26,6 @@ FAMILIES: tuple[type[EngineFamily], ...] = (
     VLLMFamily,
     VLLMFamily,
     TensorRTLLMFamily,
-    LLMAPIFamily,
     OpenVINOFamily,
     MockFamily,
 )

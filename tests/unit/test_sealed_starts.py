@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cuda_driver import CudaDriver, has_compiler
+from cuda_driver import has_compiler
 from sealed_engines import (
     CONFIG,
     SealedBuilds,
@@ -37,8 +36,6 @@ from cog_triton.serving import sealed_engine
 from cog_triton.settings import Settings
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
-H100 = {"gpu_name": "NVIDIA H100 80GB HBM3"}
-"""What the driver that parks processes has."""
 
 
 @pytest.fixture(scope="module")
@@ -166,9 +163,7 @@ def test_each_rank_is_sealed_and_starts_from_its_own(
     vllm_environment: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the oldest vLLM that there is a double of."""
     builds = SealedBuilds(tmp_path / "builds", {"gpu_count": 2})
-    builds.variables["VLLM_DOUBLE_VERSION"] = "0.26.0"
     tar = builds.build({**CONFIG, "args": {"tensor_parallel_size": 2}})
     engine = unpacked(tar, tmp_path / "engine")
     manifest = manifest_of(engine)
@@ -177,7 +172,6 @@ def test_each_rank_is_sealed_and_starts_from_its_own(
     assert ranks == ["rank_0_0", "rank_1_0"]
 
     gpu(gpu_count=2)
-    monkeypatch.setenv("VLLM_DOUBLE_VERSION", "0.26.0")
     trust = {TRUSTED: digest_of(engine), REQUIRED: "true"}
     assert answered(engine, tmp_path, **trust) == list(b"abcab")
     assert nothing_compiled(tmp_path / "journal")
@@ -200,18 +194,20 @@ def one_rank(engine: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("vllm_environment")
 def test_an_engine_and_its_spare_start_from_the_seal_of_what_can_sleep(
-    tmp_path: Path, driver: CudaDriver
+    tmp_path: Path, gpu: Callable[..., None]
 ) -> None:
-    builds = SealedBuilds(tmp_path / "builds", H100)
+    builds = SealedBuilds(tmp_path / "builds", {})
+    gpu()
     config = {**CONFIG, "args": {"gpu_memory_utilization": 0.4}, "spare": True}
     engine = unpacked(builds.build(config), tmp_path / "engine")
     journal = tmp_path / "journal"
     trust = {TRUSTED: digest_of(engine), REQUIRED: "true"}
     spec = EngineSpec.of(HOST, given(engine, tmp_path, **trust, **{SPARE_LOADS: "beside"}))
 
-    def at_rest() -> list[int]:
-        found = driver.processes().items()
-        return [pid for pid, (state, _) in found if state == "CHECKPOINTED"]
+    log = tmp_path / "keeper.log"
+
+    def parked() -> int:
+        return log.read_text().count(" is parked: asleep in ")
 
     def says() -> list[int]:
         events = ask(leased, tokens(ABC, max_tokens=4))
@@ -219,12 +215,11 @@ def test_an_engine_and_its_spare_start_from_the_seal_of_what_can_sleep(
 
     with keeping(tmp_path, spare=True) as keeper:
         leased = leased_engines(keeper.client.name, spec)
-        (spare,) = until(at_rest)
-        (serving,) = (pid for pid, told in driver.processes().items() if told[0] == "RUNNING")
+        until(lambda: parked() == 1)
         assert says() == list(b"abca")
-        os.kill(serving, signal.SIGKILL)
+        keeper.kill_engine("by the test")
         assert until(says) == list(b"abca")
-        until(lambda: set(at_rest()) - {spare})  # and the next spare
+        until(lambda: parked() == 2)  # and the next spare
         leased.close()
     assert nothing_compiled(journal)
     assert len(compiled(journal, "read")) == 3 * 4  # each opened the seal's kernels

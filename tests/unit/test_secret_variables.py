@@ -40,7 +40,6 @@ def test_other_variables_stay() -> None:
 
 def test_only_families_that_download_weights_themselves_get_the_hubs_tokens() -> None:
     assert {family.name: family.secrets for family in FAMILIES if family.secrets} == {
-        "llmapi": HUB_TOKENS,
         "vllm": HUB_TOKENS,
     }
 

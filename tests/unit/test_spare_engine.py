@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from math import ceil
 from pathlib import Path
 
 import pytest
-from cuda_driver import TOTAL_BYTES, CudaDriver, has_compiler
 from started_keeper import Keeper, keeping, until
 from step_engines import ENGINE
 from vllm_engines import vllm_engine
@@ -20,38 +18,35 @@ from cog_triton.errors import TritonUnavailable
 from cog_triton.keeper.keeper_messages import SPARE_LOADS, EngineSpec
 
 HOST = "cog_triton.engines.vllm.engine_host:VLLMHost"
-pytestmark = [
-    pytest.mark.usefixtures("vllm_environment"),
-    pytest.mark.skipif(not has_compiler(), reason="needs a C compiler"),
-]
+pytestmark = pytest.mark.usefixtures("vllm_environment")
 
 
 @pytest.fixture
-def keeper(driver: CudaDriver, tmp_path: Path) -> Iterator[Keeper]:
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
     with keeping(tmp_path, spare=True) as keeper:
         yield keeper
 
 
-def leased(keeper: Keeper, loads: str, share: float) -> EngineClient:
-    """An engine that takes `share` of the GPU, while its spare loads beside it or first."""
+def leased(keeper: Keeper, loads: str) -> EngineClient:
+    """An engine whose spare loads beside it or first."""
     directory = keeper.directory / "engine"
-    vllm_engine(directory, gpu_memory_utilization=share)
+    vllm_engine(directory)
     parameters = {"engine_dir": str(directory), SPARE_LOADS: loads}
     return leased_engines(keeper.client.name, EngineSpec.of(HOST, parameters))
 
 
-def by_state(driver: CudaDriver, state: str) -> set[int]:
-    return {
-        pid
-        for pid, (found, _) in driver.processes().items()
-        if found == state and Path(f"/proc/{pid}").exists()
-    }
+def parked(keeper: Keeper, number: int) -> None:
+    """Wait until an engine is parked."""
+    log = keeper.directory / "keeper.log"
+    until(lambda: f"spare engine {number} is parked: asleep in " in log.read_text())
 
 
-def alone(driver: CudaDriver, state: str, but: int = 0) -> int:
-    """The only process in a state, once there is one other than `but`."""
-    (pid,) = until(lambda: by_state(driver, state) - {but})
-    return int(pid)
+def pid_of(keeper: Keeper, number: int) -> int:
+    """The process of an engine, by its socket's name among its arguments."""
+    mark = f"{keeper.client.name}-{number}".encode()
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in keeper.pids}
+    (pid,) = (p for p, line in lines.items() if mark in line.split(b"\0") and b"reaper" not in line)
+    return pid
 
 
 def says(engine: EngineClient, prompt: list[int] = ABC) -> list[int]:
@@ -66,33 +61,25 @@ def says(engine: EngineClient, prompt: list[int] = ABC) -> list[int]:
     return found
 
 
-def test_a_parked_spare_takes_over_and_is_replaced(keeper: Keeper, driver: CudaDriver) -> None:
-    engine = leased(keeper, "beside", 0.4)
-    first = spare = 0
-    for _ in range(2):
-        serving = alone(driver, "RUNNING", but=first)
-        assert serving == (spare or serving)
-        spare = alone(driver, "CHECKPOINTED", but=spare)
+def test_a_parked_spare_takes_over_and_is_replaced(keeper: Keeper) -> None:
+    engine = leased(keeper, "beside")
+    for serving in (1, 2):
+        parked(keeper, serving + 1)
         assert says(engine) == [*b"abca"]
-        os.kill(serving, signal.SIGKILL)
+        os.kill(pid_of(keeper, serving), signal.SIGKILL)
         assert says(engine) == [*b"abca"]
-        assert driver.processes()[spare] == ("RUNNING", ceil(TOTAL_BYTES * 0.4))
-        first = serving
+        log = (keeper.directory / "keeper.log").read_text()
+        assert f"engine {serving + 1} is back in " in log
     engine.close()
 
 
-def test_a_spare_is_parked_first_where_two_engines_have_no_room(
-    keeper: Keeper, driver: CudaDriver
-) -> None:
-    engine = leased(keeper, "first", 0.9)
-    serving, spare = alone(driver, "RUNNING"), alone(driver, "CHECKPOINTED")
-    assert serving > spare
-    os.kill(serving, signal.SIGKILL)
+def test_a_spare_is_parked_first_if_two_engines_have_no_room(keeper: Keeper) -> None:
+    engine = leased(keeper, "first")
+    parked(keeper, 1)
+    until(lambda: "engine process 2 is leased" in (keeper.directory / "keeper.log").read_text())
+    os.kill(pid_of(keeper, 2), signal.SIGKILL)
     assert says(engine) == [*b"abca"]
-    assert by_state(driver, "RUNNING") == {spare}
-    log = keeper.directory / "keeper.log"
-    until(lambda: "no spare engine: " in log.read_text())  # there is no room beside it
-    assert says(engine) == [*b"abca"]
+    assert "engine 1 is back in " in (keeper.directory / "keeper.log").read_text()
     engine.close()
 
 
@@ -114,21 +101,10 @@ def test_a_spare_that_cannot_be_parked_is_ready(keeper: Keeper) -> None:
     engine.close()
 
 
-def test_a_spare_that_the_driver_loses_is_given_up(keeper: Keeper, driver: CudaDriver) -> None:
-    driver.fail(("checkpoint", 0, 999))
-    engine = leased(keeper, "beside", 0.4)
-    log = keeper.directory / "keeper.log"
-    until(lambda: "no spare engine any more: " in log.read_text())
-    assert says(engine) == [*b"abca"]
-    os.kill(alone(driver, "RUNNING"), signal.SIGKILL)
-    assert says(engine) == [*b"abca"]
-    engine.close()
-
-
-def test_a_parked_spare_that_dies_is_replaced(keeper: Keeper, driver: CudaDriver) -> None:
-    engine = leased(keeper, "beside", 0.4)
-    spare = alone(driver, "CHECKPOINTED")
-    os.kill(spare, signal.SIGKILL)
-    assert alone(driver, "CHECKPOINTED", but=spare) != spare
+def test_a_parked_spare_that_dies_is_replaced(keeper: Keeper) -> None:
+    engine = leased(keeper, "beside")
+    parked(keeper, 2)
+    os.kill(pid_of(keeper, 2), signal.SIGKILL)
+    parked(keeper, 3)
     assert says(engine) == [*b"abca"]
     engine.close()

@@ -20,7 +20,6 @@ from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import (
     EngineIncompatible,
     InvalidPredictorConfig,
-    UnexpectedEngineArg,
 )
 from cog_triton.serving import engine_preparation
 from cog_triton.settings import load_settings
@@ -136,23 +135,15 @@ def test_unknown_serve_config_arguments_are_refused(
     assert hint in caught.value.detail
 
 
-@pytest.mark.parametrize("version", ["0.26.0", "0.33.1"])
-def test_the_version_that_will_run_decides(
-    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_version_that_will_run_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(family, "installed_version", lambda python: asked.append(python) or version)
+    monkeypatch.setattr(
+        family, "installed_version", lambda python: asked.append(python) or "0.33.1"
+    )
     arguments = {"tensorrt_llm": {"engine_python": "/opt/vllm/bin/python"}}
     configs = render(tmp_path, arguments)
     assert asked == ["/opt/vllm/bin/python"]
-    assert configs["vllm_model"].parameters["vllm_version"].string_value == version
-    vllm_engine(tmp_path / "other", max_num_queued_reqs=3)
-    engine = VLLMFamily.open(tmp_path / "other")
-    if version == "0.33.1":
-        model_repository.render_repository(engine, ServeConfig(), tmp_path / "repo")
-        return
-    with pytest.raises(UnexpectedEngineArg, match=r"vLLM 0\.26\.0 .* only vLLM 0\.33 has it"):
-        model_repository.render_repository(engine, ServeConfig(), tmp_path / "repo")
+    assert configs["vllm_model"].parameters["vllm_version"].string_value == "0.33.1"
 
 
 @pytest.mark.parametrize("version", ["0.34.0", "0.3.3", "1.26.0"])
@@ -166,8 +157,8 @@ def test_a_version_that_was_never_run_is_refused_unless_allowed(
     with pytest.raises(EngineIncompatible) as caught:
         render(tmp_path)
     assert caught.value.detail == (
-        f"vLLM {version}: this cog-triton was run with vLLM 0.26 and 0.33 only (docs/vllm.md);"
-        " install one of these, or set COG_TRITON_VLLM_UNTESTED=1 to try this one"
+        f"vLLM {version}: this cog-triton was run with vLLM 0.33 only (docs/vllm.md);"
+        " install it, or set COG_TRITON_VLLM_UNTESTED=1 to try this one"
     )
     assert not caplog.text
     configs = render(tmp_path, {"tensorrt_llm": {"allow_untested": "true"}})
@@ -188,13 +179,13 @@ def test_the_version_of_our_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_version_of_the_engines_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "vllm-0.26.7.dist-info").mkdir()
-    metadata = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.26.7\n"
-    (tmp_path / "vllm-0.26.7.dist-info" / "METADATA").write_text(metadata)
+    (tmp_path / "vllm-0.33.7.dist-info").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.7\n"
+    (tmp_path / "vllm-0.33.7.dist-info" / "METADATA").write_text(metadata)
     assert vllm_version.installed_version(sys.executable) is None
     assert vllm_version.installed_version("/no/such/python") is None
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert vllm_version.installed_version(sys.executable) == "0.26.7"
+    assert vllm_version.installed_version(sys.executable) == "0.33.7"
 
 
 @pytest.mark.parametrize("untested", [False, True])

@@ -133,9 +133,8 @@ def test_a_removed_argument_is_refused_with_its_replacement(name: str, tmp_path:
 @pytest.mark.parametrize(
     ("version", "arguments"),
     [
-        ("0.26.0", {"max_num_partial_prefills": 2, "mamba_cache_mode": "all"}),
         ("0.33.0", {"max_num_queued_reqs": 2, "kv_cache_dtype": "a_plugins_own"}),
-        (None, {"max_num_queued_reqs": 2, "max_num_partial_prefills": 2}),
+        (None, {"max_num_queued_reqs": 2}),
         ("0.34.0", {"brand_new": 1}),
     ],
 )
@@ -157,12 +156,9 @@ def test_names_that_the_loaded_vllm_lacks_are_refused() -> None:
         (None, {"gpu_memory_utilisation": 1}, UnexpectedEngineArg, "'gpu_memory_utilization'"),
         (None, {"max_num_sequences": 2}, UnexpectedEngineArg, "vLLM 0.33.0 has no such engine"),
         (None, {"_api_process_count": 2}, UnexpectedEngineArg, "_api_process_count"),
-        ("0.33.0", {"max_num_partial_prefills": 2}, UnexpectedEngineArg, "only vLLM 0.26 has it"),
-        ("0.26.1", {"max_num_queued_reqs": 2}, UnexpectedEngineArg, "only vLLM 0.33 has it"),
         ("0.33.0", {"max_num_sequences": 2}, UnexpectedEngineArg, "did you mean 'max_num_seqs'?"),
         ("0.34.0", {"swap_space": 4}, UnexpectedEngineArg, "0.33.0, whose record 0.34.0 goes by,"),
         ("0.33.0", {"mamba_cache_mode": "all"}, InvalidPredictorConfig, "null (vLLM 0.33.0)"),
-        ("0.26.0", {"kv_cache_dtype": "fp9"}, InvalidPredictorConfig, "must be auto or bfloat16"),
         (None, {"tensor_parallel_size": "two"}, InvalidPredictorConfig, "size='two': must be a"),
         (None, {"gpu_memory_utilization": True}, InvalidPredictorConfig, "must be a number"),
         (None, {"dtype": "bf16"}, InvalidPredictorConfig, "must be auto or bfloat16"),

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from cog_triton.backend.vllm_tensors import ParsedRequest, output_tensors, parse_request
-from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.host_messages import TextEvent
 from cog_triton.errors import InvalidArgument, PromptRequired
 
@@ -107,16 +106,6 @@ def test_unknown_or_invalid_sampling_parameters_are_refused(
     detail = refusal(sampling_parameters=json.dumps(parameters))
     assert words in detail
     assert "only vLLM" not in detail
-
-
-def test_sampling_parameters_of_another_version_are_refused_by_name() -> None:
-    older = types_of("0.26.0")
-    sent = inputs(sampling_parameters='{"stream_interval": 2}')
-    assert parse_request("vllm_model", sent, {}).request.sampling == {"stream_interval": 2}
-    with pytest.raises(InvalidArgument, match=r"vLLM 0\.26\.0 has no .*; only vLLM 0\.33 has it"):
-        parse_request("vllm_model", sent, {}, older)
-    with pytest.raises(InvalidArgument, match=r"stream_interval: .*; only vLLM 0\.33 has it"):
-        parse_request("vllm_model", inputs(), {"stream_interval": 2}, older)
 
 
 def test_empty_sampling_parameters_are_ignored() -> None:

@@ -2,10 +2,6 @@
 
 The reader of the `gguf` package makes a memory map of every string, so a vocabulary of 50,000
 tokens takes it 2 seconds of CPU time; this one unpacks the header from bytes in 0.1.
-
-OpenVINO's reader turns a Q4_1 block (scale d, minimum m) into ``(q - z) * d`` with ``z`` the
-rounded ``-m / d`` in four bits, so a block whose minimum is no such multiple comes out wrong. Our
-Q4_1 blocks are made with an integer z; other blocks are recognised, and refused by `build.py`.
 """
 
 from __future__ import annotations
@@ -34,8 +30,7 @@ _PLAIN = {
     **{"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64},
 }
 Array = npt.NDArray[Any]
-_BLOCK = 32
-FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
+FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
 
 
 @dataclass(frozen=True)
@@ -193,33 +188,7 @@ def encode(values: npt.NDArray[np.float32], kind: str, name: str) -> Array:
         raise EngineIncompatible(f"tensor {name} has values that are not finite")
     if kind == "F16" and float(np.abs(values).max(initial=0.0)) > 65504.0:
         raise EngineIncompatible(f"tensor {name} has values beyond float16; use --dtype float32")
-    if kind == "Q4_1":
-        return _encode_q4_1(values)
     return np.asarray(gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind]))
-
-
-def _encode_q4_1(values: npt.NDArray[np.float32]) -> Array:
-    blocks = values.reshape(-1, _BLOCK)
-    low = np.minimum(blocks.min(axis=1), 0.0)
-    high = np.maximum(blocks.max(axis=1), 0.0)
-    scale = ((high - low) / 15.0).astype(np.float16)
-    wide = scale.astype(np.float32)[:, None]
-    inverse = np.divide(1.0, wide, out=np.zeros_like(wide), where=wide > 0)
-    zero = np.clip(np.rint(-low[:, None] * inverse), 0, 15)
-    steps = np.clip(np.rint(blocks * inverse) + zero, 0, 15).astype(np.uint8)
-    minimum = (-zero * wide).astype(np.float16)
-    packed = steps[:, : _BLOCK // 2] | (steps[:, _BLOCK // 2 :] << 4)
-    bytes_ = np.hstack([scale[:, None].view(np.uint8), minimum.view(np.uint8), packed])
-    return np.ascontiguousarray(bytes_.reshape(values.shape[0], -1))
-
-
-def is_exact_q4_1(raw: npt.NDArray[np.uint8]) -> bool:
-    """Whether every Q4_1 block in `raw` (bytes) is one the reader represents exactly."""
-    heads = np.ascontiguousarray(raw.reshape(-1, 20)[:, :4]).view(np.float16).astype(np.float32)
-    scale, minimum = heads[:, 0], heads[:, 1]
-    zero = np.rint(np.divide(-minimum, scale, out=np.zeros_like(scale), where=scale != 0))
-    close = np.abs(minimum + zero * scale) <= np.abs(minimum) * 2.0**-10
-    return bool(((zero >= 0) & (zero <= 15) & close & (scale > 0) | (minimum == 0)).all())
 
 
 def write(path: Path, architecture: str, fields: Iterable[Field], tensors: list[Tensor]) -> None:

@@ -33,7 +33,7 @@ _SAME = (
 )
 _IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
 _HALF_PRECISION = 2.0**-10
-_READABLE = ("F16", "Q8_0", "Q4_0", "Q4_1")
+_READABLE = ("F16", "Q8_0", "Q4_0")
 Floats = npt.NDArray[np.float64]
 
 
@@ -106,8 +106,6 @@ def _check_types(source: _gguf_file.Source) -> None:
     for name, shape in source.shapes().items():
         kind = source.type_of(name)
         good = kind == "F32" if len(shape) == 1 else kind in _READABLE
-        if good and kind == "Q4_1":
-            good = _gguf_file.is_exact_q4_1(source.raw(name))
         if not good:
             raise EngineIncompatible(
                 f"tensor {name} ({kind}) cannot be built as it is: put a quantize step before build"

@@ -10,7 +10,7 @@ from cog_triton.build_scripts.openvino import _gguf_file, _script
 from cog_triton.errors import ModelUnavailable
 
 SIDE_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-FORMATS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1", "f16": "F16"}
+FORMATS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "f16": "F16"}
 _OUTER = ("token_embd.weight", "output.weight")
 
 
@@ -27,7 +27,7 @@ def parse_arguments() -> argparse.Namespace:
         choices=list(FORMATS),
         default="q8_0",
         help="weights as blocks of 32 with one float16 scale: q8_0 8 bits; q4_0 4 bits; "
-        "q4_1 4 bits with an offset; f16 does not quantize",
+        "f16 does not quantize",
     )
     return parser.parse_args()
 
@@ -58,7 +58,7 @@ def _tensor(
         to = "F32"
     elif shape[-1] % 32:
         to = "F16"  # rows that do not divide into blocks
-    if source.type_of(name) == to and to != "Q4_1":
+    if source.type_of(name) == to:
         return _gguf_file.Tensor(name, shape, to, lambda: source.raw(name))
     return _gguf_file.Tensor(
         name, shape, to, lambda: _gguf_file.encode(source.floats(name), to, name)

@@ -20,6 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from cog_triton.engines.tensorrt_llm.releases import Release
 from cog_triton.errors import InvalidPredictorConfig, nearest
+from cog_triton.removed import check_keys
 
 _LISTS = re.compile(r"\s*\{[^{}]*\}(\s*,\s*\{[^{}]*\})*\s*")
 
@@ -176,17 +177,8 @@ class Parameters(BaseModel):
     encoder_engine_dir: PathText | None = _setting(
         "encoder's engine directory, of encoder-decoder models", unset="none", since="0.11"
     )
-    executor_worker_path: PathText | None = _setting(
-        "worker binary of orchestrator mode",
-        unset="/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker",
-    )
     gpu_device_ids: Groups | None = _setting(
         "GPUs of a model instance, `,` between; `;` between instances", unset="all visible"
-    )
-    participant_ids: Groups | None = _setting(
-        "MPI ranks of a model instance, for orchestrator mode without spawning",
-        unset="none",
-        since="0.13",
     )
     num_nodes: Whole = _setting("machines that the ranks are on", 1, since="0.19", ge=1)
     gpu_weights_percent: Number | None = _setting(
@@ -241,11 +233,6 @@ class Parameters(BaseModel):
     )
     lookahead_verification_set_size: Whole | None = _setting(
         "n-grams verified in one step", unset="none", since="0.19", ge=1
-    )
-    speculative_decoding_fast_logits: Flag | None = _setting(
-        "hand the draft model's logits over directly; orchestrator mode",
-        unset="false",
-        since="0.15",
     )
     guided_decoding_backend: Literal["xgrammar"] | None = _setting(
         "what keeps output to a JSON schema, regex or grammar", unset="off", since="0.19"
@@ -326,6 +313,7 @@ class Parameters(BaseModel):
                 key to one that is unknown.
         """
         given = {name: value for name, value in arguments.items() if value not in (None, "")}
+        check_keys(given)
         try:
             return cls.model_validate(given)
         except ValidationError as error:
@@ -350,8 +338,6 @@ def rule_of(item: Any, name: str, known: Sequence[str]) -> str:
     """The rule that setting `name` breaks, by pydantic's error `item`; `known` settings exist."""
     if item["type"] == "extra_forbidden":
         hint = nearest(name, known)
-        if name == "worker_path":
-            hint = "; TensorRT-LLM 0.10 renamed it to executor_worker_path"
         return f"unknown setting of a TensorRT-LLM engine{hint}"
     if item["type"] == "literal_error":
         choices = choices_of(Parameters.model_fields[name].annotation)

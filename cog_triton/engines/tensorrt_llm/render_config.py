@@ -43,7 +43,6 @@ def resolve_defaults(parameters: Parameters, engine: Engine) -> Parameters:
     derived: dict[str, Any] = {
         "triton_max_batch_size": engine.config.build_config.max_batch_size,
         "enable_kv_cache_reuse": contract.reuses_kv_cache and engine.paged_context,
-        "executor_worker_path": BACKENDS / contract.worker,
         "decoding_mode": mode if mode and contract.has_decoding_mode(mode) else None,
         "logits_datatype": DATA_TYPES.get(model.logits_dtype, "TYPE_FP32"),
         "prompt_embedding_table_data_type": DATA_TYPES.get(model.dtype, "TYPE_FP16"),
@@ -72,6 +71,7 @@ def render_engine_config(config: Any, parameters: Parameters, engine: Engine) ->
 def _parameters(parameters: Parameters, engine: Engine) -> dict[str, str]:
     contract = engine.contract
     values = {"FORCE_CPU_ONLY_INPUT_TENSORS": "no"}
+    values[contract.worker_parameter] = str(BACKENDS / contract.worker)
     if contract.reads_guided_decoding:
         values |= dict.fromkeys(_GUIDED, "")
     settings = dict(parameters) | {"engine_dir": engine.directory}
@@ -79,10 +79,9 @@ def _parameters(parameters: Parameters, engine: Engine) -> dict[str, str]:
         settings["xgrammar_tokenizer_info_path"] = (
             engine.directory / parameters.xgrammar_tokenizer_info_path
         )
-    keys = _KEYS | {"executor_worker_path": contract.worker_parameter}
     for name, value in settings.items():
         if value is not None and name not in _FIELDS and contract.release >= Parameters.since(name):
-            values[keys.get(name, name)] = notation(name, value)
+            values[_KEYS.get(name, name)] = notation(name, value)
     return values
 
 

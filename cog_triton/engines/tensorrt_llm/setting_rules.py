@@ -13,8 +13,8 @@ from typing import Any
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters, notation
 from cog_triton.engines.tensorrt_llm.engine_directory import Engine
 from cog_triton.engines.tensorrt_llm.releases import format_release
-from cog_triton.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.errors import InvalidPredictorConfig
+from cog_triton.settings.environment_types import IMAGE_ENGINE_DIR
 
 Problems = Iterator[tuple[str, str]]
 _LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
@@ -119,28 +119,19 @@ def _parallel(parameters: Parameters, engine: Engine) -> Problems:
         assert parameters.engine_dir is not None
         if parameters.engine_dir.resolve() != served:
             yield "engine_dir", f"{served} is served: say which by ENGINE_DIR or COG_WEIGHTS"
-    if parameters.executor_worker_path and not parameters.executor_worker_path.is_absolute():
-        yield "executor_worker_path", "must be an absolute path"
     nodes, ranks = parameters.num_nodes, engine.ranks
     if ranks % nodes:
         yield "num_nodes", f"the engine has {ranks} ranks, which must be equally many on each"
-    for name, groups, count in (
-        ("gpu_device_ids", parameters.gpu_device_ids, max(ranks // nodes, 1)),
-        ("participant_ids", parameters.participant_ids, ranks),
-    ):
-        for group in groups or ():
-            if len(set(group)) != count or len(group) != count or min(group) < 0:
-                yield name, f"must be {count} different ids, of 0 or more, for each instance"
-                break
+    count = max(ranks // nodes, 1)
+    for group in parameters.gpu_device_ids or ():
+        if len(set(group)) != count or len(group) != count or min(group) < 0:
+            rule = f"must be {count} different ids, of 0 or more, for each instance"
+            yield "gpu_device_ids", rule
+            break
     if (
         parameters.gpu_weights_percent or 1
     ) < 1 and not engine.config.build_config.weight_streaming:
         yield "gpu_weights_percent", "below 1 needs an engine built with weight_streaming"
-    if parameters.speculative_decoding_fast_logits and not parameters.participant_ids:
-        yield (
-            "speculative_decoding_fast_logits",
-            "needs participant_ids, for orchestrator mode without spawning",
-        )
 
 
 def _decoding(parameters: Parameters, engine: Engine) -> Problems:

@@ -57,15 +57,6 @@ class ArgumentTypes:
         """The fields of SamplingParams."""
         return self.record["sampling_params"]  # type: ignore[no-any-return]
 
-    def elsewhere(self, section: str, name: str) -> str:
-        """What to add of a name that this version lacks: which one has it; empty if none has."""
-        if name in self.record[section]:
-            return ""
-        found = [
-            minor_version(other.version) for other in recorded() if name in other.record[section]
-        ]
-        return f"; only vLLM {', '.join(found)} has it" if found else ""
-
 
 @cache
 def recorded() -> tuple[ArgumentTypes, ...]:

@@ -1,6 +1,6 @@
 """Compiler caches: one directory below which every compiler of a vLLM engine writes.
 
-A start of vLLM 0.26 or 0.33 runs five compilers and more, each with a cache of its own in another
+A start of vLLM 0.33 runs five compilers and more, each with a cache of its own in another
 place. Triton's is the one that costs: where nobody sets TRITON_CACHE_DIR, torch points it into the
 compiled model at the first start and nobody does at the second, which compiles all kernels again.
 

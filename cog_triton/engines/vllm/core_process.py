@@ -6,7 +6,7 @@ from the host's beginning. It opens nothing, and waits on the pipe by which "spa
 run; it then has the environment of that moment. With the host, it ends at once, however that ends.
 
 Run by ``-m``, this module is that process. Interfaces: multiprocessing.popen_spawn_posix of Python
-3.11 and 3.12, ``vllm.v1.engine.utils`` of vLLM 0.26 and 0.33, prctl(2).
+3.11 and 3.12, ``vllm.v1.engine.utils`` of vLLM 0.33, prctl(2).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ serving processes and Triton's stubs run without vLLM.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
 import logging
 import os
@@ -20,7 +21,6 @@ from cog_triton.engines.vllm.core_process import CoreProcess
 from cog_triton.engines.vllm.engine_errors import is_refusal
 from cog_triton.engines.vllm.host_messages import KV_CACHE_USAGE, PREFIX_HITS, PREFIX_QUERIES
 from cog_triton.engines.vllm.model_directory import refuse_unknown
-from cog_triton.engines.vllm.optional_packages import refuse_missing
 from cog_triton.engines.vllm.sampling_arguments import WorkerLimits
 from cog_triton.engines.vllm.vllm_version import require_tested
 from cog_triton.errors import (
@@ -68,24 +68,12 @@ def open_engine(
         )
 
 
-def run_node(arguments: Mapping[str, Any], *, allow_untested: bool = False) -> None:
-    """Run a node's workers of an engine whose leader is elsewhere, until one of them ends.
-
-    As ``vllm serve --headless`` does; raises as `open_engine`.
-    """
-    _, config, _ = _configured(arguments, allow_untested=allow_untested, headless=True)
-    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-
-    executor = MultiprocExecutor(config, monitor_workers=False)
-    executor.start_worker_monitor(inline=True)
-
-
-def _configured(
-    arguments: Mapping[str, Any], *, allow_untested: bool, headless: bool = False
-) -> tuple[Any, Any, Any]:
+def _configured(arguments: Mapping[str, Any], *, allow_untested: bool) -> tuple[Any, Any, Any]:
     """AsyncEngineArgs, the VllmConfig that they make, and the context that it was made for."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if importlib.util.find_spec("flashinfer") is None:  # as images are, and vLLM would import it
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     import vllm
 
     if warning := require_tested(vllm.__version__, allow_untested=allow_untested):
@@ -98,11 +86,10 @@ def _configured(
     _log.info("vLLM %s is imported", vllm.__version__)
     known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
     refuse_unknown(arguments, known, vllm.__version__)
-    refuse_missing(arguments)
     context = UsageContext.OPENAI_API_SERVER  # whose defaults are those of a server
     try:
         engine_args = AsyncEngineArgs(**arguments)
-        config = engine_args.create_engine_config(usage_context=context, headless=headless)
+        config = engine_args.create_engine_config(usage_context=context)
     except CogTritonError:
         raise
     except Exception as error:

@@ -1,8 +1,4 @@
-"""Coded errors of what vLLM raises, by the names of its exception classes.
-
-Names, because versions differ: vLLM 0.26 refuses a request by ValueError, 0.33 by
-VLLMClientError, which is none.
-"""
+"""Coded errors of what vLLM raises, by the names of its exception classes."""
 
 from __future__ import annotations
 

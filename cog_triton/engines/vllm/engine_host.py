@@ -27,7 +27,7 @@ from cog_triton.engines.vllm.engine_outputs import (
     prompt_length,
 )
 from cog_triton.engines.vllm.engine_sleep import EngineSleep, parkable, ranks
-from cog_triton.engines.vllm.family import DETERMINISTIC, REASONING_PARSER
+from cog_triton.engines.vllm.family import DETERMINISTIC, LEADER, REASONING_PARSER
 from cog_triton.engines.vllm.host_messages import (
     GAUGES,
     KV_CACHE_USAGE,
@@ -40,15 +40,6 @@ from cog_triton.engines.vllm.host_messages import (
 )
 from cog_triton.engines.vllm.image_decoding import check_images, decode_images, image_error
 from cog_triton.engines.vllm.model_directory import VLLMModel, enter_model, read_ahead_files
-from cog_triton.engines.vllm.nodes import (
-    LEADER,
-    Hello,
-    LeaderLinks,
-    fingerprint,
-    network_variables,
-    node_arguments,
-    nodes_of,
-)
 from cog_triton.engines.vllm.sampling_arguments import LORA_NAME, from_engine_request
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_version
 from cog_triton.errors import CogTritonError, InvalidArgument, PromptTooLong, VLLMUnknownError
@@ -127,12 +118,10 @@ class VLLMHost(AsyncEngine):
         *,
         allow_untested: bool = False,
         registry: AdapterRegistry | None = None,
-        links: LeaderLinks | None = None,
         core: CoreProcess | None = None,
     ) -> None:
         super().__init__()
         self.model = model
-        self._links = links
         self._registry = registry
         self._loras: dict[int, Any] = {}
         self._loading = asyncio.Lock()
@@ -182,11 +171,12 @@ class VLLMHost(AsyncEngine):
         core = CoreProcess(model.architectures, ranks=ranks(model.arguments))
         untested = parameters.get(ALLOW_UNTESTED, "").lower() == "true"
         registry = AdapterRegistry(Path(parameters[REGISTRY])) if REGISTRY in parameters else None
-        links = None
+        if model.nodes > 1:
+            own = {"distributed_executor_backend": "mp", "master_addr": parameters.get(LEADER)}
+            given = {name: value for name, value in own.items() if value}
+            model = replace(model, arguments={**given, **model.arguments})
         with page_cache.reading_ahead(read_ahead_files(model.arguments)):
-            if model.nodes > 1:
-                model, links = _joined_by_all(model, parameters.get(LEADER))
-            host = cls(model, allow_untested=untested, registry=registry, links=links, core=core)
+            host = cls(model, allow_untested=untested, registry=registry, core=core)
         try:
             if seeded is not None:
                 seeded.check()
@@ -228,8 +218,6 @@ class VLLMHost(AsyncEngine):
 
     def shutdown(self, *, ordered: bool) -> None:
         """See `AsyncEngine.shutdown`."""
-        if ordered and self._links is not None:
-            self._links.close()
         self._engine.shutdown()
 
     def submit(self, number: int, request: Any) -> None:
@@ -421,19 +409,3 @@ class VLLMHost(AsyncEngine):
                     await engine_api.add_lora(self._engine, made)
                     self._loras[adapter.number] = made
         return self._loras[adapter.number]
-
-
-def _joined_by_all(model: VLLMModel, leader: str | None) -> tuple[VLLMModel, LeaderLinks]:
-    """The model with the leader's arguments, once all nodes are there; E1005 for its address."""
-    nodes = nodes_of(model.arguments, leader)
-    links = LeaderLinks(nodes, Hello(0, installed_version(), fingerprint(model)))
-    for name, value in network_variables(links.address).items():
-        os.environ.setdefault(name, value)
-    links.wait(_die_of)
-    return replace(model, arguments=node_arguments(model.arguments, nodes, 0, links.address)), links
-
-
-def _die_of(reason: str) -> None:
-    """End this process at once: what is left of the engine waits for a node that is gone."""
-    _log.error("the engine ends, and is loaded again: %s", reason)
-    os._exit(1)

@@ -6,7 +6,6 @@ while it falls asleep. The KV cache is dropped, and with it the prefix cache.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -41,8 +40,8 @@ class EngineSleep:
                     raise EngineNotParked(f"{running} requests run in it")
                 self._check()
                 await self._engine.sleep(level=1)
-                return SleepChanged(shares=shared_memory(self._arguments, os.environ))
-            await self._engine.wake_up()
+            else:
+                await self._engine.wake_up()
         except CogTritonError as error:
             return SleepChanged(error)
         except Exception as error:  # noqa: BLE001 - the keeper must get whatever it is
@@ -61,28 +60,6 @@ class EngineSleep:
                 f"it needs {needed / 1e9:.1f} GB of host memory, and {memory.free / 1e9:.1f} GB are"
                 f" left ({memory.limits})"
             )
-
-
-def shared_memory(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
-    """Why the driver cannot checkpoint this engine, None where nothing is known to be in the way.
-
-    Ranks share GPU memory in vLLM's own all-reduce and in NCCL: by peer-to-peer and shared-memory
-    transports, unless NCCL gives it up in its sleep, and by NVLink multicast.
-    """
-    if ranks(arguments) == 1:
-        return None
-    off = {name for name, value in environment.items() if name.startswith("NCCL_") and value == "1"}
-    multicast = environment.get("NCCL_NVLS_ENABLE") != "0"
-    if not arguments.get("disable_custom_all_reduce"):
-        return 'ranks share GPU memory: model.json needs "disable_custom_all_reduce": true'
-    apart = {"NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"} <= off
-    if multicast or not (apart or arguments.get("enable_nccl_comm_suspend")):
-        return (
-            "ranks share GPU memory: it takes NCCL_NVLS_ENABLE=0 in the environment, and either"
-            ' "enable_nccl_comm_suspend": true in model.json, which vLLM 0.33 has, or'
-            " NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1"
-        )
-    return None
 
 
 def ranks(arguments: Mapping[str, Any]) -> int:

@@ -24,7 +24,6 @@ from cog_triton.engines.vllm.model_directory import (
     read_arguments,
     read_model,
 )
-from cog_triton.engines.vllm.nodes import LEADER, nodes_of
 from cog_triton.engines.vllm.vllm_version import (
     ALLOW_UNTESTED,
     installed_version,
@@ -44,8 +43,10 @@ DETERMINISTIC = "deterministic"
 REASONING_PARSER = "reasoning_parser"
 """Option that is vLLM's argument, unless model.json has one: guides begin after the reasoning."""
 _MAX_LOGPROBS = 20
+LEADER = "leader"
+"""Option of an engine on several nodes: vLLM's master_addr, unless model.json has one."""
 _SPREADS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-# vllm/config/lora.py of 0.26 and 0.33.
+# vllm/config/lora.py of 0.33.
 DEFAULT_MAX_LORA_RANK = 16
 # vllm/config/cache.py; a share of a GPU's memory, of which contexts take some, too.
 MEMORY_SHARE, _ROOM = 0.92, 0.94
@@ -179,9 +180,7 @@ class VLLMFamily(EngineFamily):
             given = f"tensorrt_llm.args.{DETERMINISTIC}={options[DETERMINISTIC]!r}"
             raise InvalidPredictorConfig(f"{given}: must be true or false")
         self._check_version(options)
-        if self.nodes > 1:  # which cannot be parked
-            nodes_of(self.model.arguments, options[LEADER])
-        else:
+        if self.nodes == 1:  # others cannot be parked
             options[SPARE_LOADS] = _spare_loads(self.model.arguments)
         return self.render_python(config, self.limits.max_batch_size, options)
 

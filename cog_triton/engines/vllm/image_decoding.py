@@ -12,7 +12,7 @@ from cog_triton.engines.vllm.model_directory import VLLMModel
 from cog_triton.errors import CogTritonError, InvalidArgument, InvalidPredictorConfig
 from cog_triton.pictures.image_limits import FORMATS, ImagePart, read_header
 
-# vllm/config/multimodal.py of 0.26 and 0.33.
+# vllm/config/multimodal.py of 0.33.
 _DEFAULT_LIMIT = 999
 
 
@@ -55,7 +55,7 @@ def asked_limit(model: VLLMModel) -> int | None:
     return count if type(count) is int and count >= 0 else None
 
 
-# vllm/multimodal/processing of 0.26 and 0.33: RuntimeError and AssertionError, and ValueError.
+# vllm/multimodal/processing of 0.33: RuntimeError and AssertionError, and ValueError.
 _LACKS_PLACEHOLDERS = ("prompt placeholders", "Failed to apply prompt replacement")
 _PROCESSOR_FAILED = "Failed to apply "
 

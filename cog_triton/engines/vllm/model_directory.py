@@ -15,7 +15,6 @@ from cog_triton.engines.vllm.argument_types import (
     recorded,
     types_of,
 )
-from cog_triton.engines.vllm.nodes import check_nodes, node_count
 from cog_triton.errors import (
     CogTritonError,
     EngineCorrupt,
@@ -92,10 +91,9 @@ def _checked_by(types: ArgumentTypes, path: Path, name: str, value: Any) -> Any:
             at = f"{path}: {name}={value!r}"
             raise InvalidPredictorConfig(f"{at}: {error} (vLLM {types.version})") from error
     if types.exact or name in REPLACED:
-        hint = f"; {REPLACED[name]}" if name in REPLACED else types.elsewhere("engine_args", name)
+        hint = f"; {REPLACED[name]}" if name in REPLACED else nearest(name, list(known))
         raise UnexpectedEngineArg(
-            f"{path}: {name}: {types.title} has no such engine argument"
-            f"{hint or nearest(name, list(known))}"
+            f"{path}: {name}: {types.title} has no such engine argument{hint}"
         )
     return value  # vLLM checks its arguments when it is loaded
 
@@ -150,7 +148,7 @@ class VLLMModel:
     @property
     def nodes(self) -> int:
         """Machines that the engine is spread over."""
-        return node_count(self.arguments)
+        return self.arguments.get("nnodes") or 1
 
     @property
     def embeds(self) -> bool:
@@ -169,7 +167,11 @@ def read_model(directory: Path, version: str | None = None) -> VLLMModel:
     """
     arguments = read_arguments(directory, version)
     where = directory / MODEL_FILE
-    check_nodes(where, arguments)
+    if arguments.get("node_rank"):
+        raise InvalidPredictorConfig(
+            f"{where}: node_rank={arguments['node_rank']!r}: leave it out: this server is node 0;"
+            " `vllm serve --headless` starts the others (multi-gpu.md)"
+        )
     named = arguments.get("model") or ("." if (directory / "config.json").is_file() else None)
     if named is None:
         raise InvalidPredictorConfig(

@@ -72,7 +72,7 @@ def from_client(parameters: Mapping[str, Any], types: ArgumentTypes = NEWEST) ->
     values = {}
     for name, value in parameters.items():
         if name not in known:
-            hint = types.elsewhere("sampling_params", name) or nearest(name, known)
+            hint = nearest(name, known)
             hint = f"; {REPLACED[name]}" if name in REPLACED else hint
             raise InvalidArgument(
                 f"sampling_parameters: {name[:80]}: {types.title} has no such parameter{hint}"

@@ -60,5 +60,5 @@ def require_tested(version: str, *, allow_untested: bool) -> str | None:
     if allow_untested:
         return f"{UNTESTED} is set, so vLLM {version} is served: {rule}"
     raise EngineIncompatible(
-        f"vLLM {version}: {rule}; install one of these, or set {UNTESTED}=1 to try this one"
+        f"vLLM {version}: {rule}; install it, or set {UNTESTED}=1 to try this one"
     )

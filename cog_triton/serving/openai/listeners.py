@@ -82,7 +82,7 @@ class HTTPListeners:
 
     def __init__(self, settings: Settings, telemetry: CompositeObserver) -> None:
         """Bind and serve at once; raises E1005 when a port is in use."""
-        for name in ("cog_triton_keys", "oidc_issuer", "tls_cert_file"):
+        for name in ("cog_triton_keys", "tls_cert_file"):
             if (value := getattr(settings, name)) is not None:
                 raise InvalidArgument(
                     f"{name.upper()}={value}: is for the front door, which reads it; start the"
@@ -94,10 +94,10 @@ class HTTPListeners:
         self._telemetry = telemetry
         self._metrics = telemetry.metrics
         self._triton = TritonMetrics(settings.triton_host, settings.triton_metrics_port)
-        self._apps: dict[str, _SwappableApp] = {}
+        self._apps: dict[str, _ReplaceableApp] = {}
         self._servers = []
         for name, (host, port) in settings.http_ports.items():
-            app = self._apps[name] = _SwappableApp(starting_app)
+            app = self._apps[name] = _ReplaceableApp(starting_app)
             self._servers.append(HTTPServer(app, bind(name, host, port, BACKLOG)))
         for server in self._servers:
             server.start()
@@ -168,8 +168,6 @@ class HTTPListeners:
         )
         metrics.register_gauge("engines", "Engines that serve", lambda: supervisor.engines)
         metrics.registry.register(EngineMemory(supervisor.engine_memory))
-        if (energy := runtime.energy) is not None:
-            metrics.registry.register(energy)
         if (steps := runtime.step_statistics) is not None:
             metrics.register_gauge(
                 "step_lag",
@@ -193,7 +191,7 @@ async def _metrics_response(text: Callable[[], str | bytes]) -> Response:
     return Response(content, headers={"Content-Type": _PROMETHEUS_CONTENT_TYPE})
 
 
-class _SwappableApp:
+class _ReplaceableApp:
     """ASGI application that can be replaced while it is served."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -112,10 +112,9 @@ class ResponseStore:
     def of(cls, settings: Settings) -> Self | None:
         """The store by the settings; None where they have none, or the file cannot be opened.
 
-        Raises E1005 where `RESPONSE_STORE_URL` is none that answers. Models that take turns
-        (`--swap`) have none: their engines are taken from what nobody waits for.
+        Raises E1005 where `RESPONSE_STORE_URL` is none that answers.
         """
-        if not settings.response_store_bytes or settings.cog_triton_swap:
+        if not settings.response_store_bytes:
             return None
         bounds = settings.response_store_bytes, settings.response_store_age
         directory = settings.work_dir / FOLDER

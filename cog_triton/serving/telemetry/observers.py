@@ -44,7 +44,6 @@ class RequestLog:
             "queue_s": _rounded(result.queue_time),
             "ttft_s": _rounded(result.time_to_first_token),
             "duration_s": _rounded(result.duration),
-            "joules": _rounded(result.joules or None),
         }
         if result.interruptions:
             values["interruptions"] = result.interruptions

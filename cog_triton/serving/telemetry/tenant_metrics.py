@@ -22,7 +22,6 @@ class TenantMetrics:
         self._output = counter("generation_tokens", "Tokens generated for a tenant")
         self._queue = counter("queue_seconds", "Seconds that a tenant's requests have waited")
         self._engine = counter("engine_seconds", "Seconds that they were in the engine")
-        self._joules = counter("energy_joules", "Joules of the GPUs for a tenant's tokens")
         self._known: set[str] = set()
 
     def refused(self, tenant: Tenant | None, code: str) -> None:
@@ -40,8 +39,6 @@ class TenantMetrics:
         self._queue.labels(name).inc(queued)
         self._engine.labels(name).inc(max(0.0, result.duration - queued))
         self._output.labels(name).inc(result.output_token_count)
-        if result.joules:
-            self._joules.labels(name).inc(result.joules)
         if result.queue_time is not None:
             self._prompt.labels(name).inc(result.prompt_tokens(request))
 

@@ -5,42 +5,46 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from vllm.recorded_versions import IS_0_26
 
-if not IS_0_26:
-
-    class VLLMError(Exception):
-        pass
-
-    class VLLMClientError(VLLMError):
-        pass
-
-    class VLLMServerError(VLLMError):
-        pass
-
-    class GenerationError(VLLMServerError):
-        pass
-
-    class RetryableRequestError(GenerationError):
-        pass
-
-    class GracefulHTTPError(VLLMError):
-        def __init__(self, message: str, http_status: HTTPStatus) -> None:
-            super().__init__(message)
-            self.http_status = http_status
-
-    class QueueOverflowError(GracefulHTTPError):
-        def __init__(self) -> None:
-            busy = "The engine is currently busy and cannot accept new requests."
-            super().__init__(busy, HTTPStatus.SERVICE_UNAVAILABLE)
-
-    class MaxQueuedTokensError(GracefulHTTPError):
-        def __init__(self) -> None:
-            full = "The engine has reached its prefill token backlog limit."
-            super().__init__(full, HTTPStatus.SERVICE_UNAVAILABLE)
+class VLLMError(Exception):
+    pass
 
 
-class VLLMValidationError(ValueError if IS_0_26 else VLLMClientError):
+class VLLMClientError(VLLMError):
+    pass
+
+
+class VLLMServerError(VLLMError):
+    pass
+
+
+class GenerationError(VLLMServerError):
+    pass
+
+
+class RetryableRequestError(GenerationError):
+    pass
+
+
+class GracefulHTTPError(VLLMError):
+    def __init__(self, message: str, http_status: HTTPStatus) -> None:
+        super().__init__(message)
+        self.http_status = http_status
+
+
+class QueueOverflowError(GracefulHTTPError):
+    def __init__(self) -> None:
+        busy = "The engine is currently busy and cannot accept new requests."
+        super().__init__(busy, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+class MaxQueuedTokensError(GracefulHTTPError):
+    def __init__(self) -> None:
+        full = "The engine has reached its prefill token backlog limit."
+        super().__init__(full, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+class VLLMValidationError(VLLMClientError):
     def __init__(self, message: str, *, parameter: str | None = None, value: Any = None) -> None:
         super().__init__(message)
         self.parameter = parameter

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from vllm.recorded_versions import IS_0_26, only, since_0_33
-
 
 @dataclass
 class Logprob:
@@ -15,7 +13,6 @@ class Logprob:
 
 
 @dataclass
-@only(not IS_0_26, "sampling_mask", "spec_decode_metrics", "weight_versions")
 class CompletionOutput:
     index: int
     text: str
@@ -32,7 +29,6 @@ class CompletionOutput:
 
 
 class RequestOutput:
-    @since_0_33("prompt_token_id_logprobs")
     def __init__(
         self,
         request_id: str,
@@ -89,7 +85,6 @@ class PoolingOutput:
 
 
 class PoolingRequestOutput(Generic[Output]):
-    @since_0_33("error", "late_chunking")
     def __init__(
         self,
         request_id: str,
@@ -105,8 +100,7 @@ class PoolingRequestOutput(Generic[Output]):
         self.prompt_token_ids = prompt_token_ids
         self.finished = finished
         self.outputs = outputs
-        if not IS_0_26:
-            self.error = error
+        self.error = error
 
 
 @dataclass

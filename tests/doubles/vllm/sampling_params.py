@@ -5,7 +5,6 @@ from enum import Enum
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
-from vllm.recorded_versions import IS_0_26, only
 
 
 class RequestOutputKind(Enum):
@@ -40,10 +39,6 @@ class RepetitionDetectionParams:
 
 
 @dataclass
-@only(
-    not IS_0_26, "watermarking", "prompt_logprob_token_ids", "prompt_logprob_start",
-    "stream_interval", "trace_decode_token_ids",
-)  # fmt: skip
 class SamplingParams:
     n: int = 1
     presence_penalty: float = 0.0

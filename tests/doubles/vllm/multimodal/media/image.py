@@ -5,10 +5,6 @@ from typing import Any
 
 from PIL import Image
 
-from vllm.recorded_versions import IS_0_26
-
-_BROKEN = (OSError,) if IS_0_26 else (OSError, SyntaxError)
-
 
 class MediaWithBytes:
     def __init__(self, media: Any, original_bytes: bytes) -> None:
@@ -25,6 +21,6 @@ class ImageMediaIO:
             image = Image.open(BytesIO(data))
             image.load()
             image = image.convert(self.image_mode)
-        except _BROKEN as e:
+        except (OSError, SyntaxError) as e:
             raise ValueError(f"Failed to load image: {e}") from e
         return MediaWithBytes(image, data)

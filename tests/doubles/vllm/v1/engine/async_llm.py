@@ -14,10 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from vllm import envs
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import (
+    GenerationError,
+    GracefulHTTPError,
+    MaxQueuedTokensError,
+    QueueOverflowError,
+    VLLMClientError,
+    VLLMValidationError,
+)
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
-from vllm.recorded_versions import IS_0_26, since_0_33
 from vllm.renderers.base import BaseRenderer
 from vllm.sampling_params import SamplingParams
 from vllm.usage.usage_lib import UsageContext
@@ -28,18 +34,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.metrics.loggers import IterationStats
 
-if IS_0_26:
-    CLIENT_ERRORS: tuple[type[Exception], ...] = (ValueError,)
-else:
-    from vllm.exceptions import (
-        GenerationError,
-        GracefulHTTPError,
-        MaxQueuedTokensError,
-        QueueOverflowError,
-        VLLMClientError,
-    )
-
-    CLIENT_ERRORS = (VLLMClientError, GracefulHTTPError, GenerationError)
+CLIENT_ERRORS = (VLLMClientError, GracefulHTTPError, GenerationError)
 
 KILL, BREAK = "kill the engine", "break the request"
 
@@ -94,7 +89,6 @@ class AsyncLLM:
     def tokenizer(self) -> Any:
         return self._tokenizer
 
-    @since_0_33("session_id", "kv_hints")
     async def add_request(
         self,
         request_id: str,
@@ -121,7 +115,7 @@ class AsyncLLM:
             raise EngineDeadError
         tasks = await self.get_supported_tasks()
         self._validate_params(params, tasks)
-        if not IS_0_26 and "type" not in prompt:  # which 0.33 encodes on another thread
+        if "type" not in prompt:  # which vLLM encodes on another thread
             ids = (await asyncio.to_thread(self._tokenizer.encode, prompt["prompt"])).ids
             self._check_length(len(ids))
             prompt = {**prompt, "prompt_token_ids": ids}
@@ -209,7 +203,6 @@ class AsyncLLM:
             pooling_params=pooling,
         )
 
-    @since_0_33("session_id", "kv_hints")
     async def generate(
         self,
         prompt: Any,
@@ -334,8 +327,7 @@ class AsyncLLM:
 
     async def wake_up(self, tags: list[str] | None = None) -> bool | None:
         self._write("wake_up", {"tags": tags})
-        fully_awake = await self.engine_core.wake_up_async(tags)
-        return None if IS_0_26 else fully_awake
+        return await self.engine_core.wake_up_async(tags)
 
     async def is_sleeping(self) -> bool:
         return await self.engine_core.is_sleeping_async()

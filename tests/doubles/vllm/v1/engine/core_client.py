@@ -11,7 +11,6 @@ from typing import Any, get_args
 from tokenizers import Tokenizer
 
 from vllm.compilation.decorators import compile_engine
-from vllm.device_allocator.cumem import CuMemAllocator
 from vllm.plugins import load_general_plugins
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, PauseMode
 from vllm.v1.engine.core import EngineCore
@@ -39,12 +38,9 @@ class AsyncMPClient(EngineCoreClient):
         self._max_model_len = vllm_config.model_config.max_model_len
         self._v2 = vllm_config.use_v2_model_runner
         self._model_config = vllm_config.model_config
-        arguments = vllm_config.engine_args
-        self._sleep_mode = bool(arguments.enable_sleep_mode)
         self._asleep = False
         load_general_plugins()  # as EngineCore does before it compiles
         compile_engine(vllm_config)
-        self._memory = CuMemAllocator(arguments.gpu_memory_utilization)
         count = vllm_config.parallel_config.data_parallel_size
         self._engines = [
             EngineCore(n, vllm_config, self.resources, self.outputs_queue) for n in range(count)
@@ -104,15 +100,10 @@ class AsyncMPClient(EngineCoreClient):
             raise ValueError(f"Invalid pause mode: {mode}")
         for engine in self._engines:
             engine.pause(abort=mode == "abort")
-        if level >= 1 and not self._asleep:
-            self._asleep = True
-            if self._sleep_mode:  # else nothing is in the pool that it empties
-                self._memory.sleep()
+        self._asleep = self._asleep or level >= 1
 
     async def wake_up_async(self, tags: list[str] | None = None) -> bool:
         self._check_alive()
-        if self._asleep and self._sleep_mode:
-            self._memory.wake_up()
         self._asleep = False
         for engine in self._engines:
             engine.resume()

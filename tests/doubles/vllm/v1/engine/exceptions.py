@@ -1,11 +1,6 @@
 """Double of vllm/v1/engine/exceptions.py."""
 
-from vllm.recorded_versions import IS_0_26
-
-if IS_0_26:
-    VLLMServerError = Exception
-else:
-    from vllm.exceptions import VLLMServerError
+from vllm.exceptions import VLLMServerError
 
 
 class EngineGenerateError(VLLMServerError):

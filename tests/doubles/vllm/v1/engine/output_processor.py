@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from vllm.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
-from vllm.recorded_versions import since_0_33
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.parallel_sampling import ParentRequest
@@ -146,7 +145,6 @@ class RequestState:
 
 
 class OutputProcessor:
-    @since_0_33("admission_stats")
     def __init__(
         self, tokenizer: Any, *, log_stats: bool, stream_interval: int = 1,
         tracing_enabled: bool = False, admission_stats: Any = None,
@@ -193,7 +191,6 @@ class OutputProcessor:
         self.request_states[request.request_id] = state
         self.external_req_ids[state.external_req_id].append(request.request_id)
 
-    @since_0_33("weight_version")
     def process_outputs(
         self,
         engine_core_outputs: list[EngineCoreOutput],

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from vllm.recorded_versions import IS_0_26
 from vllm.v1.request import Request
 from vllm.v1.structured_output.byte_grammar import Grammar, expression_of
 
@@ -55,8 +54,7 @@ class StructuredOutputManager:
         start = list(spec_tokens).index(REASONING_END) + 1
         return ConstraintBounds(start, start)
 
-    if not IS_0_26:
-        _get_constraint_bounds = _bounds
+    _get_constraint_bounds = _bounds
 
     def accept_tokens(self, request: Request, new_token_ids: list[int]) -> bool:
         structured = request.structured_output_request

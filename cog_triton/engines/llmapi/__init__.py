@@ -1,1 +1,0 @@
-"""Engines of TensorRT-LLM's LLM API: Hugging Face weights on its PyTorch backend."""

@@ -15,14 +15,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.request import urlopen
 
 import _resource_usage
 from _streams import PREDICTIONS, Api
 
-from cog_triton.engines.mock.mock_request import MockOptions
 from cog_triton.system import reaper
 from cog_triton.system.ports import free_ports
 
@@ -69,7 +68,7 @@ class Server:
 
 
 def mock_server(
-    *arguments: str,
+    *,
     tps: float = 0,
     clock: str = FREE_CLOCKS,
     environment: Mapping[str, str] | None = None,
@@ -79,16 +78,15 @@ def mock_server(
 
     With STEP_CLOCK all streams get their tokens together, as of an engine's batch.
     """
-    rate = f"--step-ms={1000 / tps:g}" if tps and clock == STEP_CLOCK else f"--tps={tps:g}"
-    own = ("--engine", "mock", rate, *arguments)
+    if tps and clock == STEP_CLOCK:
+        environment = {"MOCK_STEP_MS": f"{1000 / tps:g}", **(environment or {})}
+    own = ("--engine", "mock", f"--tps={tps:g}")
     return server(*own, environment=environment, checkout=checkout)
 
 
 def add_clock(parser: argparse.ArgumentParser) -> None:
-    """Add the option that chooses the mock's clock, a step clock where it has one."""
-    clocks = [FREE_CLOCKS]
-    if any(field.name == "step_ms" for field in fields(MockOptions)):
-        clocks.insert(0, STEP_CLOCK)
+    """Add the option that chooses the mock's clock."""
+    clocks = [STEP_CLOCK, FREE_CLOCKS]
     parser.add_argument("--clock", choices=clocks, default=clocks[0], help="of the mock's streams")
 
 

@@ -313,13 +313,17 @@ def run(args: argparse.Namespace) -> Report:
 
 def measure_sharing(report: Report, count: int, flood: int, seconds: float) -> None:
     """Put into the report what a flood adds to another's TTFT, and shares in overload."""
-    options = (f"--step-ms={STEP_MS:g}", f"--prefill={PREFILL_MS:g}", "--max-batch-size=64")
-    mock = ("--engine", "mock", *options)
+    mock = ("--engine", "mock")
+    pace = {"MOCK_STEP_MS": f"{STEP_MS:g}", "MOCK_PREFILL_MS": f"{PREFILL_MS:g}"}
+    pace["MOCK_MAX_BATCH_SIZE"] = "64"
     times = {}
-    with tenants({"a": 1, "b": 1}) as keys, _servers.server(*mock, environment=keys) as server:
+    with (
+        tenants({"a": 1, "b": 1}) as keys,
+        _servers.server(*mock, environment={**keys, **pace}) as server,
+    ):
         for name, size in (("alone", 0), (OWN, flood)):
             times[name] = asyncio.run(measure_flood(server.openai, "b", count, size))
-    with _servers.server(*mock, environment=ONE_KEY) as server:
+    with _servers.server(*mock, environment={**ONE_KEY, **pace}) as server:
         times[SAME] = asyncio.run(measure_flood(server.openai, "a", count // 5, flood))
     grid = Grid("TTFT of who asks seldom", ("beside a flood", "requests", "p50 ms", "p99 ms"))
     p99 = {name: percentile(values, 99) * 1000 for name, values in times.items()}
@@ -332,7 +336,7 @@ def measure_sharing(report: Report, count: int, flood: int, seconds: float) -> N
     )
     report.figures.append(Figure(f"the same, {SAME}", p99[SAME] - p99["alone"], "ms", None))
     report.grids.append(grid)
-    with tenants(WEIGHTS) as keys, _servers.server(*mock, environment=keys) as server:
+    with tenants(WEIGHTS) as keys, _servers.server(*mock, environment={**keys, **pace}) as server:
         had = asyncio.run(measure_shares(server.openai, seconds, flood // 2))
     total, weights = sum(had.values()), sum(WEIGHTS.values())
     grid = Grid("shares in overload", ("weight", "tokens", "share", "of its due"))

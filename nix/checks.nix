@@ -17,7 +17,6 @@ let
         "89"
       ];
     };
-    llmapi = functions.mkLLMAPIRunner { sm = "90"; };
     vllm = functions.mkVllmRunner {
       sm = [
         "80"

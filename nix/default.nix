@@ -60,12 +60,6 @@ let
   };
 
   mkRunner = import ./mkRunner.nix { inherit ngcImage; };
-  # For the LLM API, which compiles kernels as it starts: with nvcc and headers.
-  mkLLMAPIRunner = import ./mkRunner.nix {
-    inherit ngcImage;
-    prefix = "cog-triton-runner-llmapi-";
-    contents = "llmapi";
-  };
   mkBuilder = import ./mkBuilder.nix { inherit ngcImage; };
   mkModel = import ./mkModel.nix { inherit lib pkgs; };
 
@@ -118,7 +112,6 @@ let
     inherit
       archs
       mkRunner
-      mkLLMAPIRunner
       mkVllmRunner
       mkVllmBuilder
       mkBuilder

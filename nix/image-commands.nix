@@ -52,7 +52,6 @@ let
         skopeo = "${skopeo}/bin/skopeo";
         cosign = "${pkgs.cosign}/bin/cosign";
         oras = "${pkgs.oras}/bin/oras";
-        zstd = "${pkgs.zstd}/bin/zstd";
       };
       inherit (contents) wheels;
       inherit source home;

@@ -31,8 +31,6 @@ in
   kind,
   sms,
   archs,
-  # What ngc-parts.json drops from it, where that is not the kind's.
-  contents ? kind,
 }:
 let
   known = ours // archs;
@@ -58,7 +56,7 @@ let
     };
   # A runner's common parts must not know its SM, or they would not be common.
   pieces = parts {
-    kind = contents;
+    inherit kind;
     sm = if kind == "builder" && sms != [ ] then lib.head sms else null;
   };
 in

@@ -9,7 +9,7 @@ let
   inherit (pkgs) lib;
   table = lib.importJSON ./ngc-parts.json;
 
-  # kind: "runner", "llmapi" or "builder"; sm: null keeps every SM's builder resources.
+  # kind: "runner" or "builder"; sm: null keeps every SM's builder resources.
   piece =
     { kind, sm }:
     part:

@@ -108,10 +108,8 @@ def main(table_file: str, root: str, part: str, kind: str, sm: str | None = None
     """Print the paths of a part, each with a NUL after it."""
     table = json.loads(Path(table_file).read_text("utf-8"))
     names = [item["name"] for item in table["parts"]]
-    if part not in names or kind not in ("runner", "llmapi", "builder"):
-        raise SystemExit(
-            f"{part} {kind}: the parts are {', '.join(names)}, of runner, llmapi or builder"
-        )
+    if part not in names or kind not in ("runner", "builder"):
+        raise SystemExit(f"{part} {kind}: the parts are {', '.join(names)}, of runner or builder")
     sys.stdout.write(
         "".join(f"{path}\0" for path in PartTable(table, kind, sm).paths(Path(root), part))
     )

@@ -289,7 +289,7 @@ class Bump:
                 "`tests/doubles/vllm`, `VERSIONS` of tests/vllm_engines.py: the record's names",
                 f"`{RECORDS}/tested_versions.json`: a row once `scripts/verify-gpu` ran on a GPU",
                 "`tests/gpu/vllm_interface.py` in an environment with this vLLM",
-                "docs/vllm.md, nix/vllm-image.json and its sizes (`scripts/vllm_image_sizes.py`)",
+                "docs/vllm.md, nix/vllm-image.json",
             ]
         if "triton" in options:
             found.append("door/triton_gate.py: what the new Triton's HTTP API has besides")

@@ -199,8 +199,6 @@ TABLES = {
     "combinations": ("build.md", checks.markdown),
     "legacy options": ("build.md", legacy_options.markdown),
     "migration": ("migrate.md", migration.markdown),
-    "vllm image sizes": ("image-contents.md", vllm_image_tables.sizes),
-    "vllm image wheels": ("image-contents.md", vllm_image_tables.wheels),
     "vllm image left out": ("image-contents.md", vllm_image_tables.left_out),
     "not affected": ("supply-chain.md", vulnerabilities.table),
     "vllm image dropped": ("image-contents.md", vllm_image_tables.dropped),

@@ -14,8 +14,6 @@ from load import LoadResult, WorkerResult, ask, measure
 from processes import cores, cpu_seconds
 from prompts import Prompt
 
-from cog_triton.system.gpus import energy_counter
-
 INPUT_TOKENS = OUTPUT_TOKENS = 256
 # For TTFT with one request at a time, which few long answers do not tell.
 _SHORT_REQUESTS, _SHORT_TOKENS = 24, 8
@@ -42,7 +40,6 @@ class Bench:
         self._keep = keep
         self._output_tokens = output_tokens
         self._next = 0
-        self._joules = energy_counter()
 
     def warm_up(self, concurrency: int) -> None:
         """Warm up every endpoint with a batch that is not measured."""
@@ -78,17 +75,15 @@ class Bench:
     ) -> None:
         doing = roles()
         before = cpu_seconds(doing)
-        joules = self._joules() if self._joules else 0.0
         measured = measure(endpoint, prompts, len(prompts), concurrency, self._output_tokens)
         used = cores(doing, before, cpu_seconds(doing), measured.seconds)
-        spent = {"joules": self._joules() - joules} if self._joules else {}
         if concurrency == 1:
             texts = self._prompts[-_SHORT_REQUESTS:]
             short = measure(endpoint, texts, _SHORT_REQUESTS, 1, _SHORT_TOKENS)
             times = {name: getattr(short, name) for name in ("ttft_mean", "ttft_p50", "ttft_p99")}
             measured = replace(measured, **times)
         print(f"  round {number} {measured}  cores {used}", flush=True)
-        self._keep({"round": number, **measured.as_dict(), "server_cores": used, **spent})
+        self._keep({"round": number, **measured.as_dict(), "server_cores": used})
 
     def _taken(self, count: int) -> list[Prompt]:
         """The next `count` prompts, from the first again after the last."""
@@ -129,18 +124,10 @@ def medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, 
                     "cores": statistics.median(sum(r["server_cores"].values()) for r in chosen),
                     "least": min(r["tokens_per_s"] for r in chosen),
                     "most": max(r["tokens_per_s"] for r in chosen),
-                    **_joules_a_token(chosen),
                     "rounds": len(chosen),
                     "errors": sum(len(r["errors"]) for r in chosen),
                 }
     return found
-
-
-def _joules_a_token(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The board's joules over the tokens made, all that was idle included; of runs that have it."""
-    told = [row for row in rows if row.get("joules")]
-    made = sum(row["tokens_per_s"] * row["seconds"] for row in told)
-    return {"joules_a_token": sum(row["joules"] for row in told) / made} if made else {}
 
 
 def cores_by_process(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ def benchmark(medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     """A row for each endpoint and concurrency, compared to the first endpoint."""
     rows = []
     first = next(iter(medians), "")
-    told = any("joules_a_token" in row for of in medians.values() for row in of.values())
     has_mean = any("ttft_mean" in row for of in medians.values() for row in of.values())
     for concurrency in medians.get(first, {}):
         base = medians[first][concurrency]
@@ -60,11 +58,10 @@ def benchmark(medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
                     f"{row['cores']:.2f}",
                     _ratio(row["cores"], base["cores"]),
                     f"{row['load_cores']:.2f}, {row['load_lag_p99']:.1f}",
-                    *([_number(row, "joules_a_token", 3)] if told else []),
                     *([_number(row, "ttft_mean", 1)] if has_mean else []),
                 )
             )
-    further = [*(["J a token"] if told else []), *(["TTFT mean ms"] if has_mean else [])]
+    further = ["TTFT mean ms"] if has_mean else []
     return table((*_COLUMNS, *further), rows)
 
 
@@ -176,37 +173,20 @@ def killed(phase: Mapping[str, Any]) -> str:
     return table(columns, [(phase["killed"], *(judged[name] for name in names), by, *shown)])
 
 
-def parked(phases: Mapping[str, Mapping[str, Any]]) -> str:
-    """Engines that were parked and taken back, by number of GPUs and set-up of their ranks."""
-    rows = [
-        (f"{gpus}, {name.removesuffix(': parked')}", row["number"],
-         f"{row['parked']['seconds']:.1f}", f"{row['parked']['host_bytes'] / 1e9:.1f}",
-         row["while_parked"]["memory"]["gpus"], f"{row['unpark_s']:.2f}",
-         f"{row['first_token_s']:.2f}", "yes" if row["same"] else "no")
-        for gpus, phase in phases.items()
-        for name, found in phase.items() if name.endswith(": parked")
-        for row in found
-    ]  # fmt: skip
-    columns = ("GPUs, set-up", "time", "off the GPU after s", "host GB", "left on GPUs",
-               "back after s", "first token", "same tokens")  # fmt: skip
-    return table(columns, rows)
-
-
-def returns(phases: Mapping[str, Mapping[str, Any]]) -> str:
+def returns(phase: Mapping[str, Any]) -> str:
     """Kills of an engine's process: the streams, and seconds to readiness and the first token.
 
     Columns of which no row has anything are left out: older runs killed without streams.
     """
     rows = [
-        {"GPUs, server": f"{gpus}, {name.removesuffix(': returns')}", "killed": row["killed"],
+        {"server": name.removesuffix(": returns"), "killed": row["killed"],
          **{column: _known(row.get("streams", {}), key) for column, key in _OF_STREAMS.items()},
          **{column: _known(row, key) for column, key in _RETURNS.items()}}
-        for gpus, phase in phases.items()
         for name, found in phase.items() if name.endswith(": returns")
         for row in found
     ]  # fmt: skip
     columns = [
-        column for column in ("GPUs, server", "killed", *_OF_STREAMS, *_RETURNS)
+        column for column in ("server", "killed", *_OF_STREAMS, *_RETURNS)
         if column in _RETURNS or any(row[column] != "-" for row in rows)
     ]  # fmt: skip
     return table(columns, [[row[column] for column in columns] for row in rows])
@@ -214,31 +194,6 @@ def returns(phases: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _known(found: Mapping[str, Any], key: str) -> object:
     return "-" if found.get(key) is None else found[key]
-
-
-def notes(phase: Mapping[str, Any]) -> str:
-    """What a phase says in words: what was found the same, or not run, or refused."""
-    return table(("of", "found"), [(k, v) for k, v in phase.items() if isinstance(v, str)])
-
-
-def parked_servers(phase: Mapping[str, Any]) -> str:
-    """Seconds of a server of two models that take turns: median, least and most.
-
-    What was not run, as for want of time, has no row.
-    """
-    spans = {
-        "start with two models, until READY": [phase.get("swap: start s")],
-        "swap, engine parked and the other taken back": phase.get("swap: swapped in s", ()),
-        "answer to the request that swaps, 8 tokens": [
-            row["s"] for row in phase.get("swap: answers", ()) if row["status"] == 200
-        ],
-    }
-    rows = []
-    for what, found in spans.items():
-        if times := sorted(float(time) for time in found if time is not None):
-            span = f"{times[0]:.1f} to {times[-1]:.1f}"
-            rows.append((what, len(times), f"{statistics.median(times):.1f}", span))
-    return table(("of", "number", "median s", "from s to s"), rows)
 
 
 def starts(results: Mapping[str, Any]) -> str:
@@ -328,7 +283,6 @@ def sections(results: Mapping[str, Any]) -> dict[str, str]:
     prefixes = {"bench": "", "small": "small model's ", "large": "large model's "}
     prefixes |= {"bench-python": "Python front end's ", "1b": "1B model's "}
     prefixes |= {
-        "nodes": "two nodes' ",
         "many": "many GPUs' ",
         "peer": "many GPUs' other ",
         "pair": "two engines' ",
@@ -348,19 +302,12 @@ def sections(results: Mapping[str, Any]) -> dict[str, str]:
             made[name] = killed(results[phase])
     if any(phase in results for phase in ("many", "pair", "replicas")):
         made["many GPUs' starts"] = starts(results)
-    parking = {"one": results.get("park", {}), "two": results.get("park-tp", {})}
-    if any(parking.values()):
-        made["parked engines"] = parked(parking)
-        made["returns"] = returns(parking)
+    if found := results.get("park"):
+        made["returns"] = returns(found)
     if results.get("start", {}).get("starts"):  # verify-image has another phase of this name
         made["starts"] = start_marks(results["start"])
     if results.get("resume", {}).get("streams"):
         made["resumed streams"] = resumed(results["resume"])
-    if "park-serve" in results:
-        made["parked servers"] = parked_servers(results["park-serve"])
-    if found := results.get("nodes"):
-        made["two nodes"] = notes(found)
-        made["two nodes' kills"] = returns({"two nodes": found})
     if prune:
         made["pruning"] = pruning(prune)
         made["pruned benchmark"] = benchmark(prune.get("medians", {}))

@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
-from urllib.parse import unquote, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -248,19 +247,3 @@ def sha256_of(path: Path) -> str:
     """Hex SHA-256 of a file, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def engine_bytes(weights: str) -> int | None:
-    """Bytes of an engine directory's files, or of its tar; None for a URL, or what is not there.
-
-    A compressed tar counts as it is: weights hardly get smaller.
-    """
-    if not weights:
-        return None
-    url = urlsplit(weights) if "://" in weights else None
-    if url is not None and url.scheme != "file":
-        return None
-    path = Path(unquote(url.path) if url else weights)
-    if path.is_dir():
-        return sum(found.stat().st_size for found in path.rglob("*") if found.is_file())
-    return path.stat().st_size if path.is_file() else None

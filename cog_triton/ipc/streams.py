@@ -1,43 +1,16 @@
-"""Connections of own processes in asyncio, and who listens; lines of JSON on sockets that block."""
+"""Connections of own processes in asyncio, and who listens."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
-import time
-from collections.abc import Awaitable, Callable, Mapping
-from json import dumps
+from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 from cog_triton.ipc.framing import CONTROL_LIMIT, LENGTH, FrameError, check, frame
 from cog_triton.ipc.messages import decode, encode
 from cog_triton.system import local_socket
-
-_LEAST_S = 0.02
-
-
-def send_line(own: socket.socket, message: Mapping[str, Any]) -> None:
-    """Send an object; raises OSError at a hang-up."""
-    own.sendall(dumps(message).encode() + b"\n")
-
-
-def receive_line(own: socket.socket, limit: int, seconds: float | None = None) -> bytes:
-    """The next line; who does not end it within `seconds` is taken for gone.
-
-    Raises EOFError or OSError, and ValueError where it is longer than `limit` bytes.
-    """
-    line, began = bytearray(), time.monotonic()
-    while not line.endswith(b"\n"):
-        if seconds is not None:
-            own.settimeout(max(began + seconds - time.monotonic(), _LEAST_S))
-        if len(line) >= limit:
-            raise ValueError("its message is too long")
-        if not (byte := own.recv(1)):
-            raise EOFError("it has hung up")
-        line += byte
-    return bytes(line)
-
 
 _log = logging.getLogger(__name__)
 
@@ -85,44 +58,20 @@ class Stream:
         self._writer.close()
 
 
-class LineStream(Stream):
-    """One of lines, as of JSON where two versions may meet (`lines`): messages are bytes."""
-
-    @classmethod
-    async def of(cls, own: socket.socket) -> Self:
-        """See `Stream.of`."""
-        return cls(*await asyncio.open_unix_connection(sock=own, limit=CONTROL_LIMIT))
-
-    def send(self, message: bytes) -> None:
-        """See `Stream.send`."""
-        self._writer.write(message + b"\n")
-
-    async def receive(self) -> bytes:
-        """The next line; see `Stream.receive`."""
-        try:
-            return await self._reader.readuntil(b"\n")
-        except asyncio.LimitOverrunError as error:
-            raise FrameError(f"a line of more than {CONTROL_LIMIT} bytes") from error
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise EOFError from error
-
-
 class Server:
     """Listens on a local socket, and serves each connection of our own user in a task."""
 
     def __init__(
         self,
         name: str,
-        serve: Callable[[Any], Awaitable[None]],
-        kind: type[Stream] = Stream,
+        serve: Callable[[Stream], Awaitable[None]],
     ) -> None:
-        """`serve` gets a stream of the `kind`, and may end by EOFError as its peer does.
+        """`serve` gets a stream, and may end by EOFError as its peer does.
 
         Raises OSError if another process listens on `name`.
         """
         self._name = name
         self._serve = serve
-        self._kind = kind
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._listener = local_socket.listen(name)
@@ -146,7 +95,7 @@ class Server:
             task.add_done_callback(self._tasks.discard)
 
     async def _serve_one(self, own: socket.socket) -> None:
-        stream = await self._kind.of(own)
+        stream = await Stream.of(own)
         try:
             await self._serve(stream)
         except EOFError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,19 +77,6 @@ def host_memory(
         with suppress(OSError, ValueError):
             found.append(_left_in(group))
     return min(found, key=lambda one: one.free, default=HostMemory(0, "no MemAvailable"))
-
-
-def memory_of(pids: Iterable[int]) -> int:
-    """Proportional set size of processes together, in bytes; those that have ended count nothing.
-
-    What several of them share counts once, and so do the mapped files of an engine (proc(5)).
-    """
-    total = 0
-    for pid in pids:
-        with suppress(OSError):
-            found = _PSS.search(Path(f"/proc/{pid}/smaps_rollup").read_text())
-            total += int(found[1]) * _KIB if found else 0
-    return total
 
 
 def resident_bytes(root: int) -> int:

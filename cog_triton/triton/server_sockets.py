@@ -3,8 +3,7 @@
 Queues of its HTTP threads: libevhtp passes responses to a thread through a pair of Unix sockets,
 without checking for errors (evthr_defer; Triton 24.10 and later). With Linux's default send buffer,
 a thread that gets no CPU loses every response after the first 277, so they get larger buffers.
-Where that is not permitted, net.core.wmem_default of the host decides. The gRPC listener is
-withdrawn when another tritonserver takes over.
+Where that is not permitted, net.core.wmem_default of the host decides.
 """
 
 from __future__ import annotations
@@ -15,32 +14,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-
-from cog_triton.triton.liveness import tritonserver_pids
-
-_INTERNET = (socket.AF_INET, socket.AF_INET6)
-
-
-def withdraw(root: int, port: int) -> int:
-    """End listening on `port` in every tritonserver below the process `root`; returns how many did.
-
-    Raises OSError if the system does not permit it.
-    """
-    return sum(_shut_down(pid, port) for pid in tritonserver_pids(root))
-
-
-def _shut_down(pid: int, port: int) -> bool:
-    found = False
-    for own in sockets_of(pid):
-        if own.family in _INTERNET and _listens(own) and own.getsockname()[1] == port:
-            own.shutdown(socket.SHUT_RD)
-            found = True
-    return found
-
-
-def _listens(own: socket.socket) -> bool:
-    return own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
-
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PIDFD_GETFD = 438  # the same on all machines

@@ -14,11 +14,6 @@
 ./result sbom               its layers, store paths, wheels and licences, as SPDX 2.3
 ./result provenance         what it was built from, as an in-toto statement of SLSA v1
 ./result inspect            its name, configuration and layers, as JSON
-./result size [--compressed]
-                            its layers with their sizes in bytes and what is in them;
-                            compressed: beside them what zstd -9 leaves
-./result files              every file of every layer, one line of JSON each:
-                            layer, path, type, mode, size, sha256, link
 
 --dest-tls-verify=false (push) or --tls-verify=false (sign, verify): a registry over HTTP.
 """
@@ -28,7 +23,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser
 
-from image_commands import contents, copying, documents, showing
+from image_commands import copying, documents, showing
 from image_commands.image import Image
 from image_commands.pushing import push
 from image_commands.registry import Reference
@@ -51,10 +46,6 @@ def main(described: str, arguments: list[str]) -> int:
             return documents.print_provenance(image)
         case ["inspect"]:
             return showing.inspect(image)
-        case ["size"] | ["size", "--compressed"]:
-            return showing.size(image, compressed=len(arguments) == 2)
-        case ["files"]:
-            return contents.files(image)
         case ["--help" | "-h" | "help"]:
             print(f"{image.reference}\n{__doc__}")
             return 0

@@ -18,7 +18,7 @@ class Image:
     reference: str
     """Name and tag."""
     tools: dict[str, str]
-    """Paths of skopeo (with nix2container's transport), cosign, oras and zstd."""
+    """Paths of skopeo (with nix2container's transport), cosign and oras."""
     wheels: list[dict[str, str]]
     """Wheels that were unpacked into it: file, hash as Nix writes it, and what was modified."""
     source: dict[str, Any]

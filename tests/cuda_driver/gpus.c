@@ -1,11 +1,10 @@
 /* NVIDIA's driver as its libraries tell of it: libcuda.so.1 and libnvidia-ml.so.1 in one, with GPUs by
- * the environment; each uses FAKE_GPU_WATTS (100). FAKE_GPU_NAME, FAKE_GPU_SM (90), FAKE_GPU_MIB, FAKE_GPU_FREE_MIB, FAKE_GPU_COUNT,
+ * the environment: FAKE_GPU_NAME, FAKE_GPU_SM (90), FAKE_GPU_MIB, FAKE_GPU_FREE_MIB, FAKE_GPU_COUNT,
  * FAKE_DRIVER (580.95.05), FAKE_CUDA (13000) and FAKE_CUINIT, what cuInit answers.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static const char *text(const char *name, const char *otherwise) {
   const char *found = getenv(name);
@@ -74,13 +73,5 @@ int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long memory[3]) {
   memory[0] = total();
   memory[1] = number("FAKE_GPU_FREE_MIB", total() >> 20) << 20;
   memory[2] = memory[0] - memory[1];
-  return handle == NULL;
-}
-
-int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millijoules) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  double seconds = now.tv_sec + now.tv_nsec / 1e9;
-  *millijoules = (unsigned long long)(seconds * 1000 * number("FAKE_GPU_WATTS", 100));
   return handle == NULL;
 }

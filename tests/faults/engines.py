@@ -34,7 +34,7 @@ class Profile:
 
 
 PROFILES = {
-    "mock": Profile(("--engine=mock", "--step-ms=40"), Lengths(25, 100), has_adapter=True),
+    "mock": Profile(("--engine=mock",), Lengths(25, 100), {"MOCK_STEP_MS": "40"}, has_adapter=True),
     "openvino": Profile(
         (str(ENGINE_TAR),),
         Lengths(6, 14),

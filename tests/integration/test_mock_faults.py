@@ -51,7 +51,7 @@ def test_the_mock_server_of_benchmarks(
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
     from _servers import mock_server
 
-    with mock_server("--tokens-per-response=4", tps=0) as server:
+    with mock_server(environment={"MOCK_TOKENS_PER_RESPONSE": "4"}) as server:
         assert text_of(predict(server.url, n_output_tokens=64)) == mock_text(64)
         body = {"model": "mock", "prompt": "Hi", "max_tokens": 200}
         answer = httpx.post(f"{server.openai}/v1/completions", json=body, timeout=60)

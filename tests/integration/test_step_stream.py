@@ -36,8 +36,8 @@ def served(stack: Stack) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("steps"), None)
-    stack.command += ["--triton-only", "--engine", "mock", "--step-ms", "5"]
+    stack = Stack(tmp_path_factory.mktemp("steps"), None, MOCK_STEP_MS="5")
+    stack.command += ["--triton-only", "--engine", "mock"]
     with served(stack):
         yield stack
 

@@ -20,12 +20,12 @@ def with_tests(tmp_path_factory: pytest.TempPathFactory) -> Factory:
 def test_every_package_and_function_is_evaluated(with_tests: Factory) -> None:
     (listed,) = with_tests.build(f"checks.{SYSTEM}.evaluated")
     found = re.findall(r"^/nix/store/\w+-(.+)-image\.drv$", listed.read_text(), re.MULTILINE)
-    made = {"cog-triton-builder", "cog-triton-builder-86", "cog-triton-runner-llmapi-90"}
+    made = {"cog-triton-builder", "cog-triton-builder-86"}
     made |= {"cog-triton-runner-cpu", "cog-triton-runner-cpu-model", "cog-triton-runner-120"}
     made |= {"cog-triton-builder-vllm-80", "cog-triton-builder-vllm-86"}
     made |= {"cog-triton-runner-80-89", "cog-triton-runner-vllm-80-89", "cog-triton-runner-vllm-90"}
     assert set(found) >= made
-    assert len(found) == 29
+    assert len(found) == 28
 
 
 def test_unit_tests_run_as_a_check(with_tests: Factory) -> None:

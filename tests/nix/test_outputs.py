@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pty
-import re
 import subprocess
 import sys
 import tarfile
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from containers import docker
-from factory import REPOSITORY, SYSTEM, VERSION, Factory, Image, run
+from factory import SYSTEM, VERSION, Factory, Image, run
 
 SMS = ("80", "86", "89", "90", "100", "103", "120")
 RUNNERS = [f"cog-triton-runner-{sm}" for sm in SMS]
@@ -283,52 +281,6 @@ def test_image_command_is_one_file_with_help(images: dict[str, Image]) -> None:
     done = subprocess.run([result, "lode"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (64, "")
     assert done.stderr.startswith("unknown: lode\n")
-
-
-def test_image_command_size_lists_layers(images: dict[str, Image]) -> None:
-    image = images["cog-triton-runner-90"]
-    lines = run(str(image.result), "size").splitlines()
-    assert len(lines) == len(image.about["layers"]) + 1
-    sizes = [int(re.match(r" *([\d,]+)", line)[1].replace(",", "")) for line in lines]  # type: ignore[index]
-    assert sum(sizes[:-1]) == sizes[-1]
-
-
-def test_image_command_files_lists_what_docker_exports(
-    images: dict[str, Image], files: Callable[[str], Files], tmp_path: Path
-) -> None:
-    image = images["cog-triton-runner-86"]
-    lines = [json.loads(line) for line in run(str(image.result), "files").splitlines()]
-    assert list(dict.fromkeys(line["layer"] for line in lines)) == list(image.digests)
-    exported = files("cog-triton-runner-86")
-    top = {line["path"].removeprefix("/"): line for line in lines}
-    for path, line in top.items():
-        if path and not path.startswith("etc"):  # docker makes files of its own there
-            item = exported[path]
-            assert (line["mode"], line["link"]) == (f"{item.mode:04o}", item.linkname or None)
-            assert line["size"] == (item.size if item.isfile() else 0)
-    library = top[f"{SITE}/torch/lib/libtorch_cuda.so"]
-    assert (library["type"], library["layer"]) == ("file", "torch")
-    identity = docker("create", image.reference).strip()
-    docker("cp", f"{identity}:/{SITE}/torch/lib/libtorch_cuda.so", str(tmp_path))
-    docker("rm", identity)
-    content = (tmp_path / "libtorch_cuda.so").read_bytes()
-    assert library["sha256"] == hashlib.sha256(content).hexdigest()
-    assert top["bin"]["type"] == "link"
-    assert top["usr"]["type"] == "directory"
-
-
-def test_documented_sizes_are_those_of_the_cpu_image(images: dict[str, Image]) -> None:
-    lines = run(str(images["cog-triton-runner-cpu"].result), "size").splitlines()
-    words = [line.replace(",", "").split() for line in lines]
-    sizes = {name: int(size) / 1e6 for size, name, *_ in words}
-    page = (REPOSITORY / "docs" / "image-contents.md").read_text()
-    page = page.partition("\nThe CPU image, as `./result size` tells")[2]
-    header, _, row = (
-        line.strip("| ").split(" | ") for line in re.findall(r"^\|.*", page, re.M)[:3]
-    )
-    assert header == list(sizes)
-    for name, said in zip(header, row, strict=True):
-        assert float(said) == pytest.approx(sizes[name], rel=0.15, abs=1), name
 
 
 def test_image_command_streams_into_docker(images: dict[str, Image], docker_host: str) -> None:

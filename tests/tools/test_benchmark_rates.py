@@ -4,6 +4,7 @@ import argparse
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import _disturbances
 import _servers
@@ -65,12 +66,12 @@ def test_even_and_cheap_streams_are_judged() -> None:
 
 
 def test_a_clock_is_an_option_of_the_mock(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(_servers, "server", lambda *words, **_: asked.append(words))
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(_servers, "server", lambda *_, **given: asked.append(given["environment"]))
     _servers.mock_server(tps=40)
     _servers.mock_server(tps=40, clock=STEP_CLOCK)
     _servers.mock_server(clock=STEP_CLOCK)
-    assert [words[2] for words in asked] == ["--tps=40", "--step-ms=25", "--tps=0"]
+    assert asked == [None, {"MOCK_STEP_MS": "25"}, None]
     parser = argparse.ArgumentParser()
     _servers.add_clock(parser)
     assert parser.parse_args(["--clock", FREE_CLOCKS]).clock == FREE_CLOCKS

@@ -20,7 +20,7 @@ from script_modules import GPU, ROOT, imported
 
 MODULES = (
     "prompts", "endpoints", "killed_worker", "newer_source", "detached", "table", "multicast",
-    "adapters", "snapshots", "start_marks",
+    "adapters", "start_marks",
 )  # fmt: skip
 DETACHED = ROOT / "scripts" / "run-detached"
 PATIENCE_S = 60
@@ -126,17 +126,6 @@ def test_the_eldest_process_that_computes_is_killed(gpu: SimpleNamespace) -> Non
     roles.clear()
     with pytest.raises(RuntimeError, match="no engine among"):
         gpu.killed_worker.victim(server)
-
-
-def test_a_refused_snapshot_says_why(gpu: SimpleNamespace) -> None:
-    for told, why in (
-        ("INFO it starts\nTraceback:\n  ...\nRuntimeError: not found: criu\n", "not found: criu"),
-        ("usage: vllm\nvllm: error: argument: invalid choice: 'snapshot'\n", "invalid choice"),
-        ("something else\n", "something else"),
-        ("", "it says nothing"),
-    ):
-        assert why in gpu.snapshots.reason(told)
-        assert "Traceback" not in gpu.snapshots.reason(told)
 
 
 def test_newer_source_replaces_the_images_layer(gpu: SimpleNamespace, tmp_path: Path) -> None:

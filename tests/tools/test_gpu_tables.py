@@ -130,7 +130,7 @@ def test_marks_that_do_not_fit_the_run_are_errors(gpu: SimpleNamespace) -> None:
         ("gpu.md", {"h200", "h200-two", "h200-front-ends"}),
         ("gpu-image.md", {"h100-image"}),
         ("gpu-several.md", {"h200-x4"}),
-        ("parking.md", {"h200-three", "h200-x2", "h200-park"}),
+        ("parking.md", {"h200-three"}),
         ("vllm.md", {"h200-three", "h200-prefix", "h200-seals", "h200-tp", "h200-images"}),
     ],
 )
@@ -141,68 +141,34 @@ def test_pages_have_the_tables_of_their_results(
     text = (docs / page).read_text("utf-8")
     assert set(re.findall(r"<!-- ([\w-]+) .*: made by", text)) == expected
     for run in expected:
-        results = json.loads((docs / "gpu" / f"{run}.json").read_text("utf-8"))
+        results = json.loads((ROOT / "benchmarks" / "results" / f"{run}.json").read_text("utf-8"))
         assert gpu.table.replace_sections(text, run, gpu.table.sections(results)) == text
-
-
-def test_a_parked_server_that_was_not_run_has_no_row(gpu: SimpleNamespace) -> None:
-    short = {"park-serve": {"swap: start s": 142.0, "swap: swapped in s": []}}
-    text = gpu.table.sections(short)["parked servers"]
-    assert "| start with two models, until READY | 1 | 142.0 |" in text
-    assert "taken back" not in text
-    assert "answer" not in text
 
 
 def test_a_kill_under_streams_has_more_columns(gpu: SimpleNamespace) -> None:
     back = {"not_ready_s": 0.1, "ready_s": 2.0, "first_token_s": 2.2}
     bare = {"killed": "vLLM EngineCore", **back}
-    old = gpu.table.returns({"one": {"spare: returns": [bare]}})
+    old = gpu.table.returns({"spare: returns": [bare]})
     assert old.splitlines()[0].count("|") == 6
-    assert "| one, spare | vLLM EngineCore | 0.1 | 2.0 | 2.2 |" in old
+    assert "| spare | vLLM EngineCore | 0.1 | 2.0 | 2.2 |" in old
     streams = {"streams": 64, "whole": 63, "lost": 1, "hung": 0, "same": 60, "wrong": 3}
     streams |= {"same_undisturbed": 61, "longest_pause_s": 2.5}
     new = gpu.table.returns(
         {
-            "one": {
-                "spare: returns": [{**bare, "streams": streams, "ready_s": None}],
-                "snapshot: returns": [{"killed": "refused: no criu"}],
-            },
-            "two": {"sockets: returns": [bare]},
+            "spare: returns": [{**bare, "streams": streams, "ready_s": None}],
+            "asleep: returns": [{"killed": "refused"}],
+            "no-spare: returns": [bare],
         }
     )
-    row = "| one, spare | vLLM EngineCore | 64 | 63 | 1 | 0 | 60 | 61 | 2.5 | 0.1 | - | 2.2 |"
+    row = "| spare | vLLM EngineCore | 64 | 63 | 1 | 0 | 60 | 61 | 2.5 | 0.1 | - | 2.2 |"
     assert row in new
-    assert f"| one, snapshot | refused: no criu |{' - |' * 10}" in new
-    assert f"| two, sockets | vLLM EngineCore |{' - |' * 7} 0.1 | 2.0 | 2.2 |" in new
-
-
-def test_two_nodes_have_their_words_and_their_kills(gpu: SimpleNamespace) -> None:
-    seen = [*rows("one node", [80]), *rows("two nodes", [100])]
-    kill = {
-        "killed": "vLLM worker of the other node",
-        "streams": {"streams": 64, "whole": 64, "same": 63, "went_on": 64, "longest_pause_s": 41.0},
-        "not_ready_s": 0.1, "ready_s": 40.2, "first_token_s": 40.5,
-    }  # fmt: skip
-    found = {
-        "tensor parallel: same greedy texts": "8 of 8",
-        "medians": gpu.bench.medians(seen),
-        "cores": gpu.bench.cores_by_process(seen),
-        "tensor parallel: returns": [kill],
-    }
-    made = gpu.table.sections({"nodes": found})
-    assert "| tensor parallel: same greedy texts | 8 of 8 |" in made["two nodes"]
-    assert "| two nodes | 1 | 100 |" in made["two nodes' benchmark"]
-    assert (
-        "| two nodes, tensor parallel | vLLM worker of the other node |" in made["two nodes' kills"]
-    )
-    assert "| 41.0 | 0.1 | 40.2 | 40.5 |" in made["two nodes' kills"]
-    refused = gpu.table.sections({"nodes": {"refused": "no veth", "seconds": 0.1}})
-    assert "| refused | no veth |" in refused["two nodes"]
+    assert f"| asleep | refused |{' - |' * 10}" in new
+    assert f"| no-spare | vLLM EngineCore |{' - |' * 7} 0.1 | 2.0 | 2.2 |" in new
 
 
 def test_every_run_is_on_a_page() -> None:
-    runs = {path.stem for path in (ROOT / "docs" / "gpu").glob("*.json")}
-    older = {"h200", "h200-two", "h100-image", "h200-x2", "h200-x4", "h200-park"}
+    runs = {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.json")}
+    older = {"h200", "h200-two", "h100-image", "h200-x4"}
     newer = {"h200-prefix", "h200-seals", "h200-tp", "h200-images", "h200-front-ends"}
     assert runs == older | newer | {"h200-three"}
 
@@ -210,12 +176,3 @@ def test_every_run_is_on_a_page() -> None:
 def test_an_endpoint_without_answers_has_a_row(gpu: SimpleNamespace) -> None:
     seen = [*rows("vllm serve", [0]), *rows("cog", [100])]
     assert "| cog | 1 | 100 | 1 | - |" in gpu.table.benchmark(gpu.bench.medians(seen))
-
-
-def test_joules_a_token_are_a_column_of_runs_that_have_them(gpu: SimpleNamespace) -> None:
-    seen = rows("vllm serve", [100, 100])
-    assert "J a token" not in gpu.table.benchmark(gpu.bench.medians(seen))
-    made = sum(row["tokens_per_s"] * row["seconds"] for row in seen)
-    told = [{**row, "joules": made} for row in seen]
-    first, *_, last = gpu.table.benchmark(gpu.bench.medians(told)).splitlines()
-    assert (first.endswith("| J a token |"), last.endswith("| 2.000 |")) == (True, True)

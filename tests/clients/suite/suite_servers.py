@@ -80,8 +80,15 @@ class Servers:
         if kind == "scripted":
             script = work.parent / "script.json"
             script.write_text(json.dumps(agent_script.script()))
-            stack = Stack(work, None, MOCK_ANSWERS=str(script), TOOL_CALL_PARSER="hermes", **tools)
-            stack.command += ["--engine", "mock", "--tps", "200", "--no-join"]
+            stack = Stack(
+                work,
+                None,
+                MOCK_ANSWERS=str(script),
+                TOOL_CALL_PARSER="hermes",
+                MOCK_JOIN="0",
+                **tools,
+            )
+            stack.command += ["--engine", "mock", "--tps", "200"]
             return stack
         if kind == "mock":
             stack = Stack(work, None, MAX_CONCURRENCY=str(PLACES), MAX_QUEUE="0")

@@ -19,7 +19,6 @@ _ROLES = {
     rb"DPCoordinator": "vLLM DP coordinator",
     rb"keeper_process": "engine keeper",
     rb"engine_process": "our host of AsyncLLM",
-    rb"vllm\.node_process": "our node of vLLM",
     rb"api_server": "vLLM API server",
     rb"triton_python_backend_stub": "Triton stub",
     rb"bin/tritonserver": "tritonserver",

@@ -88,8 +88,7 @@ def add_measures(
     phases = partial(_names, (*usual, *others))
     parser.add_argument("--phase", type=phases, default=list(usual), metavar="PHASE,PHASE,...")
     parser.add_argument("--parts", type=partial(_names, PARTS), default=[], metavar="PART,...",
-                        help="of park, park-tp, park-serve, start: spare,asleep;"
-                        " else all")  # fmt: skip
+                        help="of start, else all")  # fmt: skip
     parser.add_argument("--budget", type=_seconds, metavar="SECONDS",
                         help="of a phase, then no more measurements begin (540; its own with"
                         " several GPUs)")  # fmt: skip

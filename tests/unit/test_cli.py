@@ -57,7 +57,7 @@ def test_no_command_prints_the_help() -> None:
         assert f" {command} " in output
 
 
-COMMANDS = ("build", "init", "schema", "serve", "inspect", "bench", "client", "doctor", "prune")
+COMMANDS = ("build", "init", "schema", "serve", "inspect", "bench", "doctor", "prune")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

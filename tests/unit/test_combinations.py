@@ -228,7 +228,7 @@ def test_turing_has_awq_and_no_smoothquant(qformat: str, found: list[str]) -> No
 
 def test_migration_tells_what_no_engine_would_have() -> None:
     config = BuildConfig.model_validate(config_of({"build": {"max_batch_size": -8}, "sm": 999}))
-    lost = [finding for finding in migrate(config, "vllm").findings if finding.verdict == "lost"]
+    lost = [finding for finding in migrate(config).findings if finding.verdict == "lost"]
     whys = [finding.why for finding in lost if finding.option == "build.args.max_batch_size"]
     assert whys == ["TensorRT-LLM builds no such engine: must be 1 or more (counts)"]
     assert not any("known SM" in (finding.why or "") for finding in lost)

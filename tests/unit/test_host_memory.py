@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from cog_triton.artifact.engine_manifest import engine_bytes
-from cog_triton.system.host_memory import host_memory, memory_of
+from cog_triton.system.host_memory import host_memory
 
 GB = 10**9
 
@@ -93,20 +91,3 @@ def test_a_control_group_limits_it(tmp_path: Path, line: str, directory: str, ve
     assert host_memory(*arguments).free == 1000 - 900 + 300
     group(tmp_path / "fs" / directory, "1000", 1900, 300, version)
     assert host_memory(*arguments).free == 0
-
-
-def test_of_processes_the_dead_count_nothing() -> None:
-    own = memory_of([os.getpid()])
-    assert own > 1 << 20
-    assert memory_of([]) == memory_of([2**22 + 1]) == 0
-
-
-def test_size_of_an_engine(tmp_path: Path) -> None:
-    (tmp_path / "engine" / "1").mkdir(parents=True)
-    (tmp_path / "engine" / "1" / "weights").write_bytes(b"12345")
-    (tmp_path / "a b.tar").write_bytes(b"123")
-    assert engine_bytes(str(tmp_path / "engine")) == 5
-    assert engine_bytes(str(tmp_path / "a b.tar")) == 3
-    assert engine_bytes(f"file://{tmp_path}/a%20b.tar") == 3
-    for unknown in ("", "https://example.com/engine.tar", str(tmp_path / "none")):
-        assert engine_bytes(unknown) is None

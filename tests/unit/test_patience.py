@@ -35,7 +35,6 @@ ALLOWED = {
     "test_step_stream_opening.py: triton.wait_for(": "a count",
     "test_template_process.py: stopped.connection": "its expiry is the subject",
     "test_vllm_core_process.py: wait(": "a look at what is ready",
-    "test_vllm_nodes_rules.py: leader.join(": "a rank",
 }
 """Places where a small number is meant, by file and the beginning of their source: why."""
 

@@ -184,7 +184,7 @@ def write(
 def canary_of(family: str, engine_dir: Path, echo: Echo) -> Canary | None:
     """Canary of the engine at `engine_dir`; None, with a line to `echo`, if it cannot run here.
 
-    An engine without one is served all the same: only a roll to it is less sure.
+    An engine without one is served all the same.
     """
     if family not in canary_run.ENGINES:
         return None

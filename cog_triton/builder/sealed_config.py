@@ -76,7 +76,7 @@ class SealedConfig(SourceConfig):
     """Variables of vLLM, Inductor and NCCL that the engine is built and served with: they are a
     part of what vLLM knows compiled code by."""
     spare: bool = False
-    """Whether the engine is sealed twice, the second time as SPARE_ENGINE and --swap start it: one
+    """Whether the engine is sealed twice, the second time as SPARE_ENGINE starts it: one
     that can sleep is another engine for vLLM."""
     sealed: Literal["preferred", "required"] = "preferred"
     """required: a server on which no seal fits refuses the engine (E1305), and compiles nothing."""

@@ -1,4 +1,4 @@
-"""Preparation of what the commands ``serve`` and ``roll`` are to serve, with lines for the user."""
+"""Preparation of what the command ``serve`` is to serve, with lines for the user."""
 
 from __future__ import annotations
 

@@ -399,7 +399,7 @@ class ClientConnection(asyncio.Protocol):
         connections, port, use = forward.connections, forward.port, forward.use
         del forward
         try:
-            with use(), connections.request(relay):
+            with use(), connections.request():
                 await connections.connect(relay, port)
                 whole, keep_alive = await ended
         except OSError:

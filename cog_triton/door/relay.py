@@ -205,10 +205,6 @@ class Relay(asyncio.Protocol):
     def abort(self) -> None:
         """Close the connection at once: the client has left."""
         self._ended = True
-        self.break_off()
-
-    def break_off(self) -> None:
-        """End the response now, as if the server behind had broken off."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -7,7 +7,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 _WARM = 8
 _REFILL_S = 0.05
@@ -17,13 +17,6 @@ _REQUEST = (
     b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
 )
 _MAX_BYTES = 1 << 20
-
-
-class Relayed(Protocol):
-    """A response that is being passed on."""
-
-    def break_off(self) -> None:
-        """End it now."""
 
 
 class UpstreamConnections:
@@ -37,26 +30,17 @@ class UpstreamConnections:
         self._idle: dict[int, deque[_Idle]] = {}
         self._refills: dict[int, asyncio.Task[None]] = {}
         self.closed = False
-        self._relays: set[Relayed] = set()
+        self.in_flight = 0
+        """Requests that were passed on, and whose responses have not ended."""
 
     @contextmanager
-    def request(self, relay: Relayed) -> Iterator[None]:
+    def request(self) -> Iterator[None]:
         """Context of a request that is passed on, until its response has ended."""
-        self._relays.add(relay)
+        self.in_flight += 1
         try:
             yield
         finally:
-            self._relays.remove(relay)
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that were passed on, and whose responses have not ended."""
-        return len(self._relays)
-
-    def break_off(self) -> None:
-        """End all responses, as if the servers behind had broken off."""
-        for relay in tuple(self._relays):
-            relay.break_off()
+            self.in_flight -= 1
 
     async def connect(self, protocol: asyncio.Protocol, port: int) -> None:
         """Give `protocol` a connection to 127.0.0.1:`port`; raises OSError without one."""
@@ -69,11 +53,6 @@ class UpstreamConnections:
         if port in self._warm and port not in self._refills and not self.closed:
             self._refills[port] = refill = loop.create_task(self._refill(port))
             refill.add_done_callback(lambda _: self._refills.pop(port))
-
-    @property
-    def refilling(self) -> bool:
-        """Whether connections are being made that no request waits for."""
-        return bool(self._refills)
 
     def close(self) -> None:
         """Close what no request uses, for good: a server that drains may wait for it."""

@@ -159,15 +159,9 @@ class CogProcesses:
         self._root = root
 
     def stopped(self) -> str | None:
-        """Describes a process that is stopped (SIGSTOP), None if none is.
-
-        Of several Cogs, as in a rolling replacement, one may be stopped that does not serve: then
-        only the front door counts, and health checks tell of the one that does.
-        """
-        roles = self._roles()
-        several = list(roles.values()).count("parent") > 1
-        for pid, role in roles.items():
-            if process_state(pid) == "T" and not (several and not role.startswith("front door")):
+        """Describes a process that is stopped (SIGSTOP), None if none is."""
+        for pid, role in self._roles().items():
+            if process_state(pid) == "T":
                 return f"Cog's {role} (process {pid}) was stopped"
         return None
 

@@ -174,7 +174,7 @@ class MockSettings(SettingsGroup):
 
 
 class SupervisionSettings(SettingsGroup):
-    """When Triton and engines are restarted, spared, swapped and stopped."""
+    """When Triton and engines are restarted, spared and stopped."""
 
     title = "Supervision and shutdown"
 
@@ -226,5 +226,5 @@ class SupervisionSettings(SettingsGroup):
     canary: Literal["off", "warn", "require"] = Field(
         "warn",
         description="What follows if the engine answers its canary otherwise than when built:"
-        " `warn` logs E2112, `require` does not start; `off` does not ask it (rolling.md).",
+        " `warn` logs E2112, `require` does not start; `off` does not ask it (supervision.md).",
     )

@@ -34,8 +34,9 @@ def test_a_leader_serves_once_the_other_node_runs(tmp_path: Path, named: str) ->
     (port,) = free_ports(1)
     parallel = {"tensor_parallel_size": 2, "nnodes": 2, "master_port": port}
     own = {} if given else {"master_addr": address}
-    model.write_text(json.dumps(json.loads(model.read_text()) | parallel | own))
-    whole = {**parallel, "master_addr": address, "model": str(tmp_path / "engine")}
+    arguments = json.loads(model.read_text()) | parallel
+    model.write_text(json.dumps(arguments | own))
+    whole = {**arguments, "master_addr": address, "model": str(tmp_path / "weights")}
     command = [sys.executable, "-c", NODE, json.dumps(whole)]
     with subprocess.Popen(command, env=leader.environment) as node:
         try:

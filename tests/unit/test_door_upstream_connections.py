@@ -160,7 +160,7 @@ async def test_refilling_ends_with_the_server_and_begins_again() -> None:
     listening.close()
     for writer in server.writers:
         writer.transport.abort()
-    await until(lambda: not connections.refilling)
+    await until(lambda: not connections._refills)
     listening = await asyncio.start_server(server, "127.0.0.1", port)
     before = server.opened
     await connections.connect(asyncio.Protocol(), port)

@@ -235,7 +235,7 @@ def test_a_drain_ends_in_time() -> None:
     async def scenario() -> list[str]:
         reaper = Ended(obeys=True)
         upstream = upstream_of(reaper)
-        with upstream.connections.request(_Relayed()):
+        with upstream.connections.request():
             await upstream.drain(0.1)
         return reaper.calls
 
@@ -262,8 +262,3 @@ def test_clients_are_told_how_a_chain_that_has_died_left_them() -> None:
         return waited
 
     assert run(scenario())
-
-
-class _Relayed:
-    def break_off(self) -> None:
-        """Nothing is passed on."""

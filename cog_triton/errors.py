@@ -255,7 +255,7 @@ class EngineNotParked(FrameworkError):
 
 
 class EngineNotRestored(FrameworkError):
-    """The driver left the engine between GPU and host memory; its processes must be ended."""
+    """The engine ended or did not answer while it fell asleep or woke up; it is ended."""
 
     code = "E2111"
 

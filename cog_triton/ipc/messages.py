@@ -1,8 +1,7 @@
 """Messages between own processes: dataclasses as JSON under their names, with binary parts.
 
-What has its default value is left out, so that a process of another version, which has a field
-more, is understood as long as it does not use it. Bytes and sequences of token ids follow the JSON
-as they are. Annotations tell how a field is read; nothing that arrives is executed.
+What has its default value is left out. Bytes and sequences of token ids follow the JSON as they
+are. Annotations tell how a field is read; nothing that arrives is executed.
 """
 
 from __future__ import annotations

@@ -130,7 +130,6 @@ def test_marks_that_do_not_fit_the_run_are_errors(gpu: SimpleNamespace) -> None:
         ("gpu.md", {"h200", "h200-two", "h200-front-ends"}),
         ("gpu-image.md", {"h100-image"}),
         ("gpu-several.md", {"h200-x4"}),
-        ("parking.md", {"h200-three"}),
         ("vllm.md", {"h200-three", "h200-prefix", "h200-seals", "h200-tp", "h200-images"}),
     ],
 )

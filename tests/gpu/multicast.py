@@ -18,7 +18,7 @@ OFF = {
 # Others have no GPU; that of chat templates has no environment either.
 _ENGINES = (
     "container", "vLLM worker", "vLLM EngineCore", "vLLM DP coordinator", "vLLM API server",
-    "vllm serve", "our host of AsyncLLM", "our node of vLLM",
+    "vllm serve", "our host of AsyncLLM",
 )  # fmt: skip
 
 

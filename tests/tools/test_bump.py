@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import runpy
 import shutil
 import subprocess
@@ -89,13 +90,17 @@ def test_a_name_or_a_module_that_is_gone_is_told_with_its_line(
 
 
 def test_changes_of_the_interface_are_listed(hooks: dict[str, Any]) -> None:
-    old, new = ((RECORDS / f"argument_types_0_{minor}.json").read_text() for minor in (26, 33))
+    new = (RECORDS / "argument_types_0_33.json").read_text("utf-8")
+    old = json.loads(new)
+    del old["exceptions"]["vllm.exceptions:VLLMValidationError"]
+    generate = "vllm.v1.engine.async_llm:AsyncLLM.generate"
+    old["signatures"][generate].remove("kv_hints=")
     changes = hooks["interface_changes"]
     assert changes(new, new) == []
-    text = "\n".join(changes(old, new))
-    assert "- exceptions, new: " in text
-    assert "AsyncLLM.generate: `" in text
-    assert "kv_hints" in text
+    one, two = changes(json.dumps(old), new)
+    assert one == "- exceptions, new: vllm.exceptions:VLLMValidationError"
+    assert f"- signatures, {generate}: `" in two
+    assert "kv_hints" in two
 
 
 def test_every_hook_is_found_with_its_tests_and_advice(hooks: dict[str, Any]) -> None:

@@ -84,7 +84,6 @@ def test_one_rank_starts_tritonserver_without_mpirun(repository: Path) -> None:
         "--grpc-address=127.0.0.1",
         "--metrics-address=127.0.0.1",
     } <= {*command.argv}
-    assert "TRTLLM_ORCHESTRATOR" not in command.environment
     assert command.environment["TRITON_HOST"] == "127.0.0.1"
     assert command.environment["TRITON_HTTP_PORT"] == "1"
 

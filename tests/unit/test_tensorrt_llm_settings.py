@@ -305,7 +305,6 @@ def test_every_setting_can_be_set(tmp_path: Path) -> None:
     assert types["context_logits"] == types["draft_logits"] == 11  # FP32
     written_otherwise = {
         "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
-        "executor_worker_path": "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker",
         "encoder_model_path": str(encoder),
         "gpt_model_path": str(tmp_path / "engine"),
         "gpt_model_type": "inflight_batching",

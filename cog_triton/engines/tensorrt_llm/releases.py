@@ -109,16 +109,6 @@ class ReleaseContract:
         """Whether request_output_len, streaming and stop have one: no reshape before 0.12."""
         return self.release < (0, 12)
 
-    @property
-    def worker_parameter(self) -> str:
-        """The backend's name of executor_worker_path."""
-        return "executor_worker_path" if self.release >= (0, 10) else "worker_path"
-
-    @property
-    def worker(self) -> str:
-        """File name of the worker's binary."""
-        return "trtllmExecutorWorker" if self.release >= (0, 10) else "triton_tensorrtllm_worker"
-
     def has_input(self, name: str) -> bool:
         """Whether the model ``tensorrt_llm`` takes this input."""
         return self.release >= INPUT_SINCE.get(name, OLDEST)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from cog_triton.engines.model_config_proto import model_config_pb2
@@ -12,7 +11,6 @@ from cog_triton.engines.tensorrt_llm.engine_directory import Engine
 from cog_triton.engines.tensorrt_llm.releases import ReleaseContract
 from cog_triton.engines.tensorrt_llm.setting_rules import DATA_TYPES
 
-BACKENDS = Path("/opt/tritonserver/backends/tensorrtllm")
 _KEYS = {
     "batching_strategy": "gpt_model_type",
     "engine_dir": "gpt_model_path",
@@ -71,7 +69,6 @@ def render_engine_config(config: Any, parameters: Parameters, engine: Engine) ->
 def _parameters(parameters: Parameters, engine: Engine) -> dict[str, str]:
     contract = engine.contract
     values = {"FORCE_CPU_ONLY_INPUT_TENSORS": "no"}
-    values[contract.worker_parameter] = str(BACKENDS / contract.worker)
     if contract.reads_guided_decoding:
         values |= dict.fromkeys(_GUIDED, "")
     settings = dict(parameters) | {"engine_dir": engine.directory}

@@ -217,6 +217,8 @@ def test_several_nodes_of_vllm(tmp_path: Path) -> None:
     *_, script = worker["args"]
     for word in ("serve --headless", '"$LWS_WORKER_INDEX"', '"$LWS_LEADER_ADDRESS"'):
         assert word in script
+    # On CUDA, vLLM's sampler imports FlashInfer by default, and the image has none.
+    assert "export VLLM_USE_FLASHINFER_SAMPLER=" in script
     assert worker["resources"] == leader["resources"]
     assert worker["volumeMounts"] == leader["volumeMounts"]
     assert "ports" not in worker

@@ -1,4 +1,4 @@
-"""Memory of each part of a server over time: samples, their file, and whether a part grew."""
+"""Memory of each part of a server over time: samples, and whether a part grew."""
 
 from __future__ import annotations
 
@@ -42,11 +42,6 @@ def append(path: Path, sample: Sample) -> None:
     """Add a sample to a file of JSON lines."""
     with path.open("a") as file:
         file.write(json.dumps(asdict(sample)) + "\n")
-
-
-def load(path: Path) -> list[Sample]:
-    """Samples of a file, in order."""
-    return [Sample(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def median_mb(samples: Sequence[Sample], part: str, of_run: tuple[float, float]) -> float:

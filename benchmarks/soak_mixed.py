@@ -211,7 +211,7 @@ def main() -> int:
         "--samples",
         type=Path,
         default=RESULTS / "soak_mixed.jsonl",
-        help="memory each 10 s, for plot_memory.py; .work/bench/soak_mixed.jsonl",
+        help="memory each 10 s, as JSON lines; .work/bench/soak_mixed.jsonl",
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work_dir:

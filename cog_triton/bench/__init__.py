@@ -1,1 +1,1 @@
-"""Benchmark of a served model: load generator, metrics, report and plots."""
+"""Benchmark of a served model: load generator, metrics and report."""

@@ -1,4 +1,4 @@
-"""``cog-triton bench``: measures, reports and writes files."""
+"""``cog-triton bench``: measures, reports and writes the JSON file."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ from cog_triton.bench.targets import KINDS
 from cog_triton.errors import InvalidArgument, NothingSucceeded, TargetUnavailable
 from cog_triton.system.redaction import redact_address
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as of every program of a shell."""
+_PORTS = {
+    TargetName.COG: "PORT",
+    TargetName.TRITON: "TRITON_HTTP_PORT",
+    TargetName.OPENAI: "OPENAI_PORT",
+}
 _PLAIN_S = 5.0
 _CLEAR = "\r\x1b[2K"
 
@@ -63,20 +70,10 @@ def line(options: Options, progress: Progress, seconds: float) -> str:
     wanted = f" of {options.requests}" if options.requests else ""
     failed = f", {progress.failed} failed" if progress.failed else ""
     rate = progress.tokens / seconds if seconds > 0 else 0.0
-    level = f"{options.rate:g} {options.unit.value}: "
     return (
-        f"{level}{seconds:.0f}{of} s: {progress.done}{wanted} done, {progress.running} running"
-        f"{failed}, {rate:.0f} output tokens/s"
+        f"{options.rate:g} {options.unit.value}: {seconds:.0f}{of} s: {progress.done}{wanted} done,"
+        f" {progress.running} running{failed}, {rate:.0f} output tokens/s"
     )
-
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as of every program of a shell."""
-_PORTS = {
-    TargetName.COG: "PORT",
-    TargetName.TRITON: "TRITON_HTTP_PORT",
-    TargetName.OPENAI: "OPENAI_PORT",
-}
 
 
 def default_url(target: TargetName) -> str:
@@ -118,7 +115,7 @@ def run(
     See `report.text` of `verbose`. Raises E1400, E1005 and others before any load, and E2400 after
     the report if nothing succeeded.
     """
-    report.require_writable("--json", json_file)
+    report.require_writable(json_file)
     prompts = PromptSource(options).describe()
     try:
         done, told = uvloop.run(_measure(options, metrics_url, err))
@@ -128,7 +125,7 @@ def run(
     found = compute_metrics(options, done, told)
     say(report.text(options, found, prompts, verbose=verbose))
     if json_file:
-        report.write("--json", json_file, report.as_json(options, found))
+        report.write(json_file, report.as_json(options, found))
     if done.interrupted:
         return INTERRUPTED
     if not found.completed:

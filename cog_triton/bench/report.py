@@ -37,7 +37,7 @@ _POINTS = {"Std": "std", "Median": "p50", "Mean": "mean", "Max": "max", "Min": "
 
 def text(options: Options, run: RunMetrics, prompts: str, *, verbose: bool = False) -> str:
     """The report; `prompts` describes the prompt lengths, `verbose` is of the original too."""
-    parts = [[*_field(options, run), *_summary(options, run, prompts), *troubles(run)]]
+    parts = [[*_field(options, run), *_summary(options, run, prompts), *_troubles(run)]]
     if verbose:
         parts += [
             _titled("Test Configuration:", _configuration(options, prompts)),
@@ -51,7 +51,7 @@ def text(options: Options, run: RunMetrics, prompts: str, *, verbose: bool = Fal
     return "\n".join(line for part in parts for line in part) + "\n"
 
 
-def troubles(run: RunMetrics) -> Iterator[str]:
+def _troubles(run: RunMetrics) -> Iterator[str]:
     """What went wrong, and what else to know: warnings, failures by code, notes."""
     if run.generator.warning:
         yield f"WARNING: {run.generator.warning}"
@@ -220,21 +220,21 @@ def as_json(options: Options, measured: RunMetrics) -> str:
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def write(option: str, path: Path, content: str) -> None:
-    """Write `path`, ``-`` for stdout; raises E1005 naming the option where that fails."""
+def write(path: Path, content: str) -> None:
+    """Write the file of --json, ``-`` for stdout; raises E1005 if that fails."""
     try:
         if str(path) == "-":
             sys.stdout.write(content)
         else:
             path.write_text(content, "utf-8")
     except OSError as error:
-        raise InvalidArgument(f"{option}={str(path)!r}: cannot be written: {error}") from error
+        raise InvalidArgument(f"--json={str(path)!r}: cannot be written: {error}") from error
 
 
-def require_writable(option: str, path: Path | None) -> None:
+def require_writable(path: Path | None) -> None:
     """Raise E1005 unless the directory of `path` exists: before measuring, not after."""
     if path is not None and str(path) != "-" and not path.absolute().parent.is_dir():
-        raise InvalidArgument(f"{option}={str(path)!r}: its directory does not exist")
+        raise InvalidArgument(f"--json={str(path)!r}: its directory does not exist")
 
 
 def _plain(value: Any) -> Any:

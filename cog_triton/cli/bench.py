@@ -45,9 +45,7 @@ def bench(
             rich_help_panel=_LOAD,
         ),
     ] = Unit.RPS,
-    rate: Annotated[
-        float | None, typer.Option(help="Load, in --unit.", show_default="1", rich_help_panel=_LOAD)
-    ] = None,
+    rate: Annotated[float, typer.Option(help="Load, in --unit.", rich_help_panel=_LOAD)] = 1.0,
     duration: Annotated[
         float | None,
         typer.Option(
@@ -200,7 +198,6 @@ def bench(
         endless = duration is None and requests is None
         values = {name: given[name] for name in own} | {
             "url": url or command.default_url(target),
-            "rate": 1.0 if rate is None else rate,
             "duration": _DEFAULT_DURATION_S if endless else duration,
             "input_lengths": parse_lengths("--n-input-tokens", n_input_tokens),
             "api_key": command.api_key(target),

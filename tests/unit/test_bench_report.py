@@ -141,8 +141,8 @@ def test_json_has_every_metric() -> None:
     assert only["failures"] == {"HTTP 409": 1}
 
 
-def test_output_files_are_checked_before_measuring(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="its directory does not exist"):
-        report.require_writable("--json", tmp_path / "none" / "x.json")
+def test_the_json_file_is_checked_before_measuring(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"--json=.*its directory does not exist"):
+        report.require_writable(tmp_path / "none" / "x.json")
     with pytest.raises(InvalidArgument, match=r"--json=.*cannot be written"):
-        report.write("--json", tmp_path, "x")
+        report.write(tmp_path, "x")

@@ -13,7 +13,7 @@ from cog_triton.builder.config import BuildConfig, load_config, parse_config
 from cog_triton.builder.options.script_options import Option, Options
 from cog_triton.builder.plan import OWN, Families, make_plan
 from cog_triton.builder.workspace import Workspace
-from cog_triton.errors import ModelUnavailable, UnknownArgument
+from cog_triton.errors import InvalidArgument, ModelUnavailable, UnknownArgument
 
 DEMO = Path(__file__).parents[2] / "configs" / "build" / "smollm2-135m-cpu.yaml"
 OPTIONS = Options(
@@ -50,6 +50,11 @@ def mistakes(args: str, options: Options = OPTIONS) -> list[str]:
 )
 def test_accepted_arguments(args: str) -> None:
     assert mistakes(args) == []
+
+
+def test_a_removed_value_is_refused_by_what_to_use_instead() -> None:
+    with pytest.raises(InvalidArgument, match="q4_1 was removed: take q4_0 or q8_0"):
+        mistakes("{dtype: q4_1}")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def _prune(
     with (
         _terminable(),
         _directory_times({name.parent for names in found.files for name in names}),
-        # What takes long here (copying, gzip) runs without the interpreter's lock.
+        # What takes long here, copying, runs without the interpreter's lock.
         ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool,
     ):
         futures = [pool.submit(prune, path, names, options) for path, *names in found.files]

@@ -132,16 +132,15 @@ def checks(results: Mapping[str, Any]) -> str:
 def pruning(phase: Mapping[str, Any]) -> str:
     """Sizes of pruned files in MB, and vLLM's start-up times."""
     files = [
-        (row["file"], *(f"{row[name] / 1e6:.1f}" for name in
-         ("size", "freed", "gzip_before", "gzip_after")))
+        (row["file"], f"{row['size'] / 1e6:.1f}", f"{row['freed'] / 1e6:.1f}")
         for row in phase.get("files", ())
-    ]  # fmt: skip
+    ]
     starts = [
         (name.removesuffix(": start"), *(str(value.get(key, "-")) for key in
          ("seconds", "model_s", "compile_s", "graphs_s")))
         for name, value in phase.items() if name.endswith("start")
     ]  # fmt: skip
-    sizes = table(("file", "MB", "freed", "gzip -1 before", "after"), files)
+    sizes = table(("file", "MB", "freed"), files)
     times = table(("server", "ready after s", "model s", "compile s", "CUDA graphs s"), starts)
     return f"{sizes}\n\n{times}"
 

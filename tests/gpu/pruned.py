@@ -92,7 +92,7 @@ def prune(python: Path, output: Path) -> tuple[dict[str, str], dict[str, Any]]:
     found = json.loads(_said([python, "-c", _FIND]).splitlines()[-1])
     packages = [Path(found[name]).parent for name in ("torch", "vllm")]
     command = ["-m", "cog_triton", "prune", f"--sm={found['sm']}", "--output", str(output)]
-    report = _said([sys.executable, *command, "--json", "--measure", *map(str, packages)])
+    report = _said([sys.executable, *command, "--json", *map(str, packages)])
     for package in packages:
         for beside in package.parent.iterdir():
             link = output / beside.name
@@ -117,10 +117,9 @@ def imported(python: Path, environment: dict[str, str]) -> dict[str, str]:
 
 
 def sizes(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Sizes in bytes of each pruned file: whole, freed, and under gzip -1."""
-    names = ("size", "freed", "gzip_before", "gzip_after")
+    """Sizes in bytes of each pruned file: whole, and freed."""
     return [
-        {"file": Path(row["path"]).name, **{name: row[name] for name in names}}
+        {"file": Path(row["path"]).name, "size": row["size"], "freed": row["freed"]}
         for row in report["files"]
         if row["action"] == "pruned"
     ]

@@ -23,7 +23,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser
 
-from image_commands import copying, documents, showing
+from image_commands import copying, documents
 from image_commands.image import Image
 from image_commands.pushing import push
 from image_commands.registry import Reference
@@ -45,7 +45,7 @@ def main(described: str, arguments: list[str]) -> int:
         case ["provenance"]:
             return documents.print_provenance(image)
         case ["inspect"]:
-            return showing.inspect(image)
+            return documents.print_image(image)
         case ["--help" | "-h" | "help"]:
             print(f"{image.reference}\n{__doc__}")
             return 0

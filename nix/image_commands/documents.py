@@ -1,4 +1,4 @@
-"""Documents about an image, printed or attached to it: SBOM and provenance."""
+"""Documents about an image, printed or attached to it: SBOM, provenance, what it is."""
 
 from __future__ import annotations
 
@@ -28,6 +28,16 @@ def print_provenance(image: Image) -> int:
     return _print(provenance.statement(image, image.reference, identity))
 
 
+def print_image(image: Image) -> int:
+    """Print its name, its configuration and its layers with their sizes."""
+    layers = [
+        {"digest": layer["digest"], "size": layer["size"], **layer["History"]}
+        for layer in image.layers
+    ]
+    shown = {"reference": image.reference, "config": image.about["image-config"], "layers": layers}
+    return _print(shown, sort_keys=True)
+
+
 def attach_all(image: Image, target: Reference) -> None:
     """Attach the documents to the image of a digest."""
     attach(image, target, SPDX, sbom.document(image))
@@ -35,6 +45,6 @@ def attach_all(image: Image, target: Reference) -> None:
     attach(image, target, IN_TOTO, provenance.statement(image, target.repository, digest))
 
 
-def _print(document: dict[str, Any]) -> int:
-    print(json.dumps(document, indent=2))
+def _print(document: dict[str, Any], *, sort_keys: bool = False) -> int:
+    print(json.dumps(document, indent=2, sort_keys=sort_keys))
     return 0

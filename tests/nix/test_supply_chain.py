@@ -290,11 +290,3 @@ def test_push_reminds_of_nvidias_terms(small: Image, registry: Registry) -> None
     assert "docs/licences.md" in done.stderr
     digest = done.stdout.strip().removeprefix(f"{registry.address}/me/terms@")
     assert registry.manifest("me/terms", digest.replace(":", "-")).status_code == 404
-
-
-def test_compressed_sizes(small: Image) -> None:
-    lines = run(str(small.result), "size", "--compressed").splitlines()
-    numbers = [[int(x.replace(",", "")) for x in line.split()[:2]] for line in lines]
-    assert len(lines) == len(small.about["layers"]) + 1
-    assert all(0 < left < whole for whole, left in numbers)
-    assert sum(left for _, left in numbers[:-1]) == numbers[-1][1]

@@ -219,12 +219,12 @@ class EnginePool:
         try:
             parked = await self._parking.park(engine)
         except EngineNotParked as error:
-            _log.warning("spare engine %d stays on the GPU: %s", engine.number, error.detail)
+            _log.warning("spare engine %d stays on the GPU: %s", engine.number, error)
             return False
         except EngineNotRestored as error:
             self._spare = False  # the next one would fare no better
             engine.kill(error.detail)
-            _log.error("no spare engine any more: %s", error.detail)
+            _log.error("no spare engine any more: %s", error)
             return False
         _log.info("spare engine %d is parked: %s", engine.number, parked)
         return True

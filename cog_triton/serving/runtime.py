@@ -225,7 +225,7 @@ def check_canary(family: EngineFamily, generator: TextGenerator, *, required: bo
     """Send the canary of the engine directory, if it has one; blocks.
 
     A failure is logged, for another machine's arithmetic may break a near tie otherwise, and
-    raised only where it is `required`, as while the engine is to take the place of one that serves.
+    raised only if the answer is `required` (CANARY=require).
 
     Raises:
         CogTritonError: E2112 if the answer differs, or what the request failed with.

@@ -1,4 +1,4 @@
-"""One engine on two nodes: vLLM starts the second, which here is the double's executor."""
+"""One engine on two nodes: the second runs vLLM's executor, which here is the double's."""
 
 from __future__ import annotations
 

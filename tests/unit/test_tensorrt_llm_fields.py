@@ -1,4 +1,4 @@
-"""Fields of rendered repositories of three engines that differ from the templates.
+"""Fields of the templates, and those in which rendered repositories of three engines differ.
 
 After a change that is meant: UPDATE_GOLDEN=1 pytest tests/unit/test_tensorrt_llm_fields.py, and
 read the diff of tests/unit/golden/fields.txt.
@@ -23,6 +23,7 @@ from cog_triton.triton.serve_config import MODELS, ServeConfig, load_serve_confi
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).parent / "golden" / "fields.txt"
 CONFIGS = ROOT / "configs" / "serve"
+TEMPLATES = ROOT / "triton_model_repo"
 CASES: dict[str, tuple[dict[str, Any], str | None]] = {
     "defaults": (tensorrt_llm_engines.V1, None),
     "tuned": (tensorrt_llm_engines.V1, "tensorrt-llm.yaml"),
@@ -30,11 +31,16 @@ CASES: dict[str, tuple[dict[str, Any], str | None]] = {
 }
 
 
-def fields(config: Path) -> dict[str, object]:
-    """The fields of a config by their paths; those of tensors and parameters by their names."""
-    text = config.read_text("utf-8")
+def read(repository: Path, model: str) -> dict[str, Any]:
+    text = (repository / model / "config.pbtxt").read_text("utf-8")
     parsed = text_format.Parse(text, model_config_pb2.ModelConfig())
-    return dict(flat(MessageToDict(parsed, preserving_proto_field_name=True)))
+    found: dict[str, Any] = MessageToDict(parsed, preserving_proto_field_name=True)
+    return found
+
+
+def fields(repository: Path, model: str) -> dict[str, object]:
+    """The fields of a config by their paths; those of tensors and parameters by their names."""
+    return dict(flat(read(repository, model)))
 
 
 def flat(value: Any, at: str = "") -> Iterator[tuple[str, object]]:
@@ -57,8 +63,8 @@ def differences(case: str, directory: Path) -> Iterator[str]:
     settings = load_serve_config(CONFIGS / serve) if serve else ServeConfig()
     model_repository.render_repository(opened, settings, directory / "repo")
     for model in MODELS:
-        template = fields(ROOT / "triton_model_repo" / model / "config.pbtxt")
-        rendered = fields(directory / "repo" / model / "config.pbtxt")
+        template = fields(TEMPLATES, model)
+        rendered = fields(directory / "repo", model)
         for path in sorted(template.keys() | rendered.keys()):
             owner = path.rpartition("/")[0]
             if owner in template and owner not in rendered:
@@ -68,10 +74,28 @@ def differences(case: str, directory: Path) -> Iterator[str]:
                 yield f"{case} {model}{path}: {value.replace(str(directory / 'engine'), '/ENGINE')}"
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_fields_that_differ_from_the_template(case: str, tmp_path: Path) -> None:
+def templates() -> Iterator[str]:
+    """One line for the parameters of each template, its other fields, and each kind of tensor."""
+    for model in MODELS:
+        config = read(TEMPLATES, model)
+        rows: dict[str, list[str]] = {}
+        for side in ("input", "output"):
+            for tensor in config.pop(side):
+                name = tensor.pop("name")
+                kind = " ".join(f"{key}={value}" for key, value in sorted(tensor.items()))
+                rows.setdefault(f"{side} {kind}", []).append(name)
+        for path, value in sorted(flat(config)):
+            of, _, name = path.rpartition("parameters/")
+            row = "parameters" if of else "fields"
+            rows.setdefault(row, []).append(f"{name}={value}")
+        for row, items in rows.items():
+            yield f"template {model} {row}: {' '.join(items)}"
+
+
+@pytest.mark.parametrize("case", ["template", *CASES])
+def test_fields_of_templates_and_what_rendering_sets(case: str, tmp_path: Path) -> None:
     stored = TABLE.read_text("utf-8").splitlines() if TABLE.exists() else []
-    found = list(differences(case, tmp_path))
+    found = list(differences(case, tmp_path) if case in CASES else templates())
     if os.environ.get("UPDATE_GOLDEN"):
         others = [line for line in stored if not line.startswith(f"{case} ")]
         TABLE.write_text("\n".join(sorted([*others, *found])) + "\n", "utf-8")

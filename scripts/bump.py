@@ -201,6 +201,7 @@ class Bump:
         old_minor = "_".join(self.old["vllm"].split(".")[:2])
         old = self.root / RECORDS / f"argument_types_{old_minor}.json"
         self.changes = interface_changes(old.read_text("utf-8"), text)
+        old.unlink()
         path.write_text(text, "utf-8")
         advice = f"{len(self.changes)} changes, listed below" if self.changes else "as it was"
         return Row("vLLM's interface", str(path.relative_to(self.root)), HELD, advice)
@@ -286,7 +287,7 @@ class Bump:
         options = [target.option for target in self.targets]
         if "vllm" in options:
             found += [
-                "`tests/doubles/vllm`, `VERSIONS` of tests/vllm_engines.py: the record's names",
+                "`tests/doubles/vllm`: the record's names",
                 f"`{RECORDS}/tested_versions.json`: a row once `scripts/verify-gpu` ran on a GPU",
                 "`tests/gpu/vllm_interface.py` in an environment with this vLLM",
                 "docs/vllm.md, nix/vllm-image.json",

@@ -12,7 +12,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 DOUBLES = Path(__file__).parent / "doubles"
 EOS = 256
 MAX_MODEL_LEN = 128
-VERSIONS = ("0.33.0",)
 
 
 def tokenizer() -> Tokenizer:

@@ -108,7 +108,7 @@ def parse_request(
     model: str,
     inputs: Tensors,
     parameters: Mapping[str, Any],
-    types: ArgumentTypes = sampling_arguments.NEWEST,
+    types: ArgumentTypes = sampling_arguments.RECORDED,
     *,
     takes_images: bool = False,
     embeds: bool = False,

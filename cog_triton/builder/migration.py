@@ -23,7 +23,6 @@ from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.engines.tensorrt_llm.runtime_settings import carried
 from cog_triton.engines.vllm import argument_types
-from cog_triton.engines.vllm.argument_types import recorded
 from cog_triton.errors import EngineIncompatible, InvalidArgument, InvalidPredictorConfig
 from cog_triton.system.paths import expanded
 
@@ -338,8 +337,8 @@ def text_of(found: Migration) -> str:
     """The file's text.
 
     Raises:
-        InvalidPredictorConfig: a recorded version of the target does not take an argument, as a
-            value of the build config has a type that TensorRT-LLM's own script would refuse, too.
+        InvalidPredictorConfig: vLLM does not take an argument, as a value of the build config has
+            a type that TensorRT-LLM's own script would refuse, too.
     """
     if wrong := list(problems(found.arguments)):
         raise InvalidPredictorConfig("\n".join(wrong))
@@ -347,15 +346,15 @@ def text_of(found: Migration) -> str:
 
 
 def problems(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """What the recorded versions of vLLM do not take of `arguments`, a line each."""
-    for types in argument_types.recorded():
-        for name, value in arguments.items():
-            try:
-                argument_types.convert(value, types.engine_args[name])
-            except KeyError:
-                yield f"{name}: {types.title} has no such engine argument"
-            except ValueError as error:
-                yield f"{name}={value!r}: {error} (vLLM {types.version})"
+    """What vLLM does not take of `arguments`, a line each."""
+    types = argument_types.types_of()
+    for name, value in arguments.items():
+        try:
+            argument_types.convert(value, types.engine_args[name])
+        except KeyError:
+            yield f"{name}: {types.title} has no such engine argument"
+        except ValueError as error:
+            yield f"{name}={value!r}: {error} (vLLM {types.version})"
 
 
 def path_of(output: Path) -> Path:
@@ -377,7 +376,7 @@ def _items(value: Any) -> list[Any]:
 
 def _lora_rank(value: Any) -> int:
     """The least rank of vLLM's that has room for `value`."""
-    kinds = recorded()[0].engine_args["max_lora_rank"]
+    kinds = argument_types.types_of().engine_args["max_lora_rank"]
     ranks = sorted(int(kind[1:]) for kind in kinds if kind[1:].isdecimal())
     return next((rank for rank in ranks if rank >= int(value)), ranks[-1])
 

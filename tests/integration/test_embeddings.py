@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 from stack import Stack, predict, wait_until
-from vllm_engines import MAX_MODEL_LEN, VERSIONS, calls, double_environment, vllm_engine
+from vllm_engines import MAX_MODEL_LEN, calls, double_environment, vllm_engine
 
 pytestmark = pytest.mark.integration
 
@@ -26,11 +26,11 @@ class EmbeddingStack(Stack):
     """``cog-triton serve`` on a pooling model; vLLM is the double, whose embedding tells the
     prompt's length and first bytes."""
 
-    def __init__(self, directory: Path, version: str, **environment: str) -> None:
+    def __init__(self, directory: Path, **environment: str) -> None:
         self.journal = directory / "journal"
         config = {"is_matryoshka": True, "hidden_size": 8}
         engine = vllm_engine(directory / "engine", config=config, runner="pooling")
-        environment |= {"VLLM_DOUBLE_VERSION": version, "SERVED_MODEL_NAME": MODEL}
+        environment |= {"SERVED_MODEL_NAME": MODEL}
         super().__init__(
             directory / "work", str(engine), **double_environment(self.journal, **environment)
         )
@@ -39,11 +39,9 @@ class EmbeddingStack(Stack):
         return httpx.post(f"{self.own}{path}", json={"model": MODEL, **values}, timeout=60)
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
-def stack(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EmbeddingStack]:
-    with EmbeddingStack(tmp_path_factory.mktemp("embeddings"), request.param).served() as started:
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddingStack]:
+    with EmbeddingStack(tmp_path_factory.mktemp("embeddings")).served() as started:
         yield started
 
 
@@ -113,7 +111,7 @@ def test_vllm_model_takes_the_request_of_vllm_backend(stack: EmbeddingStack) -> 
 
 
 def test_a_client_that_leaves_stops_the_engine(tmp_path: Path) -> None:
-    with EmbeddingStack(tmp_path, VERSIONS[-1], VLLM_DOUBLE_DELAY="3").served() as stack:
+    with EmbeddingStack(tmp_path, VLLM_DOUBLE_DELAY="3").served() as stack:
         seen = len(calls(stack.journal, "abort"))
         client = HTTPConnection("127.0.0.1", stack.openai, timeout=60)
         body = json.dumps({"model": MODEL, "input": "abc", "dimensions": 4})

@@ -18,7 +18,6 @@ import pytest
 from stack import Stack
 from test_embeddings import MODEL as EMBEDDER
 from test_embeddings import EmbeddingStack
-from vllm_engines import VERSIONS
 
 from cog_triton.cli.usage import summed
 from cog_triton.door.keyring import sha256_of
@@ -125,7 +124,7 @@ def stacks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, Stac
     common = {"COG_TRITON_KEYS": str(keys), "LOG_FORMAT": "json", "RESPONSE_STORE_BYTES": "100000"}
     mock = {"COG_TRITON_ENGINE": "mock", "MOCK_TPS": "0", "SERVED_MODEL_NAME": MODEL, **common}
     with ExitStack() as started:
-        embedding = EmbeddingStack(directory / "embedding", VERSIONS[-1], **common)
+        embedding = EmbeddingStack(directory / "embedding", **common)
         generating = Stack(directory / "work", None, **mock)
         yield {
             False: started.enter_context(generating.served()),

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from started_keeper import until
-from vllm_engines import VERSIONS, calls, double_environment, vllm_engine
+from vllm_engines import calls, double_environment, vllm_engine
 from vllm_hosts import ABC, HOST, ask, over_double, token_ids, tokens
 
 from cog_triton.engines.vllm import core_process
@@ -42,9 +42,8 @@ def is_core(pid: int) -> bool:
     return PROGRAM in Path(f"/proc/{pid}/cmdline").read_text()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_enginecore_is_the_process_that_was_begun_first(version: str, tmp_path: Path) -> None:
-    with over_double(tmp_path, version=version) as host:
+def test_enginecore_is_the_process_that_was_begun_first(tmp_path: Path) -> None:
+    with over_double(tmp_path) as host:
         (told,) = host.calls("engine_core")
         assert is_core(told["pid"])
         environment = told["environment"]

@@ -11,21 +11,20 @@ from typing import Any
 import pytest
 from vllm_engines import DOUBLES
 
-from cog_triton.engines.vllm.argument_types import convert, minor_version, recorded, types_of
+from cog_triton.engines.vllm.argument_types import convert, minor_version, types_of
 from cog_triton.engines.vllm.model_directory import REPLACED
 from cog_triton.engines.vllm.request_import import named, written
 from cog_triton.engines.vllm.sampling_arguments import REPLACED as REPLACED_SAMPLING
 from cog_triton.engines.vllm.vllm_version import known_versions
 
-RECORDS = {types.version: types.record for types in recorded()}
+RECORD = types_of().record
 
 
-@pytest.fixture(params=RECORDS)
-def record(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The record of each version, whose double can be imported."""
+@pytest.fixture
+def record(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The record, while the double can be imported."""
     monkeypatch.syspath_prepend(str(DOUBLES))
-    monkeypatch.setenv("VLLM_DOUBLE_VERSION", request.param)
-    yield RECORDS[request.param]
+    yield RECORD
     for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
         del sys.modules[name]
 
@@ -67,32 +66,24 @@ def test_version_matches_the_record(record: Any) -> None:
     assert importlib.import_module("vllm").__version__ == record["source"]["version"]
 
 
-def test_replaced_arguments_are_in_no_record() -> None:
-    for record in RECORDS.values():
-        assert not REPLACED.keys() & record["engine_args"].keys()
-        assert not REPLACED_SAMPLING.keys() & record["sampling_params"].keys()
+def test_replaced_arguments_are_not_in_the_record() -> None:
+    assert not REPLACED.keys() & RECORD["engine_args"].keys()
+    assert not REPLACED_SAMPLING.keys() & RECORD["sampling_params"].keys()
 
 
-def test_every_tested_version_is_recorded() -> None:
-    minors = [minor_version(version) for version in RECORDS]
-    assert sorted(row["minor"] for row in known_versions()) == sorted(minors)
+def test_the_tested_version_is_recorded() -> None:
+    minors = [minor_version(RECORD["source"]["version"])]
+    assert [row["minor"] for row in known_versions()] == minors
 
 
 @pytest.mark.parametrize(
-    ("version", "recorded_", "exact"),
-    [
-        ("0.33.1+cu130", "0.33.0", True),
-        ("0.34.0rc1", "0.33.0", False),
-        ("0.3.3", "0.33.0", False),
-        (None, "0.33.0", True),
-    ],
+    ("version", "exact"),
+    [("0.33.1+cu130", True), ("0.34.0rc1", False), ("0.3.3", False), (None, True)],
 )
-def test_a_version_has_the_record_of_its_minor_version(
-    version: str | None, recorded_: str, exact: bool
-) -> None:
+def test_the_record_is_exact_for_its_minor_version(version: str | None, exact: bool) -> None:
     types = types_of(version)
-    assert types.record is RECORDS[recorded_]
-    assert types.version == (version or recorded_)
+    assert types.record is RECORD
+    assert types.version == (version or RECORD["source"]["version"])
     assert types.exact is exact
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm_engines import MAX_MODEL_LEN, VERSIONS, vllm_engine
+from vllm_engines import MAX_MODEL_LEN, vllm_engine
 from vllm_hosts import (
     ABC,
     HANDLES,
@@ -60,12 +60,10 @@ def of_tokens(ids: list[int], **values: Any) -> EngineRequest:
     )
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
-def pooling(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
-    """A host of each version with a model that makes embeddings."""
-    values = {"version": request.param, "runner": "pooling", "config": MATRYOSHKA}
+@pytest.fixture(scope="module")
+def pooling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A host with a model that makes embeddings."""
+    values = {"runner": "pooling", "config": MATRYOSHKA}
     with over_double(tmp_path_factory.mktemp("pooling"), **values) as started:
         yield started
 
@@ -111,9 +109,8 @@ def test_what_cannot_be_embedded_gets_a_coded_error(
     assert ask(pooling.engine, of_tokens(ABC))[0].finish == "stop", "the engine serves on"
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_cancelled_request_is_aborted_in_vllm(tmp_path: Path, version: str) -> None:
-    with over_double(tmp_path, version=version, delay="30", runner="pooling") as host:
+def test_a_cancelled_request_is_aborted_in_vllm(tmp_path: Path) -> None:
+    with over_double(tmp_path, delay="30", runner="pooling") as host:
         inbox, handle = Inbox(), next(HANDLES)
         host.engine.submit(handle, of_tokens(ABC), inbox)
         host.calls("add_request")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_engines import EOS, MAX_MODEL_LEN, VERSIONS, calls
+from vllm_engines import EOS, MAX_MODEL_LEN, calls
 from vllm_hosts import (
     ABC,
     HANDLES,
@@ -44,15 +44,6 @@ from cog_triton.text.sampling import SamplingParams
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One host for all tests that do not end it."""
     with over_double(tmp_path_factory.mktemp("host")) as started:
-        yield started
-
-
-@pytest.fixture(scope="module", params=VERSIONS)
-def each_version(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
-    """A host of each version, for what they do differently."""
-    with over_double(tmp_path_factory.mktemp("versions"), version=request.param) as started:
         yield started
 
 
@@ -164,18 +155,18 @@ def test_sampling_values_reach_vllm(
     ],
 )
 def test_unservable_requests_get_a_coded_error(
-    each_version: Running, request_: Any, error: type[CogTritonError], words: str
+    host: Running, request_: Any, error: type[CogTritonError], words: str
 ) -> None:
-    raised = failure(each_version.engine, request_)
+    raised = failure(host.engine, request_)
     assert type(raised) is error
     assert words in raised.detail
-    assert token_ids(ask(each_version.engine, tokens(ABC, 1))) == [97], "the engine serves on"
+    assert token_ids(ask(host.engine, tokens(ABC, 1))) == [97], "the engine serves on"
 
 
-def test_each_version_serves(each_version: Running) -> None:
+def test_words_are_avoided_and_several_answers_come(host: Running) -> None:
     words = ((98, 99),) * 128
-    assert token_ids(ask(each_version.engine, tokens(ABC, bad_words=words))) == list(b"abdab")
-    (event,) = ask(each_version.guest(), text("abc", {"n": 2, "max_tokens": 4, "bad_words": ["x"]}))
+    assert token_ids(ask(host.engine, tokens(ABC, bad_words=words))) == list(b"abdab")
+    (event,) = ask(host.guest(), text("abc", {"n": 2, "max_tokens": 4, "bad_words": ["x"]}))
     assert event.texts == ["abca", "bcab"]
 
 
@@ -335,12 +326,8 @@ def test_metrics_are_delivered_once(host: Running) -> None:
     assert event.values == {}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.usefixtures("vllm_environment")
-def test_stats_have_the_kv_cache_and_its_prefix_hits(
-    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_DOUBLE_VERSION", version)
+def test_stats_have_the_kv_cache_and_its_prefix_hits(tmp_path: Path) -> None:
     with running(tmp_path, max_model_len=100_000) as host:
         until_stats(host, KVCacheStats(0, 16, 1024, 0, 0))
         for _ in range(2):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_engines import VERSIONS, calls, hugging_face, vllm_engine
+from vllm_engines import calls, hugging_face, vllm_engine
 from vllm_hosts import (
     ABC,
     HANDLES,
@@ -26,7 +26,6 @@ from cog_triton.engines.vllm.host_messages import MetricsRequest
 from cog_triton.errors import EngineIncompatible, Overloaded
 
 
-@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(
     ("given", "opened"),
     [
@@ -39,12 +38,12 @@ from cog_triton.errors import EngineIncompatible, Overloaded
     ],
 )
 def test_what_lies_in_the_engine_directory_has_a_path_without_it(
-    tmp_path: Path, version: str, given: dict[str, str], opened: dict[str, str]
+    tmp_path: Path, given: dict[str, str], opened: dict[str, str]
 ) -> None:
     """vLLM's hash of compiled code has the text of the model's path in it."""
     for name in ("engine/weights", "engine/words", "elsewhere"):
         hugging_face(tmp_path / name)
-    with over_double(tmp_path, version=version, **given) as started:
+    with over_double(tmp_path, **given) as started:
         (call,) = started.calls("open")
         assert token_ids(ask(started.engine, tokens(ABC))) == list(b"abcab")
     expected = {name: text.format(root=tmp_path) for name, text in opened.items()}

@@ -1,4 +1,4 @@
-"""Images under vLLM: which models take them, and the host over the double of each version."""
+"""Images under vLLM: which models take them, and the host over the double of vLLM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from image_files import FORMATS, bomb, image, told
-from vllm_engines import MAX_MODEL_LEN, VERSIONS, VISION, vllm_engine
+from vllm_engines import MAX_MODEL_LEN, VISION, vllm_engine
 from vllm_hosts import (
     HANDLES,
     Inbox,
@@ -26,7 +26,7 @@ from vllm_hosts import (
 from cog_triton.engines import step_items
 from cog_triton.engines.engine_link import EngineLink
 from cog_triton.engines.step_items import PROMPT
-from cog_triton.engines.vllm.argument_types import recorded
+from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.image_decoding import decode_images
 from cog_triton.errors import InvalidArgument, InvalidPredictorConfig, PromptTooLong
@@ -36,12 +36,10 @@ LLAMA = {"architectures": ["LlamaForCausalLM"]}
 PROMPT_IDS = [*b"a\x01b"]
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
-def host(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     values = {"config": VISION, "limit_mm_per_prompt": {"image": 2}}
-    with over_double(tmp_path_factory.mktemp("host"), version=request.param, **values) as started:
+    with over_double(tmp_path_factory.mktemp("host"), **values) as started:
         yield started
 
 
@@ -82,12 +80,11 @@ def test_models_are_known_by_their_architecture(
     assert found is None if placeholder is None else (found or "").startswith(placeholder)
 
 
-def test_the_record_of_each_version_has_models_with_images() -> None:
-    for types in recorded():
-        models = types.record["image_models"]
-        assert len(models) > 80
-        assert models["LlavaForConditionalGeneration"] == "<image>"
-        assert not {"LlamaForCausalLM", "VoxtralForConditionalGeneration"} & models.keys()
+def test_the_record_has_models_with_images() -> None:
+    models = types_of().record["image_models"]
+    assert len(models) > 80
+    assert models["LlavaForConditionalGeneration"] == "<image>"
+    assert not {"LlamaForCausalLM", "VoxtralForConditionalGeneration"} & models.keys()
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -17,7 +17,6 @@ from vllm_hosts import ABC, Running, ask, failure, over_double, token_ids, token
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.vllm import request_import
-from cog_triton.engines.vllm.argument_types import recorded
 from cog_triton.engines.vllm.sampling_arguments import MADE, from_client
 from cog_triton.errors import InvalidArgument
 from cog_triton.text.guide import Guide
@@ -158,15 +157,13 @@ def test_another_python_has_the_plugin_too(tmp_path: Path) -> None:
 
 
 def test_clients_must_not_bring_tokens() -> None:
-    for types in recorded():
-        with pytest.raises(InvalidArgument, match=f"extra_args.{MADE}"):
-            from_client({"extra_args": {MADE: [1]}}, types)
-        assert from_client({"extra_args": {"mine": 1}}, types)
+    with pytest.raises(InvalidArgument, match=f"extra_args.{MADE}"):
+        from_client({"extra_args": {MADE: [1]}})
+    assert from_client({"extra_args": {"mine": 1}})
 
 
 def test_a_vllm_that_has_changed_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOUBLES))
-    monkeypatch.setenv("VLLM_DOUBLE_VERSION", "0.33.0")
     try:
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.request import Request

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_engines import DOUBLES, VERSIONS, calls, vllm_engine
+from vllm_engines import DOUBLES, calls, vllm_engine
 
 from cog_triton.engines.vllm import engine_api, engine_sleep
 from cog_triton.engines.vllm.engine_sleep import EngineSleep, parkable
@@ -21,17 +21,14 @@ from cog_triton.system.host_memory import HostMemory
 Open = Callable[..., Any]
 
 
-@pytest.fixture(params=VERSIONS)
-def opened(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Open]:
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens an engine in this process's event loop."""
     monkeypatch.syspath_prepend(str(DOUBLES))
-    monkeypatch.setenv("VLLM_DOUBLE_VERSION", request.param)
     monkeypatch.setenv("VLLM_DOUBLE_JOURNAL", str(tmp_path / "journal"))
 
     def open_(*, sleeps: bool = True) -> tuple[Any, EngineSleep]:
-        arguments = read_model(vllm_engine(tmp_path / "engine"), request.param).arguments
+        arguments = read_model(vllm_engine(tmp_path / "engine")).arguments
         arguments = parkable(arguments) if sleeps else arguments
         engine = engine_api.open_engine(arguments, lambda _: None)
         return engine, EngineSleep(engine, arguments)

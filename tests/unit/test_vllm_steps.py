@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from raw_clients import RawClient
-from vllm_engines import DOUBLES, EOS, MAX_MODEL_LEN, VERSIONS, double_environment
+from vllm_engines import DOUBLES, EOS, MAX_MODEL_LEN, double_environment
 from vllm_hosts import ABC, PATIENCE_S, Running, running, tokens
 
 from cog_triton.engines.request import EngineRequest
@@ -245,12 +245,9 @@ def test_death_of_the_engine_ends_every_request(tmp_path: Path) -> None:
         assert host.engine._process.wait(PATIENCE_S) != 0
 
 
-@pytest.fixture(params=VERSIONS)
-def double(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[SimpleNamespace]:
-    """The double's classes of each version, in this process."""
-    monkeypatch.setenv("VLLM_DOUBLE_VERSION", request.param)
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The double's classes, in this process."""
     monkeypatch.syspath_prepend(str(DOUBLES))
     of_engine = importlib.import_module("vllm.v1.engine.async_llm")
     of_outputs = importlib.import_module("vllm.v1.engine.output_processor")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from raw_clients import RawClient
 from started_engines import StartedEngine
-from vllm_engines import VERSIONS, calls, double_environment, vllm_engine
+from vllm_engines import calls, double_environment, vllm_engine
 
 from cog_triton.engines.engine_client import EngineClient
 from cog_triton.engines.engine_link import EngineLink
@@ -76,11 +76,9 @@ def running(
 
 
 @contextmanager
-def over_double(
-    directory: Path, *, version: str = VERSIONS[-1], delay: str = "", **arguments: Any
-) -> Iterator[Running]:
-    """A host over the double of a version, whose steps take `delay` seconds."""
-    values = {"VLLM_DOUBLE_VERSION": version} | ({"VLLM_DOUBLE_DELAY": delay} if delay else {})
+def over_double(directory: Path, *, delay: str = "", **arguments: Any) -> Iterator[Running]:
+    """A host over the double, whose steps take `delay` seconds."""
+    values = {"VLLM_DOUBLE_DELAY": delay} if delay else {}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in double_environment(directory / "journal", **values).items():
             patch.setenv(name, value)

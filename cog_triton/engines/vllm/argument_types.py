@@ -1,6 +1,6 @@
-"""Names and types of vLLM's arguments, one record a minor version.
+"""Names and types of vLLM's arguments.
 
-``argument_types_*.json`` are written from vLLM's source by ``scripts/record_vllm.py``.
+``scripts/record_vllm.py`` writes ``argument_types_*.json``, the one record, from vLLM's source.
 """
 
 from __future__ import annotations
@@ -59,34 +59,21 @@ class ArgumentTypes:
 
 
 @cache
-def recorded() -> tuple[ArgumentTypes, ...]:
-    """The recorded versions, newest first."""
-    records = [
-        json.loads(path.read_text("utf-8"))
-        for path in Path(__file__).parent.glob("argument_types_*.json")
-    ]
-    found = [ArgumentTypes(record["source"]["version"], record) for record in records]
-    return tuple(sorted(found, key=lambda types: _numbers(types.version), reverse=True))
+def _record() -> Mapping[str, Any]:
+    (path,) = Path(__file__).parent.glob("argument_types_*.json")
+    return json.loads(path.read_text("utf-8"))  # type: ignore[no-any-return]
 
 
-def types_of(version: str | None) -> ArgumentTypes:
-    """Argument types of one version: the newest record stands in for those that have none."""
-    newest = recorded()[0]
-    if version is None:
-        return newest
-    for types in recorded():
-        if minor_version(types.version) == minor_version(version):
-            return ArgumentTypes(version, types.record)
-    return ArgumentTypes(version, newest.record, exact=False)
+def types_of(version: str | None = None) -> ArgumentTypes:
+    """Argument types of a version, by default the recorded one, which stands in for all others."""
+    recorded = _record()["source"]["version"]
+    exact = version is None or minor_version(version) == minor_version(recorded)
+    return ArgumentTypes(version or recorded, _record(), exact)
 
 
 def minor_version(version: str) -> str:
     """``0.33`` for ``0.33.1+cu130``."""
-    return ".".join(map(str, _numbers(version)[:2]))
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
+    return ".".join(re.findall(r"\d+", version.partition("+")[0])[:2])
 
 
 def convert(value: Any, kinds: Kinds) -> Any:

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cog_triton.engines import hugging_face
-from cog_triton.engines.vllm.argument_types import (
-    ArgumentTypes,
-    convert,
-    recorded,
-    types_of,
-)
-from cog_triton.errors import (
-    CogTritonError,
-    EngineCorrupt,
-    InvalidPredictorConfig,
-    UnexpectedEngineArg,
-    nearest,
-)
+from cog_triton.engines.vllm.argument_types import ArgumentTypes, convert, types_of
+from cog_triton.errors import EngineCorrupt, InvalidPredictorConfig, UnexpectedEngineArg, nearest
 
 MODEL_FILE = "model.json"
 LORA_FILE = "multi_lora.json"
@@ -63,26 +52,14 @@ def checked_arguments(
 ) -> dict[str, Any]:
     """Engine arguments, each of the type that vLLM wants; `path` names where they are `given`.
 
-    `version` is vLLM's; if it is not known, any recorded one may have an argument. Raises E1201
-    for a name that vLLM does not have, saying what to use instead, E1202 for a value of the wrong
-    type.
+    `version` is vLLM's, by default the recorded one. Raises E1201 for a name that vLLM does not
+    have, saying what to use instead, E1202 for a value of the wrong type.
     """
-    versions = recorded() if version is None else (types_of(version),)
-    return {name: _checked(path, name, value, versions) for name, value in given.items()}
+    types = types_of(version)
+    return {name: _checked(types, path, name, value) for name, value in given.items()}
 
 
-def _checked(path: Path, name: str, value: Any, versions: Sequence[ArgumentTypes]) -> Any:
-    """The argument as the first of `versions` takes it, else the first one's error."""
-    errors: list[CogTritonError] = []
-    for types in versions:
-        try:
-            return _checked_by(types, path, name, value)
-        except CogTritonError as error:
-            errors.append(error)
-    raise errors[0]
-
-
-def _checked_by(types: ArgumentTypes, path: Path, name: str, value: Any) -> Any:
+def _checked(types: ArgumentTypes, path: Path, name: str, value: Any) -> Any:
     known = types.engine_args
     if name in known:
         try:

@@ -20,7 +20,7 @@ from cog_triton.text import client_json
 LORA_NAME = "lora_name"
 MADE = "cog_triton_made"
 """Key of ``extra_args`` with the tokens of `EngineRequest.made`, which clients must not set."""
-NEWEST = types_of(None)
+RECORDED = types_of()
 _KINDS = {"json_schema": "json", "native_tag": "structural_tag"}
 # Fields that clients must not set.
 _INTERNAL = ("output_kind", "skip_clone", "output_text_buffer_length")
@@ -58,12 +58,12 @@ def from_engine_request(request: EngineRequest) -> dict[str, Any]:
     return values
 
 
-def names(types: ArgumentTypes = NEWEST) -> list[str]:
+def names(types: ArgumentTypes = RECORDED) -> list[str]:
     """Names of the sampling parameters that clients may set."""
     return [LORA_NAME, *(name for name in types.sampling_params if name not in _INTERNAL)]
 
 
-def from_client(parameters: Mapping[str, Any], types: ArgumentTypes = NEWEST) -> dict[str, Any]:
+def from_client(parameters: Mapping[str, Any], types: ArgumentTypes = RECORDED) -> dict[str, Any]:
     """Check and convert a client's sampling_parameters to vLLM's types; raises E1005.
 
     Values may be text, as vllm_backend's sample client sends them. ``lora_name`` stays in.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,38 @@ def test_the_leader_names_all_hosts_and_waits_for_them(
     assert arguments == "serve /models/engine --host 0.0.0.0"
     asked = (tmp_path / "ssh-arguments").read_text().splitlines()
     assert [line.split()[-2:] for line in asked] == [[h, "true"] for h in hosts.split(",")[1:]]
+
+
+def test_a_worker_of_vllm_ends_with_the_leaders_engine(tmp_path: Path) -> None:
+    program(tmp_path, "python3", '#!/bin/sh\necho "$@" >arguments\nexec sleep 600\n')
+    (tmp_path / "model.json").write_text("{}")
+    with socket.create_server(("127.0.0.1", 0)) as leader:
+        port = {"master_port": leader.getsockname()[1]}
+        manifest = rendered(example("several-nodes-vllm", model__vllm=port))
+        spec = manifest["LeaderWorkerSet", "cog-triton"]["spec"]["leaderWorkerTemplate"]
+        *bash, script = spec["workerTemplate"]["spec"]["containers"][0]["args"]
+        with subprocess.Popen(
+            [*bash, script.replace("/opt/cog-triton/work", str(tmp_path))],
+            cwd=tmp_path,
+            env={
+                "COG_WEIGHTS": str(tmp_path),
+                "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+                "LWS_LEADER_ADDRESS": "127.0.0.1",
+                "LWS_WORKER_INDEX": "1",
+            },
+            start_new_session=True,
+        ) as worker:
+            try:
+                leader.settimeout(60)
+                engine, _ = leader.accept()
+                assert worker.poll() is None
+                engine.close()
+                assert worker.wait(60) == 0
+            finally:
+                os.killpg(worker.pid, signal.SIGKILL)
+    arguments = (tmp_path / "arguments").read_text()
+    assert "serve --headless" in arguments
+    assert arguments.endswith("--node-rank 1 --master-addr 127.0.0.1\n")
 
 
 def test_the_endpoint_picker_reads_our_metrics() -> None:

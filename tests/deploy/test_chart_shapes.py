@@ -211,7 +211,7 @@ def test_several_nodes() -> None:
 def test_several_nodes_of_vllm(tmp_path: Path) -> None:
     manifests = rendered(example("several-nodes-vllm"))
     spec = manifests["LeaderWorkerSet", "cog-triton"]["spec"]["leaderWorkerTemplate"]
-    assert (spec["size"], spec["restartPolicy"]) == (2, "RecreateGroupOnPodRestart")
+    assert (spec["size"], spec["restartPolicy"]) == (2, "None")
     leader, worker = container(manifests), spec["workerTemplate"]["spec"]["containers"][0]
     assert leader["args"] == ["cog-triton", "serve", "--host", "0.0.0.0"]
     *_, script = worker["args"]

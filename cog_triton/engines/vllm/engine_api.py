@@ -1,4 +1,4 @@
-"""vLLM API: every call into vLLM, by the recorded versions.
+"""vLLM API: every call into vLLM, by its recorded interface.
 
 What else imports it is its plugin, `request_import`, and `core_process`. Imports are late, as
 serving processes and Triton's stubs run without vLLM.

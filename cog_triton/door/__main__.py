@@ -49,26 +49,22 @@ def main(arguments: Sequence[str]) -> int:
         descriptors = raise_open_files()
         names = _TRITON if options.beside_triton else _public_names(settings, options.cog_only)
         sockets = {name: bind(name, *settings.public_ports[name], BACKLOG) for name in names}
-        behind: Callable[[], Upstream] | Mapping[str, int] = partial(
-            start_chain, settings, names, for_cog
-        )
+        start = partial(start_chain, settings, names, for_cog)
         watches = not options.beside_triton and not options.watched
         door = FrontDoor(settings, descriptors, watches=watches)
     except CogTritonError as error:
         logging.getLogger(__name__).error("%s", error)
         return 1
     if options.beside_triton:
-        behind = dict(zip(_TRITON, options.beside_triton, strict=True))
-    return uvloop.run(_serve(door, sockets, behind))
+        start = partial(Upstream, dict(zip(_TRITON, options.beside_triton, strict=True)))
+    return uvloop.run(_serve(door, sockets, start))
 
 
 async def _serve(
-    door: FrontDoor,
-    sockets: Mapping[str, socket.socket],
-    behind: Callable[[], Upstream] | Mapping[str, int],
+    door: FrontDoor, sockets: Mapping[str, socket.socket], start: Callable[[], Upstream]
 ) -> int:
     tune_for_serving()
-    return await door.serve(sockets, behind)
+    return await door.serve(sockets, start)
 
 
 def _public_names(settings: Settings, cog_only: bool) -> Sequence[str]:

@@ -3,7 +3,7 @@
 It stops gracefully, in one way for SIGTERM, SIGINT and POST /shutdown: the first request to stop
 drains every API. What arrives from then on gets 503 (E2105), connections that ask for nothing are
 closed, and what runs may end within DRAIN_TIMEOUT, whatever happens to the engine meanwhile. Then
-the chains behind the door are stopped. A second signal stops at once.
+the chain behind the door is stopped. A second signal stops at once.
 """
 
 from __future__ import annotations
@@ -112,20 +112,18 @@ class FrontDoor:
     async def serve(
         self,
         sockets: Mapping[str, socket.socket],
-        behind: Callable[[], Upstream] | Mapping[str, int],
+        start: Callable[[], Upstream],
     ) -> int:
-        """Serve until the chain that `behind` starts has ended; its exit code, 0 after a stop.
+        """Serve until the chain that `start` starts has ended; its exit code, 0 after a stop.
 
-        Before a Triton that is there already, on these ports, until SIGTERM. SIGTERM and SIGINT
-        drain what is behind; a second one kills it.
+        An upstream without a chain is served until SIGTERM. SIGTERM and SIGINT drain what is
+        behind; a second one kills it.
         """
         loop = asyncio.get_running_loop()
         coalescing = ReadCoalescing(loop)
-        if isinstance(behind, Mapping):
-            upstream = Upstream("triton", behind)
-        else:
+        if "PORT" in sockets:
             self._webhooks.start()
-            upstream = behind()
+        upstream = start()
         stop = GracefulStop(upstream, self._connections, self._settings.drain_timeout)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.on_signal)

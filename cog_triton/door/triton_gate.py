@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from weakref import WeakKeyDictionary
 
 from cog_triton import errors
 from cog_triton.door.gate import PrivateGate, status_of, triton_refusal
@@ -24,7 +23,6 @@ from cog_triton.door.triton_bodies import (
     rewritten_index,
     rewritten_inference,
 )
-from cog_triton.door.upstream import Upstream
 from cog_triton.door.upstream_connections import ask
 from cog_triton.engines.generate_stream import PRIVATE_MODELS
 from cog_triton.system.log_format import log_refusal
@@ -56,32 +54,31 @@ _MALFORMED = (ValueError, LookupError, TypeError, AttributeError)
 
 
 class ServedModels:
-    """Tensors of the models of each upstream: asked for once a model, whose config never changes.
+    """Tensors of the models: asked for once a model, whose config never changes.
 
     Only what Triton serves is kept, so that clients cannot fill it.
     """
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Upstream, dict[str, ModelTensors]] = WeakKeyDictionary()
+        self._known: dict[str, ModelTensors] = {}
 
-    async def tensors(self, upstream: Upstream, port: int, model: str) -> ModelTensors | Answer:
+    async def tensors(self, port: int, model: str) -> ModelTensors | Answer:
         """Tensors of the model at the path `model`, or Triton's own answer if it serves none.
 
         Raises:
             TritonUnavailable: Triton does not answer.
         """
-        known = self._known.setdefault(upstream, {})
-        if model not in known:
+        if model not in self._known:
             try:
                 asked = ask(port, b"GET", f"{model}/config".encode())
                 status, body = await asyncio.wait_for(asked, _TIMEOUT_S)
                 if status != 200:
                     return Answer(status, body)
-                known[model] = _tensors(body)
+                self._known[model] = _tensors(body)
             except (TimeoutError, OSError, *_MALFORMED) as error:
                 rule = "the server behind this port does not answer; try again"
                 raise errors.TritonUnavailable(rule) from error
-        return known[model]
+        return self._known[model]
 
 
 def _tensors(config: bytes) -> ModelTensors:
@@ -135,7 +132,7 @@ class TritonGate(PrivateGate):
     async def _called(self, request: Request, model: str, *, infers: bool) -> Forward | Answer:
         """A call of the model at that path, with what of its body is allowed."""
         serving = self.route.upstream
-        tensors = await self.models.tensors(serving, serving.ports[self.route.port], model)
+        tensors = await self.models.tensors(serving.ports[self.route.port], model)
         if isinstance(tensors, Answer):
             return coded_failure(tensors.status, tensors.body) or tensors
         body = (await self._inflated(request)).body

@@ -70,12 +70,10 @@ class Upstream:
 
     def __init__(
         self,
-        name: str,
         ports: Mapping[str, int],
         chain: Chain | None = None,
         start_timeout: float = 0.0,
     ) -> None:
-        self.name = name
         self.ports = ports
         self.chain = chain
         self.connections = UpstreamConnections({ports[port] for port in _WARM if port in ports})
@@ -133,7 +131,7 @@ class Upstream:
         try:
             request_drain(file, seconds)
         except OSError as error:  # SIGTERM, which follows, drains too, but for webhooks
-            _LOG.warning("%s cannot be made, so %s is stopped: %s", file, self.name, error)
+            _LOG.warning("%s cannot be made, so Cog is stopped: %s", file, error)
             return
         await self._until(lambda: not file.exists(), time.monotonic() + seconds + _WORKER_S)
 
@@ -219,7 +217,7 @@ def start_chain(settings: Settings, names: Sequence[str], for_cog: Sequence[str]
         reserved.close()
         raise
     chain = Chain(process, reserved, drain_file, triton_use)
-    return Upstream("engine", reserved.numbers, chain, settings.triton_start_timeout)
+    return Upstream(reserved.numbers, chain, settings.triton_start_timeout)
 
 
 def cog_environment(settings: Settings, private: Mapping[str, int]) -> dict[str, str]:

@@ -172,11 +172,10 @@ class WebhookRelay:
         """Predictions with webhooks that are still to be delivered."""
         return sum(each.pending for each in self._deliveries.values())
 
-    async def drained(self, more: Callable[[], bool]) -> bool:
-        """Wait, as long as `more` says so, until nothing is pending; whether that is so."""
+    async def drained(self, more: Callable[[], bool]) -> None:
+        """Wait, as long as `more` says so, until nothing is pending."""
         while (self._connections.busy or self.pending) and more():
             await asyncio.sleep(_POLL_S)
-        return not self.pending
 
     async def close(self) -> None:
         """Listen no more; what is pending is given up, with a line in the log."""

@@ -76,7 +76,7 @@ def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
 
 def route_to(port: int = 1, name: str = "PORT", **health: Any) -> Route:
     """Way to an upstream whose every port is `port`; `health` is what its Cog has said."""
-    upstream = Upstream("engine", {name: port})
+    upstream = Upstream({name: port})
     if health:
         upstream.state.listens = True
         upstream.state._take(health)
@@ -147,7 +147,7 @@ def revised(found: Forward, status: int, body: bytes) -> Answer | None:
 class OneModel(ServedModels):
     """Models with the tensors of `TENSORS`, whatever they are called."""
 
-    async def tensors(self, upstream: Upstream, port: int, model: str) -> ModelTensors:
+    async def tensors(self, port: int, model: str) -> ModelTensors:
         return TENSORS
 
 

@@ -21,7 +21,7 @@ REQUEST = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 @on_loop
 async def test_a_refusal_is_the_gates_own() -> None:
-    route = Route(Upstream("one", {"OPENAI_PORT": 1}), "OPENAI_PORT")
+    route = Route(Upstream({"OPENAI_PORT": 1}), "OPENAI_PORT")
     access = Access(None, loopback=False)
     gate = OpenAIGate(route, access, Limits(), LargeBodies(), metrics_public=False)
     async with opened(gate) as door:

@@ -181,7 +181,7 @@ class NoPorts:
 
 def upstream_of(reaper: Any) -> Upstream:
     ports: Any = NoPorts()
-    return Upstream("engine", {}, Chain(reaper, ports, None))
+    return Upstream({}, Chain(reaper, ports, None))
 
 
 def test_what_runs_is_waited_for_and_a_second_signal_ends_it() -> None:

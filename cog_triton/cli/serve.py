@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from cog_triton.cli.engine_choice import prepared, say
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.ports import OPENAI_PORT
 from cog_triton.system.terminal import coded_errors
-
-if TYPE_CHECKING:
-    pass
 
 _MOCK_PANEL = "The mock engine"
 

@@ -58,23 +58,6 @@ def ready_message(settings: Settings, host: str, port: int, seconds: float) -> s
     )
 
 
-def engine_environment(settings: Settings) -> dict[str, str]:
-    """What of the environment says which engine is served; blank unsets what another one had."""
-    weights = settings.cog_weights or ""
-    python = settings.cog_triton_vllm_python
-    return {
-        "ENGINE_DIR": str(settings.engine_dir.resolve()),
-        "COG_WEIGHTS": weights if "://" in weights or not weights else str(Path(weights).resolve()),
-        "COG_TRITON_ENGINE": settings.cog_triton_engine or "",
-        # Not resolved: an environment's Python is a link.
-        "COG_TRITON_VLLM_PYTHON": str(python.absolute()) if python else "",
-        "SERVED_MODEL_NAME": settings.served_model_name or "",
-        **{name.upper(): "" for name in type(settings).model_fields if name.startswith("mock_")},
-        **{f"MOCK_{name.upper()}": str(v) for name, v in settings.mock_options.items()},
-        "MOCK_ANSWERS": str(settings.mock_answers.resolve()) if settings.mock_answers else "",
-    }
-
-
 def cog_environment(
     settings: Settings,
     host: str,
@@ -88,6 +71,7 @@ def cog_environment(
     Paths are absolute, since Cog runs in the directory of its project. `verbose` leaves Cog's own
     log on.
     """
+    weights = settings.cog_weights or ""
     environment = {
         **os.environ,
         # coglet starts its worker as `python` of PATH, not as this interpreter.
@@ -104,7 +88,11 @@ def cog_environment(
         "TRITON_METRICS_PORT": str(settings.triton_metrics_port),
         **_paths(settings),
         "COG_TRITON_WORK_DIR": str(settings.work_dir.resolve()),
-        **engine_environment(settings),
+        "ENGINE_DIR": str(settings.engine_dir.resolve()),
+        "COG_WEIGHTS": weights if "://" in weights or not weights else str(Path(weights).resolve()),
+        "COG_TRITON_ENGINE": settings.cog_triton_engine or "",
+        "SERVED_MODEL_NAME": settings.served_model_name or "",
+        **{f"MOCK_{name.upper()}": str(v) for name, v in settings.mock_options.items()},
     }
     if settings.world_size:
         environment["WORLD_SIZE"] = str(settings.world_size)

@@ -43,9 +43,7 @@ _ADVICE = (
     "start containers with --gpus=all (NVIDIA_DRIVER_CAPABILITIES=compute,utility), set"
     f" {VISIBLE_GPUS}= (empty) to serve on the CPU, or update NVIDIA's driver"
 )
-_MIB = 1 << 20
 _TIMEOUT_S = 30
-_DEVICE = re.compile(r"/dev/nvidia\d+")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ _NAMES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
-_PSS = re.compile(r"^Pss:\s+(\d+) kB$", re.MULTILINE)
 _OOM_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _OOM_FILES = {2: "memory.events", 1: "memory.oom_control"}
 _KIB = 1024

@@ -149,7 +149,6 @@ def test_settings_are_passed_on_as_variables() -> None:
         }.items()
     )
     assert load_settings(mock_join=found["MOCK_JOIN"]).mock_join is False
-    assert environment()["COG_TRITON_VLLM_PYTHON"] == ""
 
 
 def test_paths_are_absolute_since_cog_runs_in_its_projects_directory(

@@ -373,7 +373,7 @@ def test_trust_is_by_the_record_of_a_build_or_by_a_pin(
     away = settings(tmp_path)
     assert sealed_engine.options(away, engine, None) == {}
     assert sealed_engine.options(settings(tmp_path, SEAL_SHA256=f"sha256:{digest}"), engine, None)
-    both = settings(tmp_path, SEAL_SHA256=f"{'1' * 64}, {digest}")  # as for a roll, or a swap
+    both = settings(tmp_path, SEAL_SHA256=f"{'1' * 64}, {digest}")  # while one replaces the other
     assert sealed_engine.options(both, engine, None) == own
     other = settings(tmp_path, SEAL_SHA256="1" * 64)
     assert sealed_engine.options(other, engine, f"oci://r.lan/e@sha256:{'1' * 64}") == own

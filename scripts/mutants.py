@@ -75,7 +75,7 @@ MODULES: Modules = {
         admission       /serving/admission          admission,generate
         step_items      /engines/step_items         step_items,engine_messages,step_sender
         reaper          /system/reaper              reaper_kills,reaper
-        settings        /settings/*                 settings,work_dir,door_upstreams,cog_process
+        settings        /settings/*             settings,removed,work_dir,door_upstreams,cog_process
         """.strip().splitlines(),
     )
 }

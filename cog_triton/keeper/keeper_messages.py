@@ -1,4 +1,4 @@
-"""Messages of the engine keeper: with stubs, engine processes, the supervisor and the front door.
+"""Messages of the engine keeper: with stubs, engine processes and the supervisor.
 
 The first message of a connection says who connects: an `Attach`, a `LeaseRequest`, a `Locate` or a
 `Watch`.

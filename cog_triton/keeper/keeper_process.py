@@ -65,7 +65,7 @@ class EngineKeeper:
         self._pool = EnginePool(self._start_engine, self._tell, spare=spare)
         self._parks = spare
         self._gpus = gpus
-        self._watchers: set[Stream] = set()
+        self._supervisor: Stream | None = None
         self._leases: dict[tuple[int, int], KeptEngine] = {}
         self._leased = asyncio.Condition()
 
@@ -85,9 +85,9 @@ class EngineKeeper:
         return KeptEngine(number, spec, self._name, self._directory, gpus)
 
     def _tell(self, event: EngineEvent) -> None:
-        for watcher in self._watchers:
-            watcher.send(event)
-            watcher.send(self._pool.kept())
+        if self._supervisor is not None:
+            self._supervisor.send(event)
+            self._supervisor.send(self._pool.kept())
 
     async def _serve_peer(self, stream: Stream) -> None:
         message = await stream.receive()
@@ -100,7 +100,7 @@ class EngineKeeper:
         elif isinstance(message, Locate):
             await self._locate(message, stream)
         elif isinstance(message, Watch):
-            await self._serve_watcher(message, stream)
+            await self._serve_supervisor(message, stream)
 
     async def _serve_lease(self, request: LeaseRequest, stream: Stream) -> None:
         """Lease engines to one stub, one after the other, until it says `Release` or hangs up."""
@@ -172,8 +172,8 @@ class EngineKeeper:
         address = self._leases[place].address if is_leased() else None
         stream.send(Leased(address))
 
-    async def _serve_watcher(self, watch: Watch, stream: Stream) -> None:
-        self._watchers.add(stream)
+    async def _serve_supervisor(self, watch: Watch, stream: Stream) -> None:
+        self._supervisor = stream
         if watch.ahead is not None:
             await self._pool.begin_ahead(self._asked(watch.ahead))
         beating = asyncio.ensure_future(self._beat(stream))
@@ -184,7 +184,7 @@ class EngineKeeper:
                     self._pool.kill_leased(message.reason, message.replica)
         finally:
             beating.cancel()
-            self._watchers.discard(stream)
+            self._supervisor = None
 
     async def _beat(self, stream: Stream) -> None:
         """Tell again and again what is known, as a sign of life."""

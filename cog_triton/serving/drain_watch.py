@@ -43,15 +43,15 @@ def start(port: int, file: Path | None, drain: Callable[[float | None], None]) -
     threading.Thread(target=watch, name="drain-watch", daemon=True).start()
 
 
-def request_drain(file: Path, seconds: float | None = None) -> None:
-    """Make `file`, with the limit for running requests; DRAIN_TIMEOUT without one.
+def request_drain(file: Path, seconds: float) -> None:
+    """Make `file`, with the limit for running requests.
 
     Raises OSError where it cannot be made, as on a disk without space.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_name(f"{file.name}.new")
     try:
-        fresh.write_text("" if seconds is None else f"{seconds:.3f}", "utf-8")
+        fresh.write_text(f"{seconds:.3f}", "utf-8")
         fresh.replace(file)  # whole, for it is read as soon as it is there
     except OSError:
         fresh.unlink(missing_ok=True)

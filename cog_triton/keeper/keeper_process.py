@@ -184,7 +184,8 @@ class EngineKeeper:
                     self._pool.kill_leased(message.reason, message.replica)
         finally:
             beating.cancel()
-            self._supervisor = None
+            if self._supervisor is stream:
+                self._supervisor = None
 
     async def _beat(self, stream: Stream) -> None:
         """Tell again and again what is known, as a sign of life."""

@@ -49,7 +49,7 @@ class RegistryDouble:
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
         self.manifests: dict[str, bytes] = {}
-        self.uploads: dict[str, bytearray] = {}
+        self.uploads: set[str] = set()
         self.numbers = itertools.count()
         self.seen: list[Seen] = []
         self.plan: Plan = lambda _: None
@@ -96,21 +96,17 @@ class _Handler(BaseHTTPRequestHandler):
         wanted = length if fault.cut_after is None or not length else fault.cut_after
         body = self.rfile.read(wanted)
         url = urlsplit(self.path)
-        upload = re.fullmatch(r".*/blobs/uploads/(\w+)", url.path)
-        if upload and self.command == "PATCH" and fault.status is None:
-            with registry.lock:
-                registry.uploads[upload[1]] += body
         if wanted < length:
             self.close_connection = True
             self.connection.close()
         elif fault.status is not None:
             self._send(fault.status, fault.body or b"", fault.headers)
-        elif self.command in ("GET", "HEAD") and not upload:
+        elif self.command in ("GET", "HEAD"):
             self._send_content(url.path, fault)
         else:
-            self._change(url.path, parse_qs(url.query), upload[1] if upload else None, body)
+            self._change(url.path, parse_qs(url.query), body)
 
-    do_GET = do_HEAD = do_POST = do_PATCH = do_PUT = handle_any  # noqa: N815
+    do_GET = do_HEAD = do_POST = do_PUT = handle_any  # noqa: N815
 
     def _send_content(self, path: str, fault: Fault) -> None:
         name = path.rpartition("/")[2]
@@ -128,30 +124,23 @@ class _Handler(BaseHTTPRequestHandler):
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
         self._send(206, data[start:stop], headers, fault.cut_after)
 
-    def _change(
-        self, path: str, query: dict[str, list[str]], upload: str | None, body: bytes
-    ) -> None:
-        registry = self.registry
+    def _change(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
+        registry, name = self.registry, path.rpartition("/")[2]
         if self.command == "POST":
             name = f"u{next(registry.numbers)}"
-            registry.uploads[name] = bytearray()
+            registry.uploads.add(name)
             self._send(202, b"", {"Location": f"{path}{name}?state=1"})
-        elif upload is None:
-            name = path.rpartition("/")[2]
+        elif "/manifests/" in path:
             registry.manifests[name] = registry.manifests[digest_of(body)] = body
             self._send(201, b"")
-        elif upload not in registry.uploads:
+        elif name not in registry.uploads:
             self._send(404, b"")
-        elif self.command == "PUT":
-            data = bytes(registry.uploads.pop(upload)) + body
-            good = query["digest"] == [digest_of(data)]
-            if good:
-                registry.blobs[digest_of(data)] = data
-            self._send(201 if good else 400, b"")
         else:
-            end = max(len(registry.uploads[upload]) - 1, 0)
-            status = 202 if self.command == "PATCH" else 204
-            self._send(status, b"", {"Location": self.path, "Range": f"0-{end}"})
+            registry.uploads.remove(name)
+            good = query["digest"] == [digest_of(body)]
+            if good:
+                registry.blobs[digest_of(body)] = body
+            self._send(201 if good else 400, b"")
 
     def _send(
         self,

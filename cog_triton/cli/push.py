@@ -54,10 +54,10 @@ def push(
     """Push ENGINE to an OCI registry; cog-triton serve oci://REF serves it from there.
 
     Each file is a layer, so what the registry has already is not sent again, be it of another
-    engine, and an interrupted push goes on with the files that lack. Every file is compared
-    with the engine's manifest before. What is printed last is the reference with its digest,
-    which always names these bytes. Kubernetes' image volumes and docker run --mount type=image
-    mount it, too.
+    engine. After an interrupted push, the next one sends the files that the registry lacks. Every
+    file is compared with the engine's manifest before. What is printed last is the reference with
+    its digest, which always names these bytes. Kubernetes' image volumes and docker run --mount
+    type=image mount it, too.
 
     Log in with docker login or podman login, whose credentials and helpers are used.
 
@@ -96,7 +96,7 @@ def push(
                     plain_http=(named.host,) if plain_http else settings.plain_http_registries,
                 )
         except BuildCancelled:
-            say("Stopped; what was sent stays, and the next push goes on from there")
+            say("Stopped; the next push sends the files that the registry lacks")
             raise typer.Exit(130) from None
         say(f"[push] sent {size_text(pushed.sent)} of {size_text(pushed.total)}")
         out.print(str(pushed.reference), markup=False)

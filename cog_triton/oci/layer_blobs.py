@@ -33,9 +33,9 @@ class Span:
     offset: int
     size: int
 
-    def read(self, start: int) -> Iterator[bytes]:
-        """The bytes from `start` of the span on; raises E1306 where the file has got shorter."""
-        at = self.offset + start
+    def read(self) -> Iterator[bytes]:
+        """The span's bytes; raises E1306 where the file has got shorter."""
+        at = self.offset
         end = self.offset + self.size
         with self.path.open("rb", buffering=0) as file:
             file.seek(at)
@@ -66,15 +66,10 @@ class LayerBlob:
         self.size = sum(map(_size, self._parts))
         """Bytes of the blob."""
 
-    def read(self, start: int = 0) -> Iterator[bytes]:
-        """The blob's bytes from `start` on, in chunks."""
-        at = 0
+    def read(self) -> Iterator[bytes]:
+        """The blob's bytes, in chunks."""
         for part in self._parts:
-            size = _size(part)
-            skipped = max(start - at, 0)
-            if skipped < size:
-                yield from part.read(skipped) if isinstance(part, Span) else [part[skipped:]]
-            at += size
+            yield from [part] if isinstance(part, bytes) else part.read()
 
     def describe(self, progress: Callable[[int], None]) -> LayerFiles:
         """Digests of the blob and of each file, all of which is read once."""
@@ -86,7 +81,7 @@ class LayerBlob:
                 blob.update(part)
                 continue
             content = hashlib.sha256()
-            for chunk in part.read(0):
+            for chunk in part.read():
                 blob.update(chunk)
                 content.update(chunk)
                 progress(len(chunk))

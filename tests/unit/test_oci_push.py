@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
@@ -15,8 +17,9 @@ from sample_engines import V1, directory, original_tar, pack, with_manifest
 
 from cog_triton.artifact import engine_manifest
 from cog_triton.download.retry import RetryPolicy
+from cog_triton.download.transfer_progress import size_text
 from cog_triton.errors import BuildCancelled, EngineCorrupt, InvalidArgument, PushFailed
-from cog_triton.oci import engine_push, layer_blobs
+from cog_triton.oci import layer_blobs
 from cog_triton.oci.engine_pull import Puller
 from cog_triton.oci.engine_push import Pushed, as_cog_weight, push
 from cog_triton.oci.reference import Reference
@@ -141,54 +144,44 @@ def test_over_the_most_layers_small_files_share_one(
     assert pulled(pushed.reference, tmp_path / "work") == contents(engine)
 
 
-def test_an_upload_goes_on_where_it_was_cut(
-    double: RegistryDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_push, "CHUNK", 64 << 10)
-    engine = directory(tmp_path / "engine", V1, 0)
-    (engine / "rank0.engine").write_bytes(bytes(range(256)) * 4096)
-    with_manifest(engine)
-    patches = 0
-
-    def plan(seen: Seen) -> Fault | None:
-        nonlocal patches
-        if seen.method != "PATCH":
-            return None
-        patches += 1
-        return Fault(cut_after=1000) if patches in (2, 5, 6) else None
-
-    double.plan = plan
-    pushed = send(double.address, "me/llm:v1", engine)
-    assert pulled(pushed.reference, tmp_path / "work") == contents(engine)
-    assert patches == 16 + 3  # three began in the middle of a chunk
-    assert len(double.asked("GET .*/uploads/")) == 3
-
-
 @pytest.mark.parametrize(
     "faults",
     [
+        [Fault(cut_after=1 << 20), Fault(cut_after=0)],
         [Fault(503), Fault(429, {"Retry-After": "0"})],
-        [Fault(413, {}, b"")],
-        [Fault(416, {}, b"")],
-        [Fault(cut_after=0)],
+        [Fault(404)],
+        [Fault(401, {"WWW-Authenticate": 'Basic realm="it"'})],
     ],
-    ids=["busy", "chunk", "range", "cut"],
+    ids=["cut", "busy", "gone", "login"],
 )
-def test_failed_chunks_are_sent_again(
-    faults: list[Fault],
-    double: RegistryDouble,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_blob_that_failed_is_sent_again_and_no_other(
+    faults: list[Fault], double: RegistryDouble, tmp_path: Path, home: Path
 ) -> None:
-    monkeypatch.setattr(engine_push, "CHUNK", 64 << 10)
-    monkeypatch.setattr(engine_push, "LEAST_CHUNK", 1 << 10)
+    (home / ".docker").mkdir(parents=True)
+    login = {"auths": {double.address: {"auth": base64.b64encode(b"me:secret").decode()}}}
+    (home / ".docker/config.json").write_text(json.dumps(login))
     engine = directory(tmp_path / "engine", V1, 0)
-    (engine / "rank0.engine").write_bytes(bytes(range(256)) * 1024)
+    weights = engine / "rank0.engine"
+    weights.write_bytes(bytes(range(256)) * (4 << 12))
     with_manifest(engine)
+    span = layer_blobs.Span(weights, 0, weights.stat().st_size)
+    failed = layer_blobs.LayerBlob({weights.name: span}).describe(lambda _: None).digest
+    sent: list[str] = []
     left = list(faults)
-    double.plan = lambda seen: left.pop() if seen.method == "PATCH" and left else None
-    pushed = send(double.address, "me/llm:v1", engine)
-    assert left == []
+
+    def plan(seen: Seen) -> Fault | None:
+        if seen.method != "PUT" or "/uploads/" not in seen.path:
+            return None
+        (digest,) = parse_qs(urlsplit(seen.path).query)["digest"]
+        sent.append(digest)
+        return left.pop(0) if digest == failed and left else None
+
+    double.plan = plan
+    lines: list[str] = []
+    pushed = send(double.address, "me/llm:v1", engine, lines)
+    assert pushed.sent == pushed.total
+    assert any(f" {size_text(pushed.total)} in " in line for line in lines)
+    assert sorted(sent) == sorted([*double.blobs, *[failed] * len(faults)])
     assert pulled(pushed.reference, tmp_path / "work") == contents(engine)
 
 

@@ -21,7 +21,8 @@ litellm.telemetry = False
 
 
 def joined(pieces: object) -> str:
-    return "".join(piece.choices[0].delta.content or "" for piece in pieces)
+    """The text; the last piece of a stream has the usage and, as OpenAI's, no choice."""
+    return "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
 
 
 @check

@@ -1,16 +1,14 @@
 """A running ``cog-triton serve``, reached as its users reach it."""
 
-import copy
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self
 
 import httpx
@@ -93,21 +91,11 @@ class Stack:
 
     def __init__(self, work_dir: Path, engine: str | None, **environment: str) -> None:
         self.work_dir = work_dir
+        self.port, self.http, self.grpc, self.metrics, self.openai = free_ports(5)
         self.environment = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "COG_TRITON_WORK_DIR": str(work_dir),
-        }
-        self._take_ports(environment)
-        self.command = [sys.executable, "-m", "cog_triton", "serve", *([engine] if engine else [])]
-        self.process: subprocess.Popen[bytes] | None = None
-        self.log = work_dir.with_suffix(".out")
-        self.cwd: Path | None = None
-
-    def _take_ports(self, environment: Mapping[str, str] = MappingProxyType({})) -> None:
-        self.port, self.http, self.grpc, self.metrics, self.openai = free_ports(5)
-        self.environment = {
-            **self.environment,
             "PORT": str(self.port),
             "TRITON_HTTP_PORT": str(self.http),
             "TRITON_GRPC_PORT": str(self.grpc),
@@ -118,13 +106,10 @@ class Stack:
         self.url = f"http://127.0.0.1:{self.port}"
         self.triton = f"http://127.0.0.1:{self.http}"
         self.own = f"http://127.0.0.1:{self.openai}"
-
-    def twin(self) -> Self:
-        """Another server of the same engine and work directory, on ports of its own."""
-        twin = copy.copy(self)
-        twin._take_ports()
-        twin.log = self.work_dir.with_suffix(".twin")
-        return twin
+        self.command = [sys.executable, "-m", "cog_triton", "serve", *([engine] if engine else [])]
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = work_dir.with_suffix(".out")
+        self.cwd: Path | None = None
 
     def start(self) -> None:
         with self.log.open("wb") as log:

@@ -4,17 +4,21 @@
 python:
 let
   inherit (pkgs) lib;
+  locked = lib.importJSON ./wheels.json;
   # Wheels of a group, by name.
   group =
     name:
-    lib.listToAttrs (
-      map (wheel: lib.nameValuePair wheel.name { inherit (wheel) file hash; }) (
-        lib.filter (wheel: lib.elem "${python.pythonVersion} ${name}" wheel.groups) (
-          lib.importJSON ./wheels.json
-        )
-      )
+    builtins.listToAttrs (
+      map (wheel: {
+        inherit (wheel) name;
+        value = { inherit (wheel) file hash; };
+      }) (lib.filter (wheel: lib.elem "${python.pythonVersion} ${name}" wheel.groups) locked)
     );
-  table = lib.genAttrs [ "cog" "cpu" "vllm" ] group;
+  table = {
+    cog = group "cog";
+    cpu = group "cpu";
+    vllm = group "vllm";
+  };
   builder = python.withPackages (packages: [ packages.installer ]);
 
   fetch = import ./fetch-wheel.nix { inherit pkgs; };

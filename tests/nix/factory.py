@@ -10,10 +10,11 @@ import base64
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,16 @@ class Image:
             layer["created_by"].removeprefix("cog-triton: "): layer["digest"]
             for layer in self.about["layers"]
         }
+
+    def files(self) -> Iterator[dict[str, Any]]:
+        """Each file, link and directory of each layer, as scripts/pack-image lists them."""
+        scripts = str(REPOSITORY / "scripts")
+        if scripts not in sys.path:
+            sys.path.append(scripts)
+        packer = runpy.run_path(f"{scripts}/pack-image")
+        names = {digest.removeprefix("sha256:"): name for name, digest in self.digests.items()}
+        for name, tar in packer["layers_of"](str(self.result), names):
+            yield from packer["files_of"](name, tar)
 
     def load(self) -> str:
         """Load the image into docker; returns the loader's output."""

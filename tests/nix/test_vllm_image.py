@@ -41,8 +41,7 @@ def listed(images: dict[str, Image]) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def _files(image: Image) -> Iterator[tuple[str, dict[str, Any]]]:
-    for line in run(str(image.result), "files").splitlines():
-        item = json.loads(line)
+    for item in image.files():
         if item["path"].startswith(SITE) and item["type"] == "file":
             yield item["path"].removeprefix(f"{SITE}/"), item
 
@@ -111,8 +110,7 @@ def test_files_of_other_gpus_are_left_out(
 
 def test_no_file_is_in_two_layers(images: dict[str, Image]) -> None:
     for image in images.values():
-        lines = map(json.loads, run(str(image.result), "files").splitlines())
-        paths = [item["path"] for item in lines if item["type"] == "file"]
+        paths = [item["path"] for item in image.files() if item["type"] == "file"]
         assert len(paths) == len(set(paths))
 
 

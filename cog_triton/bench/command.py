@@ -118,11 +118,11 @@ def run(
     report.require_writable(json_file)
     prompts = PromptSource(options).describe()
     try:
-        done, told = uvloop.run(_measure(options, metrics_url, err))
+        done, seen = uvloop.run(_measure(options, metrics_url, err))
     except KeyboardInterrupt:
         err.print("Interrupted before anything was measured", markup=False)
         return INTERRUPTED
-    found = compute_metrics(options, done, told)
+    found = compute_metrics(options, done, seen)
     say(report.text(options, found, prompts, verbose=verbose))
     if json_file:
         report.write(json_file, report.as_json(options, found))
@@ -143,8 +143,8 @@ async def _measure(
     with display(err, options) as show:
         done = await load_generator.measure(options, show)
     after = await _scrape(options, metrics_url) if before is not None else None
-    told = run_metrics.means(before or {}, after) if after is not None else {}
-    return dataclasses.replace(done, notes=list(dict.fromkeys([*notes, *done.notes]))), told
+    seen = run_metrics.means(before or {}, after) if after is not None else {}
+    return dataclasses.replace(done, notes=list(dict.fromkeys([*notes, *done.notes]))), seen
 
 
 def _shown(metrics_url: str) -> str:

@@ -160,7 +160,7 @@ class FrontDoor:
             ended = asyncio.ensure_future(upstream.ended())
             await asyncio.wait({ended, stopping}, return_when=_FIRST)
             if ended.done() and not upstream.stopping:
-                return ended.result() or 1  # nobody has told it to end
+                return ended.result() or 1  # nobody asked it to end
         await stopping
         return 0
 

@@ -144,9 +144,9 @@ def nodes(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     own = {"distributed_executor_backend": "mp", **given}
     _, config, _ = engine_api._configured(own, allow_untested=False)
     found = config.parallel_config
-    told = (found.node_rank_within_dp, found.local_world_size, found.master_addr,
+    seen = (found.node_rank_within_dp, found.local_world_size, found.master_addr,
             found.distributed_executor_backend)  # fmt: skip
-    yield "node 0", "" if told == (0, 1, "10.0.0.1", "mp") else str(told), ""
+    yield "node 0", "" if seen == (0, 1, "10.0.0.1", "mp") else str(seen), ""
 
 
 def embeddings(processor: InputProcessor) -> Iterator[tuple[str, str, str]]:

@@ -73,7 +73,7 @@ MODULES: Modules = {
         stop_strings    /text/stop_strings          stop_strings,bls_inputs,bls_responses,generate
         resume          /serving/resume             resume_table,resumed_generation
         admission       /serving/admission          admission,generate
-        step_items      /engines/step_items         step_items,engine_messages,step_sender
+        step_items      /engines/step_items         step_items,engine_messages
         reaper          /system/reaper              reaper_kills,reaper
         settings        /settings/*             settings,removed,work_dir,door_upstreams,cog_process
         """.strip().splitlines(),

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import httpx
 
+from cog_triton.system import reaper
 from cog_triton.system.ports import free_ports
 
 REPOSITORY = Path(__file__).parents[1]
@@ -165,10 +166,10 @@ class Stack:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
-        prefixes = tuple(f"cog_triton_{pid}_" for pid in pids)
-        for path in Path("/dev/shm").iterdir():
-            if path.name.startswith(prefixes) or str(path) in shared:
-                path.unlink()
+        for pid in pids:
+            reaper.unlink_shm(f"cog_triton_{pid}_")
+        for path in shared:
+            Path(path).unlink(missing_ok=True)
 
     def predict(self, prompt: str = "Say hello.", **values: Any) -> dict[str, Any]:
         return predict(self.url, prompt=prompt, **values)

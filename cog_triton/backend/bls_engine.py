@@ -131,7 +131,7 @@ class _HTTPCall:
             for event in events:
                 seen = True
                 yield self._response(event)
-                if FINISH_REASON in event:  # the connection may not end, see `server_sockets`
+                if FINISH_REASON in event:  # a starved Triton loses the connection's end
                     return
             if self._engine.reports_finish_reason:
                 raise TritonUnavailable(

@@ -10,6 +10,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from cog_triton.engines.base import EngineStats
+from cog_triton.engines.generate_stream import STEP_MODEL
 from cog_triton.engines.kv_cache_stats import BLOCK_TYPE, BLOCKS, PREFIX_HITS, PREFIX_QUERIES
 
 _INTERVAL_S = 0.02
@@ -54,6 +55,12 @@ class RequestMetrics:
         values = {"active": stats.active, "waiting": stats.waiting, "max": stats.max_batch_size}
         for name, value in values.items():
             self._requests.set({**self._labels, "request_type": name}, value)
+        of_steps = stats.step_requests  # through the model that only carries bytes
+        waiting = max(0, of_steps - stats.max_batch_size)
+        values = {"active": of_steps, "waiting": waiting, "max": stats.max_batch_size}
+        for name, value in values.items():
+            labels = {**self._labels, "model": STEP_MODEL, "request_type": name}
+            self._requests.set(labels, value)
         if (cache := stats.kv_cache) is None:
             return
         if self._blocks is None:

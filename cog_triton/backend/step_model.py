@@ -1,263 +1,245 @@
-"""Triton model ``engine_steps``: one response for each engine step, for all requests of a client.
+"""Triton model ``engine_steps``: pipes between our front end's gRPC stream and engines' sockets.
 
-Private to our front end: it opens a stream, one long request under a secret name, and names it in
-requests that are answered once, at their end. See docs/architecture.md.
+Private to our front end, which names a secret. Bytes pass as they are; see
+`cog_triton.engines.step_pipe`.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-import re
+import hmac
+import logging
+import os
+import select
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from cog_triton.backend import python_backend, triton_log
-from cog_triton.backend.request_metrics import RequestMetrics
-from cog_triton.backend.step_channel import StepChannel, response
-from cog_triton.backend.step_sender import split
-from cog_triton.engines import step_numbering as wire
-from cog_triton.engines import tensor_contract
-from cog_triton.engines.base import EngineStats
-from cog_triton.engines.engine_client import EngineClient, guest_connectors
+from cog_triton.engines import engine_messages, step_pipe
 from cog_triton.engines.engine_link import engine_gone
-from cog_triton.engines.request import EXTRAS, EngineRequest, decode_extras
-from cog_triton.engines.step_items import EncodedStep
-from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable, nearest
-from cog_triton.keeper.engine_lease import replica_count
-from cog_triton.system import process_tuning
+from cog_triton.engines.engine_messages import Hello
+from cog_triton.errors import CogTritonError, InvalidArgument
+from cog_triton.ipc.framing import frame
+from cog_triton.keeper.engine_lease import keeper_name, locate_engine, replica_count
+from cog_triton.system import local_socket, process_tuning
 
-DecodeRequest = Callable[[Mapping[str, npt.NDArray[Any]]], EngineRequest]
-Tensors = dict[str, npt.NDArray[Any]]
+_log = logging.getLogger(__name__)
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-_TICK_S = 0.1
-_NAME = re.compile(r"[0-9a-f]{32}")
-_HANDLE_BITS = wire.MAX_HANDLE.bit_length()
+_LOOK_S = 0.25
+_RETRY_S = 0.02
+_CHUNK = 1 << 18
 
 
-class StepModel:
-    """Base of the generated ``TritonPythonModel``; `make_step_model` sets `decode_request`.
+class Pipe:
+    """One front end's way to the engine `replica`, on a thread of its own.
 
-    One lock guards all streams: steps, commands and the ticker take turns.
+    A front end that is behind is waited for: the engine merges meanwhile what it cannot send.
     """
 
-    decode_request: DecodeRequest
+    def __init__(self, replica: int, sender: Any) -> None:
+        self._replica = replica
+        self._sender = sender
+        self._socket: socket.socket | None = None
+        self._unsent = b""
+        self._lock = threading.Lock()
+        self._ending = False
+        self._sizes: deque[int] = deque()  # of the responses that have not arrived
+        self._size = self._arrived = 0
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name=f"engine-{replica}", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is of no use any more."""
+        return not self._thread.is_alive()
+
+    def send(self, content: bytes) -> None:
+        """Send bytes to the engine, if it is there; what it does not take yet follows."""
+        with self._lock:
+            self._unsent += content
+            self._write()
+            left = self._unsent
+        if left:
+            self._wake_up()
+
+    def arrived(self, responses: int) -> None:
+        """The front end has so many responses."""
+        with self._lock:
+            while self._sizes and self._arrived < responses:
+                self._arrived += 1
+                self._size -= self._sizes.popleft()
+        self._wake_up()
+
+    def close(self) -> None:
+        """Hang up on the engine, which cancels what runs; the endless request ends."""
+        self._ending = True
+        self._wake_up()
+
+    def join(self) -> None:
+        """Wait for its end."""
+        self._thread.join()
+
+    def _wake_up(self) -> None:
+        with suppress(OSError):  # it has ended, or is to wake up already
+            self._waker.send(b"w")
+
+    def _run(self) -> None:
+        answer: Any = None
+        try:
+            if self._connect() and self._carry():
+                answer = python_backend.error_response(engine_gone())
+        except CogTritonError as error:
+            answer = python_backend.error_response(error)
+        except Exception:  # noqa: BLE001 - the front end has to hear of it
+            _log.exception("the pipe to engine %d ends", self._replica)
+            answer = python_backend.error_response(engine_gone())
+        finally:
+            with self._lock:
+                for own in (self._socket, self._waker, self._woken):
+                    if own is not None:
+                        own.close()
+        with suppress(Exception):  # the front end is gone
+            if answer is None or self._sender.is_cancelled():
+                self._sender.send(flags=_FINAL)
+            else:
+                self._sender.send(answer, flags=_FINAL)
+
+    def _connect(self) -> bool:
+        """Connect as soon as the engine is there; False if the front end is gone before."""
+        while not self._ending and not self._sender.is_cancelled():
+            try:
+                address = locate_engine(keeper_name(), os.getppid(), self._replica)
+                own = local_socket.connect(address)
+            except (OSError, EOFError):
+                time.sleep(_RETRY_S)
+                continue
+            own.setblocking(False)
+            with self._lock:
+                self._socket = own
+                self._unsent = frame(engine_messages.encode(Hello("steps"))) + self._unsent
+                self._write()
+            return True
+        return False
+
+    def _carry(self) -> bool:
+        """Pass on the engine's bytes; True if the engine ends it, False if the front end does."""
+        assert self._socket is not None
+        poller, look_at = select.poll(), 0.0
+        poller.register(self._woken, select.POLLIN)
+        while not self._ending:
+            behind = (
+                len(self._sizes) >= step_pipe.MOST_RESPONSES or self._size >= step_pipe.MOST_BYTES
+            )
+            events = 0 if behind else select.POLLIN
+            poller.register(self._socket, events | (select.POLLOUT if self._unsent else 0))
+            ready = dict(poller.poll(1000 * _LOOK_S))
+            if self._woken.fileno() in ready:
+                self._woken.recv(_CHUNK)
+            found = ready.get(self._socket.fileno(), 0)
+            if found & select.POLLOUT:
+                with self._lock:
+                    self._write()
+            if found & ~select.POLLOUT and not self._pass_on():
+                return True
+            if (now := time.monotonic()) >= look_at:  # it costs a round trip to Triton
+                look_at = now + _LOOK_S
+                if self._sender.is_cancelled():
+                    return False
+        return False
+
+    def _pass_on(self) -> bool:
+        """Pass on what has arrived; False after the end."""
+        assert self._socket is not None
+        try:
+            content = self._socket.recv(_CHUNK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not content:
+            return False
+        with self._lock:
+            self._sizes.append(len(content))
+            self._size += len(content)
+        tensor = pb_utils.Tensor(step_pipe.BYTES, np.frombuffer(content, np.uint8))
+        python_backend.send(self._sender, pb_utils.InferenceResponse([tensor]))
+        return True
+
+    def _write(self) -> None:
+        """Send what the engine takes; under the lock."""
+        if self._socket is None:
+            return
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # reading notices it, too
+            self._unsent = b""
+
+
+class TritonPythonModel:
+    """See the module; requests of one instance are carried out in the order of the stream."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Start to connect to the engine process that ``tensorrt_llm`` has leased."""
+        """Connects to no engine before a front end asks for it."""
         triton_log.install()
-        parameters = python_backend.Parameters(args)
-        self._max_ticks = parameters.positive_int("ack_timeout_ms") // 100 or 1
-        self._input_names = [item["name"] for item in json.loads(args["model_config"])["input"]]
-        self._epoch = time.time_ns() // 1000
-        self._lock = threading.Lock()
-        self._streams: dict[str, StepChannel] = {}
-        self._by_number: dict[int, StepChannel] = {}
-        self._stream_count = 0
-        self._commands = {
-            wire.STOP: self._stop,
-            wire.ACK: self._acknowledge,
-            wire.CLOSE: self._close,
-        }
-        self._replicas = replica_count()
-        self._engines = EngineClient(
-            guest_connectors(),
-            "steps",
-            on_open=self._on_open,
-            on_step=self._on_step,
-            on_death=self._on_death,
-        )
-        self._metrics = RequestMetrics(args, self._stats)
-        self._closing = threading.Event()
-        self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
-        self._ticker.start()
-        self._engines.start()
+        self._pipes: dict[str, Pipe] = {}
+        self._key = os.environ.get(step_pipe.KEY_VARIABLE, "")
         process_tuning.tune_for_serving()
 
     def execute(self, requests: list[Any]) -> None:
-        """Carry out commands; all but ``open`` and ``submit`` are answered at once."""
+        """Carry out calls."""
         for request in requests:
             sender = request.get_response_sender()
             try:
-                tensor_contract.check_parameters(
-                    python_backend.request_parameters(request), self._input_names
-                )
-                tensors = python_backend.input_tensors(request)
-                with self._lock:
-                    self._execute(tensors, sender)
-            except CogTritonError as error:
-                sender.send(python_backend.error_response(error), flags=_FINAL)
+                tensor = pb_utils.get_input_tensor_by_name(request, step_pipe.CALL)
+                ends = self._execute(request.request_id(), tensor.as_numpy().tobytes(), sender)
+            except (CogTritonError, ValueError) as error:
+                known = error if isinstance(error, CogTritonError) else InvalidArgument(str(error))
+                sender.send(python_backend.error_response(known), flags=_FINAL)
+            else:
+                if ends:
+                    sender.send(flags=_FINAL)
 
     def finalize(self) -> None:
-        """Stop all threads; Triton has ended all requests before."""
-        self._closing.set()
-        self._ticker.join()
-        self._engines.close()
-        self._metrics.close()
+        """End all pipes."""
+        for pipe in self._pipes.values():
+            pipe.close()
+        for pipe in self._pipes.values():
+            pipe.join()
 
-    def _execute(self, tensors: Tensors, sender: Any) -> None:
-        command, name = _text(wire.COMMAND, tensors), _text(wire.STREAM, tensors)
-        if command == wire.OPEN:
-            replica = _number(wire.REPLICA, tensors) if wire.REPLICA in tensors else 0
-            self._open(name, replica, sender)
-            return
-        known = (wire.OPEN, wire.SUBMIT, wire.RESEND, *self._commands)
-        if command not in known:
-            raise InvalidArgument(
-                f"step_command={command[:40]!r}: must be one of {', '.join(known)}"
-                f"{nearest(command, list(known))}"
-            )
-        stream = self._streams.get(name)
-        if stream is None:
-            raise TritonUnavailable("there is no such step stream; open one and try again")
-        if command == wire.SUBMIT:
-            self._submit(stream, tensors, sender)
-        elif command == wire.RESEND:
-            stream.resend(_number(wire.NUMBER, tensors), sender)
-        else:
-            self._commands[command](stream, tensors)
-            # Triton's generate wants exactly one response.
-            python_backend.send(sender, response({wire.NUMBER: stream.last_number}), _FINAL)
+    def _execute(self, name: str, call: bytes, sender: Any) -> bool:
+        """Carry out a call; whether that is all."""
+        kind, pipe = call[:1], self._pipes.get(name)
+        if kind == step_pipe.OPEN:
+            self._open(name, call, sender)
+            return False
+        if pipe is not None and kind == step_pipe.SEND:
+            pipe.send(call[1:])
+        elif pipe is not None and kind == step_pipe.ARRIVED:
+            pipe.arrived(step_pipe.read_arrived(call))
+        elif pipe is not None and kind == step_pipe.CLOSE:
+            self._pipes.pop(name).close()
+        return True
 
-    def _open(self, name: str, replica: int, sender: Any) -> None:
-        if not _NAME.fullmatch(name):
-            raise InvalidArgument("step_stream: must be 32 hexadecimal digits")
-        if name in self._streams:
-            raise InvalidArgument("step_stream: a stream of this name is open")
-        if not 0 <= replica < self._replicas:
-            raise InvalidArgument(
-                f"step_replica={replica}: must be less than {self._replicas}, all engines"
-            )
-        number, self._stream_count = self._stream_count, self._stream_count + 1
-        stream = StepChannel(name, number, replica, self._epoch, sender)
-        self._streams[name] = self._by_number[number] = stream
-        if self._is_open(stream):
-            stream.heartbeat()
-
-    def _submit(self, stream: StepChannel, tensors: Tensors, sender: Any) -> None:
-        handle = _number(wire.HANDLE, tensors)
-        if not 0 <= handle <= wire.MAX_HANDLE:
-            raise InvalidArgument(f"step_handle={handle}: must be from 0 to {wire.MAX_HANDLE}")
-        if stream.begin(handle, sender):
-            return
-        try:
-            extras = _text(EXTRAS, tensors) if EXTRAS in tensors else None
-            request = type(self).decode_request(_unpacked(tensors))
-            if extras is not None:
-                request = decode_extras(request, extras)
-            number = stream.number << _HANDLE_BITS | handle
-            self._engines.submit_to(stream.replica, number, request)
-        except CogTritonError as error:
-            stream.fail(handle, error)
-        self._metrics.publish()
-
-    def _stop(self, stream: StepChannel, tensors: Tensors) -> None:
-        handle = _number(wire.HANDLE, tensors)
-        if stream.stop(handle):
-            self._engines.cancel(stream.number << _HANDLE_BITS | handle)
-
-    def _acknowledge(self, stream: StepChannel, tensors: Tensors) -> None:
-        stream.acknowledge(_number(wire.NUMBER, tensors))
-
-    def _close(self, stream: StepChannel, tensors: Tensors) -> None:
-        self._leave(stream)
-
-    def _leave(self, stream: StepChannel) -> None:
-        """End a stream, and cancel its requests in the engine."""
-        del self._streams[stream.name]
-        stream.close()
-        running = stream.running
-        for handle in running:
-            self._engines.cancel(stream.number << _HANDLE_BITS | handle)
-        if not running:
-            del self._by_number[stream.number]
-            self._metrics.publish()
-
-    def _on_open(self, replica: int) -> None:
-        with self._lock:
-            for stream in self._streams.values():
-                if stream.replica == replica:
-                    stream.heartbeat()
-        self._metrics.publish()
-
-    def _on_step(self, replica: int, step: EncodedStep) -> None:
-        parts = split(step.items.tolist(), step.log_probs.tolist(), step.errors)
-        ended = False
-        with self._lock:
-            for number, part in parts.items():
-                stream = self._by_number.get(number)
-                if stream is None:
-                    continue
-                stream.add(part)
-                if part.ended:
-                    ended = True
-                    if stream.name not in self._streams and not stream.running:
-                        del self._by_number[number]
-        if ended:
-            self._metrics.publish()
-
-    def _on_death(self, replica: int) -> None:
-        with self._lock:
-            for stream in list(self._by_number.values()):
-                if stream.replica == replica:
-                    stream.end(engine_gone())
-                    self._streams.pop(stream.name, None)
-                    del self._by_number[stream.number]
-        self._metrics.publish()
-
-    def _tick(self) -> None:
-        while not self._closing.wait(_TICK_S):
-            with self._lock:
-                for stream in list(self._streams.values()):
-                    if not stream.tick(self._max_ticks, beats=self._is_open(stream)):
-                        self._leave(stream)
-
-    def _is_open(self, stream: StepChannel) -> bool:
-        return stream.replica in self._engines.loads()
-
-    def _stats(self) -> EngineStats:
-        slots = self._engines.max_batch_size
-        with self._lock:
-            active = sum(len(stream.running) for stream in self._by_number.values())
-        return EngineStats(active, max(0, active - slots), slots)
-
-
-def make_step_model(
-    decode_request: DecodeRequest = tensor_contract.decode_request,
-) -> type[StepModel]:
-    """Make the class that a rendered ``model.py`` exposes; see `make_token_model`."""
-    return type("TritonPythonModel", (StepModel,), {"decode_request": staticmethod(decode_request)})
-
-
-def _text(name: str, tensors: Tensors) -> str:
-    if name not in tensors:
-        raise InvalidArgument(f"{name}: missing; it is required")
-    value = tensor_contract.scalar(name, tensors.pop(name))
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _number(name: str, tensors: Tensors) -> int:
-    if name not in tensors:
-        raise InvalidArgument(f"{name}: missing; it is required")
-    return int(tensor_contract.scalar(name, tensors.pop(name)))
-
-
-def _unpacked(tensors: Tensors) -> Tensors:
-    """The contract's inputs, with `input_ids` from `packed_input_ids` where that is given."""
-    if "packed_input_ids" not in tensors:
-        return tensors
-    try:
-        raw = base64.b64decode(_text("packed_input_ids", tensors), validate=True)
-        ids = np.frombuffer(raw, "<i4")
-    except (binascii.Error, ValueError) as error:
-        raise InvalidArgument(f"packed_input_ids: not base64 of int32: {error}") from error
-    tensors["input_ids"] = ids[np.newaxis]
-    tensors["input_lengths"] = np.array([[ids.size]], np.int32)
-    return tensors
+    def _open(self, name: str, call: bytes, sender: Any) -> None:
+        replica, key = step_pipe.read_open(call)
+        if not self._key or not hmac.compare_digest(key.encode(), self._key.encode()):
+            raise InvalidArgument("engine_steps: this model is for the server's own front end")
+        if replica >= replica_count() or not name:
+            raise InvalidArgument(f"engine_steps: there is no engine {replica}, or no id")
+        for other in [other for other, pipe in self._pipes.items() if pipe.ended]:
+            del self._pipes[other]
+        if name in self._pipes:
+            raise InvalidArgument(f"engine_steps: {name!r:.40} is open")
+        self._pipes[name] = Pipe(replica, sender)

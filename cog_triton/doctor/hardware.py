@@ -15,16 +15,14 @@ from cog_triton.serving.coglet import prediction_directory
 from cog_triton.system import ports
 from cog_triton.system.gpus import nvidia_smi
 from cog_triton.system.host_memory import HostMemory, host_memory
-from cog_triton.system.tcp_sockets import tcp_sockets
+from cog_triton.system.tcp_sockets import listening_sockets
 from cog_triton.system.work_dir import require_usable
-from cog_triton.triton import server_sockets
 
 _PROC = Path("/proc")
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _SERVER = b"cog_triton.door"
 _GB = 1e9
 _QUERY = "gpu=name,memory.total,driver_version"
-_MIN_QUEUE_LENGTH = 2000
 _OUR_REGIONS = re.compile(r"cog_triton_(\d+)_")
 
 
@@ -33,7 +31,7 @@ def own_server(ports: Collection[int]) -> dict[int, int]:
 
     Only what this user may see of other processes is known.
     """
-    inodes = {str(inode): port for port, inode in tcp_sockets(listening=True) if port in ports}
+    inodes = {str(inode): port for port, inode in listening_sockets() if port in ports}
     found: dict[int, int] = {}
     if not inodes:
         return found
@@ -103,7 +101,7 @@ def shared_memory(ranks: int, directory: Path = Path("/dev/shm")) -> Check:
         return warn(
             "shared memory",
             f"{found}; servers that are gone left {len(left)} regions, {size / 1e6:.1f} MB",
-            f"rm {' '.join(sorted({_pattern(path) for path in left}))}",
+            f"rm -r {' '.join(sorted({_pattern(path) for path in left}))}",
         )
     if ranks > 1 and usage.free < 1 * _GB:
         return warn("shared memory", f"{found}; NCCL wants 1 GB", advice)
@@ -138,19 +136,6 @@ def predictions() -> Check:
     if refusal is None:
         return ok("predictions", f"each server has a private {place}")
     return ok("predictions", f"all servers of this user share {place}: {refusal}")
-
-
-def http_queues() -> Check:
-    """Check the length of the queues of Triton's HTTP threads; full ones lose responses."""
-    places = server_sockets.attainable_send_buffer() // server_sockets.RESPONSE_BYTES
-    found = f"{places} responses in the queue of each of Triton's HTTP threads"
-    if places < _MIN_QUEUE_LENGTH:
-        return warn(
-            "HTTP queues",
-            f"{found}: short of CPU, it may lose the end of answers (E2105)",
-            "sysctl -w net.core.wmem_default=8388608 on the host, before Triton starts",
-        )
-    return ok("HTTP queues", found)
 
 
 def free_ports(wanted: Mapping[str, tuple[str, int]]) -> list[Check]:

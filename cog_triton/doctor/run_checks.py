@@ -64,7 +64,6 @@ def _checks(wanted: str | None, scratch: Path) -> Iterator[Check]:
     yield software.mpirun(settings, ranks)
     yield hardware.memory()
     yield hardware.shared_memory(ranks)
-    yield hardware.http_queues()
     packed = path.stat().st_size if path is not None and path.is_file() else 0
     yield hardware.disk(settings.work_dir, packed)
     yield software.compiler_caches(settings)

@@ -396,10 +396,10 @@ class ClientConnection(asyncio.Protocol):
                 ended.set_result((whole, keep_alive))
 
         relay = self._relay = Relay(forward, self._transport, keep_alive, on_end, self._coalescing)
-        connections, port, use = forward.connections, forward.port, forward.use
+        connections, port = forward.connections, forward.port
         del forward
         try:
-            with use(), connections.request():
+            with connections.request():
                 await connections.connect(relay, port)
                 whole, keep_alive = await ended
         except OSError:

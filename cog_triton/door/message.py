@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -121,7 +120,7 @@ class Forward:
     place. `redact` gets every piece of a response that is an error, and keeps its length.
 
     `edit` gets every piece of an event stream, and may hold some of it back; `cut` is the event
-    that ends one which broke off. `use` gives a context in which the request is in flight.
+    that ends one which broke off.
     """
 
     connections: UpstreamConnections
@@ -135,7 +134,6 @@ class Forward:
     redact: Callable[[bytes], bytes] | None = None
     edit: Callable[[bytes], bytes] | None = None
     cut: bytes = b""
-    use: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def encoded(self) -> bytes:
         """The request as sent: one Content-Length, one hop, closed by the server when answered."""

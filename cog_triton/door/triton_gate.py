@@ -144,9 +144,7 @@ class TritonGate(PrivateGate):
             body, header_length = await checked
         else:
             body = await run(len(body), rewritten_generation, body, bounds, tensors)
-        forward = self._passed(request, body, header_length)
-        use = serving.chain.triton_use if serving.chain is not None else None
-        return forward if use is None else replace(forward, use=use.request)
+        return self._passed(request, body, header_length)
 
     def _passed(
         self,

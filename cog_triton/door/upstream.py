@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cog_triton.door.cog_state import CogState
@@ -19,7 +19,6 @@ from cog_triton.door.upstream_connections import UpstreamConnections
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.cog_health import CogWatch
 from cog_triton.serving.drain_watch import request_drain
-from cog_triton.serving.triton_use import TRITON_USE_VARIABLE, TritonUseReport
 from cog_triton.settings import Settings
 from cog_triton.system import reaper
 from cog_triton.system.ports import reserve
@@ -59,7 +58,6 @@ class Chain:
     reaper: Reaped
     reserved: PrivatePorts
     drain_file: Path | None
-    triton_use: TritonUseReport | None = field(default=None, repr=False)
 
 
 class Upstream:
@@ -141,11 +139,9 @@ class Upstream:
         if self.chain is not None:
             self.chain.reaper.kill()
             self.chain.reserved.close()
-            use = self.chain.triton_use
-            for file in (self.chain.drain_file, use.file if use else None):
-                if file is not None:
-                    with suppress(OSError):
-                        file.unlink(missing_ok=True)
+            if self.chain.drain_file is not None:
+                with suppress(OSError):
+                    self.chain.drain_file.unlink(missing_ok=True)
 
     def stop_watching(self) -> None:
         """End the tasks of `follow` and `watch`."""
@@ -199,12 +195,9 @@ def start_chain(settings: Settings, names: Sequence[str], for_cog: Sequence[str]
     reserved = PrivatePorts(names)
     builds = "TRITON_HTTP_PORT" not in names
     drain_file = None if builds else settings.work_dir.resolve() / f"drain-{secrets.token_hex(8)}"
-    use_file = Path(f"/dev/shm/cog_triton_{os.getpid()}_use_{secrets.token_hex(8)}")
-    triton_use = None if drain_file is None else TritonUseReport.made(use_file)
     environment = {
         **cog_environment(settings, reserved.numbers),
         "COG_TRITON_DRAIN_FILE": str(drain_file or ""),
-        TRITON_USE_VARIABLE: str(use_file) if drain_file else "",
     }
     command = [sys.executable, "-m", "cog_triton.serving.coglet.http_server"]
     try:
@@ -216,7 +209,7 @@ def start_chain(settings: Settings, names: Sequence[str], for_cog: Sequence[str]
     except BaseException:
         reserved.close()
         raise
-    chain = Chain(process, reserved, drain_file, triton_use)
+    chain = Chain(process, reserved, drain_file)
     return Upstream(reserved.numbers, chain, settings.triton_start_timeout)
 
 

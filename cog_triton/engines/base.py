@@ -20,7 +20,7 @@ from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.kv_cache_stats import KVCacheStats
-from cog_triton.engines.request import EngineRequest, TokenEvent, encode_extras
+from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import InvalidArgument
 from cog_triton.text import generation_config
 from cog_triton.text.guide import GuideKind
@@ -113,13 +113,14 @@ def rendered_engine(model: Path) -> str | None:
 class EngineStats:
     """Request counts: `active` are unfinished, `waiting` those of them without a slot.
 
-    `kv_cache` is None until the engine has told it.
+    `kv_cache` is None until the engine has reported it. `step_requests` are those of front ends.
     """
 
     active: int
     waiting: int
     max_batch_size: int
     kv_cache: KVCacheStats | None = None
+    step_requests: int = 0
 
 
 class ServedEngine(Protocol):
@@ -155,7 +156,7 @@ class TokenEngine(Protocol):
     """Engine interface in Triton's model process: computes on its own and calls back."""
 
     on_kv_cache: Callable[[], None]
-    """Called, on any thread, when `EngineStats.kv_cache` has changed."""
+    """Called, on any thread, when `kv_cache` or `step_requests` of `EngineStats` have changed."""
 
     def submit(
         self, handle: int, request: EngineRequest, emit: Callable[[TokenEvent], None]
@@ -265,11 +266,17 @@ class EngineFamily(ABC):
         """Adapt the config of a text model to the engine, after `render`; a no-op by default."""
 
     def encode_request(self, request: EngineRequest) -> dict[str, Any]:
-        """Encode a request as the JSON inputs of Triton's generate endpoints.
+        """Encode a request as values of the inputs of the Triton model ``tensorrt_llm``."""
+        return tensor_contract.encode_request(request)
 
-        What `abilities` lack is refused before.
+    def engine_request(self, request: EngineRequest, inputs: Mapping[str, Any]) -> EngineRequest:
+        """The request of the engine's process; `inputs` are those that only this engine has.
+
+        Raises E1005. What `abilities` lack is refused before.
         """
-        return {**tensor_contract.encode_request(request), **encode_extras(request)}
+        if inputs:
+            raise InvalidArgument(f"{next(iter(inputs))}: this engine does not support it")
+        return request
 
     @property
     def reports_finish_reason(self) -> bool:

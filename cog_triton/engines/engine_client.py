@@ -19,10 +19,9 @@ from typing import Any
 
 from cog_triton.engines.base import EngineStats, TokenEngine
 from cog_triton.engines.engine_connectors import Connector, GuestConnector, LeaseConnector
-from cog_triton.engines.engine_link import Emit, EngineLink, engine_gone
-from cog_triton.engines.engine_messages import Role
+from cog_triton.engines.engine_link import Emit, EngineLink
+from cog_triton.engines.engine_messages import Role, StepLoad
 from cog_triton.engines.kv_cache_stats import KVCacheStats
-from cog_triton.engines.step_items import EncodedStep
 from cog_triton.errors import TritonUnavailable
 from cog_triton.keeper.engine_lease import keeper_name, locate_engine, replica_count
 from cog_triton.keeper.keeper_messages import EngineSpec
@@ -134,23 +133,20 @@ class EngineClient:
         role: Role,
         *,
         on_open: Callable[[int], None] = lambda number: None,
-        on_step: Callable[[int, EncodedStep], None] | None = None,
-        on_death: Callable[[int], None] = lambda number: None,
         coalesce: bool = True,
     ) -> None:
-        """All callbacks get the engine's number first, on threads of the client.
+        """`on_open` gets the number of each engine that is connected, on threads of the client.
 
-        `on_death` is called when an engine has hung up, after its last `on_step` and before its
-        successor's `on_open`. With `on_step`, requests are those of `submit_to`. Without
-        `coalesce` each event is emitted by itself. It connects at its `start`.
+        Without `coalesce` each event is emitted by itself. It connects at its `start`.
         """
         self.on_kv_cache: Callable[[], None] = lambda: None
         self._role = role
-        self._on_open, self._on_step, self._on_death = on_open, on_step, on_death
+        self._on_open = on_open
         self._coalesce = coalesce
         self._choice = ReplicaChoice()
         self._closing = False
         self._told: dict[int, KVCacheStats] = {}
+        self._step_requests: dict[int, int] = {}
         self._gone: KVCacheStats | None = None
         self._connectors = connectors
         self._links: list[EngineLink | None] = [None] * len(connectors)
@@ -194,13 +190,6 @@ class EngineClient:
             chosen = self._choice.choose(prompt, loads, adapter)
         self._linked(chosen).submit(handle, request, emit)
 
-    def submit_to(self, number: int, handle: int, request: Any) -> None:
-        """Submit to an engine whose steps go to `on_step`; raises E2105 while it is not there."""
-        link = self._linked(number)
-        if link.ended:
-            raise engine_gone()
-        link.submit(handle, request)
-
     def ask_all(
         self, handle: int, request: Any, answer: Callable[[Mapping[int, Any]], None]
     ) -> None:
@@ -225,7 +214,7 @@ class EngineClient:
             self._linked(number).submit(handle, request, partial(emit, number))
 
     def cancel(self, handle: int) -> None:
-        """See `TokenEngine.cancel`, and of requests of `submit_to`."""
+        """See `TokenEngine.cancel`."""
         for link in self._links:
             if link is not None:
                 link.cancel(handle)
@@ -243,6 +232,7 @@ class EngineClient:
             sum(max(0, link.active - link.max_batch_size) for link in links),
             self.max_batch_size,
             self._kv_cache(),
+            sum(self._step_requests.values()),
         )
 
     def close(self) -> None:
@@ -263,8 +253,7 @@ class EngineClient:
             address,
             self._role,
             on_end=partial(self._ended, number),
-            on_kv_cache=partial(self._tell, number),
-            on_step=None if self._on_step is None else partial(self._on_step, number),
+            on_stats=partial(self._tell, number),
             coalesce=self._coalesce,
         )
         dead, self._links[number] = self._links[number], link
@@ -285,11 +274,15 @@ class EngineClient:
     def _ended(self, number: int) -> None:
         if not self._closing:
             self._choice.forget(number)  # its successor's cache is empty
-            self._on_death(number)
+            self._tell(number, StepLoad(0))
             self._connectors[number].lost()
 
-    def _tell(self, number: int, new: KVCacheStats) -> None:
-        """Take statistics of one cache; those of an engine that is gone count on in the sum."""
+    def _tell(self, number: int, new: KVCacheStats | StepLoad) -> None:
+        """Take statistics of an engine; a cache that is gone counts on in the sum."""
+        if isinstance(new, StepLoad):
+            self._step_requests[number] = new.requests
+            self.on_kv_cache()
+            return
         old = self._told.get(number)
         if old is not None and (new.prefix_queries or 0) < (old.prefix_queries or 0):
             self._gone = KVCacheStats.of_engines([old, *([self._gone] if self._gone else [])])

@@ -10,7 +10,7 @@ from typing import Any
 
 from cog_triton import errors
 from cog_triton.engines import engine_messages, step_items
-from cog_triton.engines.engine_messages import Cancel, Event, Hello, Role, Welcome
+from cog_triton.engines.engine_messages import Cancel, Event, Hello, Role, StepLoad, Welcome
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import TokenEvent
 from cog_triton.engines.step_items import EncodedStep, StepItem
@@ -19,14 +19,13 @@ from cog_triton.ipc.framing import FrameSocket
 from cog_triton.system import local_socket
 
 Emit = Callable[[Any], None]
-OnStep = Callable[[EncodedStep], None]
 
 
 class EngineLink:
     """Connection to one engine process, until that or we hang up.
 
     A request's events go to its `emit`, first tokens before later ones; those that queue up while
-    others are emitted are coalesced. With `on_step` steps are handed on as they come instead.
+    others are emitted are coalesced.
     """
 
     def __init__(
@@ -35,8 +34,7 @@ class EngineLink:
         role: Role,
         *,
         on_end: Callable[[], None],
-        on_kv_cache: Callable[[KVCacheStats], None],
-        on_step: OnStep | None = None,
+        on_stats: Callable[[KVCacheStats | StepLoad], None],
         coalesce: bool = True,
     ) -> None:
         """`on_end` is called once, when the engine has hung up; all three on the reading thread.
@@ -55,8 +53,7 @@ class EngineLink:
         self.ended = False
         """Whether one of both has hung up."""
         self._on_end = on_end
-        self._on_kv_cache = on_kv_cache
-        self._on_step = on_step
+        self._on_stats = on_stats
         self._coalesce = coalesce
         self._emitters: dict[int, Emit] = {}
         self._started: set[int] = set()  # handles that an event was emitted for
@@ -68,7 +65,7 @@ class EngineLink:
 
     @property
     def active(self) -> int:
-        """Number of requests with an `emit` that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._emitters)
 
     def start(self) -> None:
@@ -78,10 +75,9 @@ class EngineLink:
                 self._reader.start()
                 self._writer.start()
 
-    def submit(self, handle: int, request: Any, emit: Emit | None = None) -> None:
+    def submit(self, handle: int, request: Any, emit: Emit) -> None:
         """Queue a request under a new handle; `emit` is never called by the calling thread."""
-        if emit is not None:
-            self._emitters[handle] = emit
+        self._emitters[handle] = emit
         self._outbox.put(engine_messages.submit(handle, request))
 
     def cancel(self, handle: int) -> None:
@@ -122,15 +118,12 @@ class EngineLink:
             events: list[tuple[int, Any]] = []
             for message in messages:
                 if isinstance(message, EncodedStep):
-                    if self._on_step is not None:
-                        self._on_step(message)
-                    else:
-                        ints, floats = message.items.tolist(), message.log_probs.tolist()
-                        events += events_of(step_items.decode(ints, floats, message.errors))
+                    ints, floats = message.items.tolist(), message.log_probs.tolist()
+                    events += events_of(step_items.decode(ints, floats, message.errors))
                 elif isinstance(message, Event):
                     events.append((message.handle, message.event))
-                elif isinstance(message, KVCacheStats):
-                    self._on_kv_cache(message)
+                elif isinstance(message, KVCacheStats | StepLoad):
+                    self._on_stats(message)
             self._emit(events)
 
     def _emit(self, events: list[tuple[int, Any]]) -> None:

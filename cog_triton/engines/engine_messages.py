@@ -2,8 +2,9 @@
 
 A client says what it wants and is welcomed; then it submits and cancels requests under handles of
 its own. The engine answers with steps (`cog_triton.engines.step_items`), whatever the client; with
-events of requests that are none of tokens; and tells its owner of the KV cache. Kinds that come a
-step or a request are laid out here, the rest is `cog_triton.ipc.messages`.
+events of requests that are none of tokens; and reports to its owner the KV cache and the requests
+of front ends, to front ends whether others have requests. Kinds that come a step or a request are
+laid out here, the rest is `cog_triton.ipc.messages`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,22 @@ class Welcome:
     """To a client, first: requests that the engine computes at once."""
 
     max_batch_size: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Others:
+    """To a client that gets steps: whether requests of others run, before the engine has them."""
+
+    run: bool
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """To an owner: how many requests run of clients that get steps."""
+
+    requests: int
 
 
 @dataclass(frozen=True, slots=True)

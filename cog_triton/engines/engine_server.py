@@ -19,7 +19,17 @@ from typing import Any, Protocol
 
 from cog_triton.engines import engine_messages
 from cog_triton.engines.base import ServedEngine
-from cog_triton.engines.engine_messages import ROLES, Cancel, Event, Hello, Role, Submit, Welcome
+from cog_triton.engines.engine_messages import (
+    ROLES,
+    Cancel,
+    Event,
+    Hello,
+    Others,
+    Role,
+    StepLoad,
+    Submit,
+    Welcome,
+)
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import StepBuffer
@@ -48,7 +58,8 @@ class Running:
 class Peer:
     """Connection to a client: `numbers` are the engine's numbers of requests by its handles.
 
-    `role` is None until it has said it, `told_stats` what an owner knows of the KV cache.
+    `role` is None until it has said it. `told_stats` and `told_load` are what an owner knows,
+    `told_others` is what one that gets steps knows of others.
     """
 
     def __init__(self, own: socket.socket) -> None:
@@ -57,6 +68,8 @@ class Peer:
         self.role: Role | None = None
         self.numbers: dict[int, int] = {}
         self.told_stats: KVCacheStats | None = None
+        self.told_load = StepLoad(0)
+        self.told_others = Others(run=False)
         self._socket = own
         self._decoder = FrameDecoder()
         self._unsent = memoryview(b"")
@@ -201,6 +214,7 @@ class EngineServer:
         """Send what is queued: one message to each peer, to those first that get steps."""
         for peer in tuple(self._peers):
             self._flush(peer)
+        self._tell_of_others()
 
     def fail_all(self, error: CogTritonError) -> None:
         """End every request with an error."""
@@ -209,9 +223,14 @@ class EngineServer:
         self.flush()
 
     def tell_stats(self) -> None:
-        """Tell owners of the KV cache, now and then, and when the last request has ended."""
-        now = time.monotonic()
+        """Report to owners: the load at once, the KV cache now and then, and at the last end."""
         owners = [peer for peer in self._peers if peer.role == "owner" and not peer.is_behind]
+        load = StepLoad(sum(len(peer.numbers) for peer in self._peers if peer.role == "steps"))
+        for peer in owners:
+            if load != peer.told_load:
+                peer.told_load = load
+                self._send(peer, load)
+        now = time.monotonic()
         if not owners or (self._running and now < self._next_stats):
             return
         self._next_stats = now + _STATS_PERIOD_S
@@ -288,6 +307,10 @@ class EngineServer:
         peer.numbers[message.handle] = number
         try:
             request = message.request()
+            if getattr(request, "computes", True):
+                self._tell_of_others()
+            if peer.closed:  # it was one of those
+                return
             if isinstance(request, EngineRequest):
                 running.width = request.log_prob_width
                 if peer.role == "steps" and not request.streaming:
@@ -302,6 +325,7 @@ class EngineServer:
         peer = self._running[number].peer
         self.emit(number, TokenEvent([], [], error=error))
         self._flush(peer)
+        self._tell_of_others()
 
     def _send(self, peer: Peer, message: Any) -> None:
         try:
@@ -336,6 +360,17 @@ class EngineServer:
         for number in peer.numbers.values():
             del self._running[number]
             self._engine.cancel(number)
+        self._tell_of_others()
+
+    def _tell_of_others(self) -> None:
+        """Say whether others have requests; that they have none, only to who reads."""
+        for peer in tuple(self._peers):
+            others = Others(len(self._running) > len(peer.numbers))
+            if peer.role != "steps" or others == peer.told_others:
+                continue
+            if others.run or not peer.is_behind:
+                peer.told_others = others
+                self._send(peer, others)
 
     def _hang_up(self, peer: Peer) -> None:
         self._strangers.discard(peer)

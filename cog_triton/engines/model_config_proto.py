@@ -1,13 +1,14 @@
-"""Protobuf messages of Triton's model configurations, as tritonclient has them.
+"""Protobuf messages of Triton's model configurations and gRPC service, as tritonclient has them.
 
-They are loaded from its file: its package imports gRPC and NumPy, half a second of CPU at each
-start of a server, which calls neither.
+They are loaded from its files: its package imports NumPy, 0.1 s of CPU at each start of a server.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -26,3 +27,16 @@ def _load(name: str) -> Any:
 
 
 model_config_pb2 = _load("model_config_pb2")
+
+
+def service() -> Any:
+    """Messages of the gRPC service; their file imports the package for `model_config_pb2`."""
+    package = "tritonclient.grpc"
+    if package in sys.modules:
+        return _load("service_pb2")
+    sys.modules[package] = stand_in = ModuleType(package)
+    stand_in.__dict__["model_config_pb2"] = model_config_pb2
+    try:
+        return _load("service_pb2")
+    finally:
+        del sys.modules[package]

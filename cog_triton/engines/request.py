@@ -1,18 +1,15 @@
 """Engine request and token events: input and output of every engine, in token ids.
 
-What a request may ask beyond the tensor contract travels as one JSON object, the input
-``request_extras`` of our private model ``engine_steps``, so that the published model keeps
-TensorRT-LLM's inputs.
+What a request may ask beyond the tensor contract only our own front end can ask, so that the
+published model has TensorRT-LLM's inputs.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TypeVar
+from typing import Literal, Self
 
 from cog_triton import errors
 from cog_triton.errors import InvalidArgument, PromptTooLong
@@ -20,7 +17,7 @@ from cog_triton.ipc.messages import message
 from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.system.log_notes import log_once
 from cog_triton.text.guide import Guide
-from cog_triton.text.sampling import SAMPLING, SamplingParams, row, rows
+from cog_triton.text.sampling import SamplingParams, row, rows
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -189,41 +186,3 @@ def note_length_penalty(request: EngineRequest) -> None:
     """Log that a length penalty has no effect, on engines without beam search."""
     if request.sampling.length_penalty != 1:
         log_once(_log, "length_penalty has no effect without beam search, which this engine lacks")
-
-
-EXTRAS = "request_extras"
-# Of an engine request, and of its sampling parameters.
-_FIELDS = tuple(item.name for item in REQUEST if not item.tensor)
-_SAMPLING = tuple(item for item in SAMPLING if not item.tensor)
-IMAGES = "images"
-
-R = TypeVar("R", bound=EngineRequest)
-
-
-def encode_extras(request: EngineRequest) -> dict[str, Any]:
-    """The input of what a request asks beyond the contract; none if it asks nothing."""
-    values = {name: value for name in _FIELDS if (value := getattr(request, name))}
-    sampling = request.sampling
-    values |= {item.name: value for item in _SAMPLING if (value := getattr(sampling, item.name))}
-    if request.images:
-        values[IMAGES] = [
-            (image.where, base64.b64encode(image.data).decode("ascii")) for image in request.images
-        ]
-    return {EXTRAS: json.dumps(values)} if values else {}
-
-
-def decode_extras(request: R, text: str) -> R:
-    """`request` with the extras that `encode_extras` wrote; raises E1005."""
-    try:
-        values = json.loads(text)
-        sampling = {
-            item.name: item.read(values[item.name]) for item in _SAMPLING if item.name in values
-        }
-        own = {name: values[name] for name in _FIELDS if name in values}
-        if IMAGES in values:
-            own[IMAGES] = tuple(
-                ImagePart(str(where), base64.b64decode(data)) for where, data in values[IMAGES]
-            )
-        return replace(request, sampling=replace(request.sampling, **sampling), **own)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise InvalidArgument(f"{EXTRAS}: malformed: {str(error)[:80]}") from None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from cog_triton.system.tcp_sockets import tcp_sockets
+from cog_triton.system.tcp_sockets import listening_sockets
 
 _POLL_S = 0.2
 
@@ -29,7 +29,7 @@ def start(port: int, file: Path | None, drain: Callable[[float | None], None]) -
         listened = False
         while not (file and file.exists()):
             try:
-                listens = any(tcp_sockets(listening=True, port=port))
+                listens = any(listening_sockets(port))
             except OSError:  # no file descriptor is left to look with
                 listens = listened
             if listened and not listens:

@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.admission import Admission
-from cog_triton.serving.triton_use import TritonUse
 from cog_triton.settings import Settings
 from cog_triton.triton import liveness
 from cog_triton.triton.liveness import ProcessLiveness
 from cog_triton.triton.server import TritonClient, TritonServer
-from cog_triton.triton.step_stream import ReplicaStreams
+from cog_triton.triton.step_stream import EngineChannel, StepStreams
 from cog_triton.triton.token_transport import TokenTransport
 
 _log = logging.getLogger(__name__)
@@ -30,6 +29,8 @@ _TICK_S = 0.1
 _TIMEOUT_S = 30.0
 _PAUSE_S = 5.0
 _DEATH_S = 10.0
+_OTHERS_S = 5.0
+_SETTLING_TICKS, _SETTLING_S = 50, 0.02
 
 
 class Sick(NamedTuple):
@@ -47,7 +48,7 @@ class EngineChecks:
         transport: TokenTransport,
         probe: Callable[..., None],
         admission: Admission,
-        replicas: ReplicaStreams | None,
+        replicas: StepStreams | None,
     ) -> None:
         """See `Supervisor`."""
         self.requested = asyncio.Event()
@@ -75,7 +76,9 @@ class EngineChecks:
             self._admission.release()
             await asyncio.sleep(_PAUSE_S)
 
-    async def _check(self, transport: TokenTransport, probe: Callable[[], None]) -> str:
+    async def _check(
+        self, transport: TokenTransport | EngineChannel, probe: Callable[[], None]
+    ) -> str:
         """Check of an engine: what is wrong with it, if two one-token requests fail; else blank.
 
         The first of them may have gone the way of the failed one, a connection that was breaking.
@@ -113,11 +116,10 @@ class FailureDetection:
         client: TritonClient,
         transport: TokenTransport,
         checks: EngineChecks,
-        replicas: ReplicaStreams | None,
+        replicas: StepStreams | None,
     ) -> None:
         """See `Supervisor`."""
         self.checks = checks
-        self.triton_use = TritonUse(settings.triton_grpc_port)
         self._period = settings.triton_probe_period
         self._timeout = settings.triton_probe_timeout
         self._server = server
@@ -163,19 +165,38 @@ class FailureDetection:
                     watch.cancel()
                 await asyncio.gather(*watches, return_exceptions=True)
 
+    async def blames(self, replica: int | None = None, *, of_engine: bool) -> bool:
+        """Whether requests of ours may be blamed for a death: no others ran, nor did just now.
+
+        An engine may have said so last; that has to be here first.
+        """
+        for _ in range(_SETTLING_TICKS):
+            if not of_engine or self._transport.has_ended(replica):
+                break
+            await asyncio.sleep(_SETTLING_S)
+        if time.monotonic() - self._transport.others_at >= _OTHERS_S:
+            return True
+        _log.warning("no stream is blamed for this: Triton's own API was in use")
+        return False
+
     async def _watch_readiness(self) -> str:
         """Readiness probe: fails on no answer in time, or on two answers of not ready."""
         while True:
             await asyncio.sleep(self._period)
-            self.triton_use.look()
             began = time.monotonic()
-            probe = asyncio.ensure_future(self._client.is_ready())
+            probe = asyncio.ensure_future(self._look())
             limit = self._timeout
             if not await _done_within(probe, limit):
                 if self._transport.last_token_at < began:
                     return f"tritonserver did not answer for {limit:g} s (TRITON_PROBE_TIMEOUT)"
             elif not probe.result() and not await self._client.is_ready():
                 return "tritonserver says that it is not ready"
+
+    async def _look(self) -> bool:
+        """Whether Triton is ready; notes whether an engine inside it has requests of others."""
+        if self._server.keeper is None:
+            self._transport.note_active(await self._client.active_requests())
+        return await self._client.is_ready()
 
 
 async def _done_within(task: asyncio.Future[Any], seconds: float) -> bool:

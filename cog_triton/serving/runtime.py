@@ -31,8 +31,7 @@ from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.model_repository import max_batch_size
 from cog_triton.triton.request_streams import RequestStreams
 from cog_triton.triton.server import TritonClient, TritonServer
-from cog_triton.triton.step_session import StepStatistics
-from cog_triton.triton.step_stream import ReplicaStatistics, ReplicaStreams, StepStream
+from cog_triton.triton.step_stream import StepStreams
 from cog_triton.triton.token_transport import TokenTransport
 
 _log = logging.getLogger(__name__)
@@ -46,8 +45,8 @@ class Runtime:
 
     `adapters` are its LoRA adapters, if it may have any, `sampling_defaults` the model's own of
     sampling parameters, `borrowed` parsers of vLLM. For metrics: `admission` counts requests,
-    `supervisor` has Triton's state and restarts, `step_statistics` the step stream's counts if the
-    engine has one.
+    `supervisor` has Triton's state and restarts, `step_streams` the counts of steps if the engine
+    has a process.
     """
 
     def __init__(
@@ -72,25 +71,28 @@ class Runtime:
         self.admission = admission
         self.adapters = adapters
         self.sampling_defaults = _sampling_defaults(settings, family)
-        client = TritonClient(settings.triton_url)
+        client = TritonClient(settings)
         self.borrowed: BorrowedParsers | None = None
-        self.step_statistics: StepStatistics | ReplicaStatistics | None = None
+        self.step_streams: StepStreams | None = None
         transport: TokenTransport
-        engines: ReplicaStreams | None = None
-        arguments = (
-            settings.triton_url,
-            settings.triton_timeout,
-            family.classify_error,
-            family.encode_request,
-        )
-        if replicas > 1:
-            transport = engines = ReplicaStreams(replicas, *arguments)
-            self.step_statistics = engines.statistics
-        elif family.step_stream:
-            transport = steps = StepStream(*arguments)
-            self.step_statistics = steps.statistics
+        if family.step_stream:
+            transport = self.step_streams = StepStreams(
+                lambda: server.grpc_target,
+                lambda: server.steps_key,
+                settings.triton_timeout,
+                family.classify_error,
+                family.engine_request,
+                replicas,
+            )
         else:
-            transport = RequestStreams(*arguments)
+            transport = RequestStreams(
+                lambda: server.grpc_target,
+                settings.triton_timeout,
+                family.classify_error,
+                family.encode_request,
+                server.engine_inputs(),
+            )
+        engines = self.step_streams if replicas > 1 else None
         self.generator = TextGenerator(
             settings,
             family.limits,

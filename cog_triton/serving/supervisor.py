@@ -17,7 +17,7 @@ from cog_triton.serving.failure_detection import EngineChecks, FailureDetection,
 from cog_triton.serving.lifecycle import Lifecycle, SupervisorState, first_line
 from cog_triton.settings import Settings
 from cog_triton.triton.server import TritonClient, TritonServer
-from cog_triton.triton.step_stream import ReplicaStreams
+from cog_triton.triton.step_stream import StepStreams
 from cog_triton.triton.token_transport import TokenTransport
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Supervisor:
         probe: Callable[..., None],
         admission: Admission,
         on_failed: Callable[[], None],
-        replicas: ReplicaStreams | None = None,
+        replicas: StepStreams | None = None,
     ) -> None:
         """`probe` generates one token over `transport`; `on_failed` is called after giving up.
 
@@ -178,19 +178,19 @@ class Supervisor:
                 continue
             failure = watch.result()
             if failure.replica is not None:
-                self._lose(failure.replica, failure.reason)
+                await self._lose(failure.replica, failure.reason)
                 continue
             stable = time.monotonic() - self._ready_at >= STABLE_S
             reason = failure.reason + self._server.oom_hint()
             await self._restart(reason, stable=stable, engine_only=failure.engine_only)
 
-    def _lose(self, replica: int, reason: str) -> None:
+    async def _lose(self, replica: int, reason: str) -> None:
         """One of several engines has died; Triton's stub leases another in its place."""
         assert self._replicas is not None
         _log.error("engine %d: %s%s; others serve", replica, reason, self._server.oom_hint())
         self.restarts += 1
         self._replicas.forget(replica)
-        self._admission.lose(replica, blame=not self._detection.triton_use.recent())
+        self._admission.lose(replica, blame=await self._detection.blames(replica, of_engine=True))
         self._checks.requested.set()  # who fared ill at another engine meanwhile is to go on, too
 
     async def _restarted_as_planned(self, watch: asyncio.Future[Any]) -> bool:
@@ -261,16 +261,17 @@ class Supervisor:
     async def _restart(self, reason: str, *, stable: bool, engine_only: bool) -> None:
         """Restart until it is ready, stopped or given up."""
         life = self._life
+        blames = await self._detection.blames(of_engine=engine_only)
         blamed = self._admission.resumes and self._admission.suspects == 1
         life.failed(reason, self._start_s, stable=stable, blamed=blamed)
         while True:
             # A failed start says Triton's last lines itself.
             tail = "" if engine_only or "\n" in reason else f"\n{self._server.log_tail()}"
             _log.error("Triton: %s%s", reason, tail)
-            self._stop_requests()
-            self._transport.disconnect()
+            self._stop_requests(blames=blames)
             if not engine_only:
                 self._server.kill()
+                self._transport.disconnect()
             if life.state is not SupervisorState.RESTARTING:
                 return
             await asyncio.sleep(life.pause)
@@ -287,12 +288,12 @@ class Supervisor:
         what = "The engine" if engine_only else "Triton"
         _log.info("%s is ready again after %.1f s", what, self._start_s)
 
-    def _stop_requests(self) -> None:
+    def _stop_requests(self, *, blames: bool = False) -> None:
         """Have all requests in flight wait for the next start, or fail."""
         refusal = self._life.refusal
         if self.state is SupervisorState.RESTARTING and self._admission.resumes:
             self._limit_wait()
-            self._admission.pause(refusal, blame=not self._detection.triton_use.recent())
+            self._admission.pause(refusal, blame=blames)
             return
         if self.state is SupervisorState.FAILED:
             _log.error("The server stops: %s", first_line(self.error.detail if self.error else ""))

@@ -191,7 +191,7 @@ async def _start(settings: Settings, server: TritonServer, *, leads: bool) -> No
     if not leads:
         await server.start(always_ready, no_probe)
         return
-    async with TritonClient(settings.triton_url) as client:
+    async with TritonClient(settings) as client:
         await server.start(client.is_ready, no_probe)
 
 

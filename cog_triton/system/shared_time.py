@@ -6,7 +6,6 @@ process that holds the GIL, or has died, could not send one.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import mmap
 import os
@@ -18,23 +17,11 @@ _SIZE = 8
 class SharedTime:
     """The writer's side; `descriptor` is of the memory."""
 
-    def __init__(self, file: Path | None = None) -> None:
-        """With `file`, which must be new, also a reader in another user namespace finds it.
-
-        It is locked while this object lives. Raises OSError where it cannot be made, or has no
-        room.
-        """
-        if file is None:
-            self.descriptor = os.memfd_create("shared-time")
-        else:
-            self.descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX)  # the mapping's copy of it holds the lock
-            os.posix_fallocate(self.descriptor, 0, _SIZE)  # a write without a block is SIGBUS
-            self._time = memoryview(mmap.mmap(self.descriptor, _SIZE)).cast("d")
-        finally:
-            if file is not None:
-                os.close(self.descriptor)
+    def __init__(self) -> None:
+        """Raises OSError where there is no room."""
+        self.descriptor = os.memfd_create("shared-time")
+        os.posix_fallocate(self.descriptor, 0, _SIZE)  # a write without a block is SIGBUS
+        self._time = memoryview(mmap.mmap(self.descriptor, _SIZE)).cast("d")
         self.set(math.inf)
 
     def set(self, at: float) -> None:

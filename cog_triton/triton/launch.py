@@ -78,7 +78,8 @@ def launch_command(
 ) -> LaunchCommand:
     """The command for `world_size` ranks on `repository`; temporary files go to `run_dir`.
 
-    Names of a rank's shared memory begin with `shm_prefix` and its number.
+    Names of a rank's shared memory begin with `shm_prefix` and its number. gRPC listens at
+    `grpc_socket`, in a directory that has to be there.
 
     Raises:
         InvalidArgument: settings that contradict each other; names them.
@@ -92,8 +93,7 @@ def launch_command(
     }
 
     def server(rank: int, number: str = "") -> list[str]:
-        prefix = f"{shm_prefix}{number or rank}_"
-        return _tritonserver(settings, triton, repository, prefix, rank)
+        return _tritonserver(settings, triton, repository, shm_prefix, number or str(rank))
 
     only_rank = settings.cog_triton_rank
     if only_rank is not None:
@@ -144,7 +144,7 @@ def find_mpirun(settings: Settings, environment: Mapping[str, str] = os.environ)
 
 
 def _tritonserver(
-    settings: Settings, triton: TritonInstallation, repository: Path, shm_prefix: str, rank: int
+    settings: Settings, triton: TritonInstallation, repository: Path, shm_prefix: str, rank: str
 ) -> list[str]:
     argv = [
         str(triton.binary),
@@ -152,22 +152,26 @@ def _tritonserver(
         f"--backend-directory={triton.backend_directory}",
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
-        f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+        f"--backend-config=python,shm-region-prefix-name={shm_prefix}{rank}_",
     ]
-    if rank:
+    if rank != "0":
         return [*argv, *_WORKER_OPTIONS]
+    socket, _, number = str(grpc_socket(shm_prefix)).partition(":")
     for kind, host, port in (
         ("http", settings.triton_host, settings.triton_http_port),
-        ("grpc", *settings.triton_ports["TRITON_GRPC_PORT"]),
+        ("grpc", f"unix:{socket}", number),
         ("metrics", settings.triton_host, settings.triton_metrics_port),
     ):
         argv += [f"--{kind}-address={host}", f"--{kind}-port={port}"]
     header = f"cog-triton-unpublished={secrets.token_urlsafe(32)}"
     argv.append(f"--http-restricted-api={_UNPUBLISHED}:{header}")
-    if settings.has_tenants:  # it asks for no key
-        return [*argv, "--allow-grpc=false"]
     argv.append(f"--grpc-restricted-protocol={_UNPUBLISHED_BY_GRPC}:{header}")
     return argv
+
+
+def grpc_socket(shm_prefix: str) -> Path:
+    """Where Triton's gRPC listens: it adds its port to the address that it is given."""
+    return Path(f"/dev/shm/{shm_prefix}grpc/s:1")
 
 
 def _mpi_hosts(settings: Settings, repository: Path, world_size: int) -> list[str]:

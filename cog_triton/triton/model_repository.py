@@ -187,27 +187,16 @@ def _integer(value: Any, least: int) -> int:
 ENGINE_MODEL = "tensorrt_llm"
 _STEP_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.backend.step_model import make_step_model
-from {module} import {function}
+from cog_triton.backend.step_model import TritonPythonModel
 
-TritonPythonModel = make_step_model({function})
+__all__ = ["TritonPythonModel"]
 '''
 _STEP_TENSORS = """
-input { name: "step_stream" data_type: TYPE_STRING dims: [1] optional: true }
-input { name: "step_command" data_type: TYPE_STRING dims: [1] optional: true }
-input { name: "step_handle" data_type: TYPE_INT64 dims: [1] optional: true }
-input { name: "step_number" data_type: TYPE_INT64 dims: [1] optional: true }
-input { name: "step_replica" data_type: TYPE_INT64 dims: [1] optional: true }
-input { name: "packed_input_ids" data_type: TYPE_STRING dims: [1] optional: true }
-input { name: "request_extras" data_type: TYPE_STRING dims: [1] optional: true }
-output { name: "step" data_type: TYPE_INT64 dims: [-1] }
-output { name: "log_probs" data_type: TYPE_FP32 dims: [-1] }
-output { name: "step_errors" data_type: TYPE_STRING dims: [-1] }
-output { name: "finish_reason" data_type: TYPE_STRING dims: [1] }
-output { name: "output_token_count" data_type: TYPE_INT64 dims: [1] }
-output { name: "step_number" data_type: TYPE_INT64 dims: [1] }
+input { name: "call" data_type: TYPE_UINT8 dims: [-1] }
+output { name: "bytes" data_type: TYPE_UINT8 dims: [-1] }
+model_transaction_policy { decoupled: true }
+instance_group { count: 1 kind: KIND_CPU }
 """
-_ACK_TIMEOUT_MS = 1000
 _LOADER_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
 from cog_triton.backend.adapter_loader import TritonPythonModel
@@ -256,7 +245,9 @@ def render_repository(
             if model_py is not None:
                 (version / "model.py").write_text(model_py, "utf-8")
             if family.step_stream:
-                _render_step_model(family, config, target / STEP_MODEL)
+                steps = model_config_pb2.ModelConfig(name=STEP_MODEL, backend="python")
+                text_format.Merge(_STEP_TENSORS, steps)
+                _write_model(target / STEP_MODEL, steps, _STEP_MODEL_PY)
             if family.reports_finish_reason:
                 config.output.add(
                     name=FINISH_REASON, data_type=model_config_pb2.TYPE_STRING, dims=[1]
@@ -300,22 +291,6 @@ def _write_model(folder: Path, config: Any, model_py: str | None) -> None:
     if model_py is not None:
         (folder / "1" / "model.py").write_text(model_py, "utf-8")
     (folder / "config.pbtxt").write_text(text_format.MessageToString(config), "utf-8")
-
-
-def _render_step_model(family: EngineFamily, engine_config: Any, target: Path) -> None:
-    """Write the private model that carries the engine's steps, a guest of the engine process."""
-    config = model_config_pb2.ModelConfig()
-    config.CopyFrom(engine_config)
-    config.name = STEP_MODEL
-    for tensor in config.input:
-        tensor.optional = True
-    config.ClearField("output")
-    config.model_transaction_policy.decoupled = True
-    text_format.Merge(_STEP_TENSORS, config)
-    config.parameters["ack_timeout_ms"].string_value = str(_ACK_TIMEOUT_MS)
-    module, _, function = family.request_decoder.partition(":")
-    model_py = _STEP_MODEL_PY.format(module=module, function=function)
-    _write_model(target, config, model_py)
 
 
 def _render_python_engine(config: Any, decoupled_mode: Any) -> None:

@@ -1,146 +1,207 @@
-"""Token transport with a response stream a request: TensorRT-LLM's backend has no other.
+"""Token transport of engines inside tritonserver: TensorRT-LLM's backend answers each request.
 
-An engine keeps LoRA adapters in a cache, from which it drops those that were used least lately;
-after a restart it is empty. A request whose adapter is not in it fails before its first token, and
-is sent again after the adapter was loaded.
+An engine has LoRA adapters in a cache, from which it drops those that were used least lately; after
+a restart it is empty. A request whose adapter is not in it fails before its first token, and is
+sent again after the adapter was loaded.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import logging
+import math
 import os
 import re
-import threading
+import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from cog_triton.engines.generate_stream import (
-    ADAPTER_LOADER,
-    GenerateEndpoint,
-    ToError,
-    excerpt,
-    http_error,
-    parse_response,
-    timed_out,
-)
+from cog_triton.engines.generate_stream import ADAPTER_LOADER, ToError, timed_out
 from cog_triton.engines.request import EngineRequest
-from cog_triton.engines.step_items import ERROR, GOES_ON, STOP, StepItem
-from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
-from cog_triton.triton.token_transport import Put, Submission, as_list, failure
-from cog_triton.triton.triton_connections import Exchange, TritonConnections
+from cog_triton.engines.step_items import GOES_ON, STOP, StepItem
+from cog_triton.errors import (
+    CogTritonError,
+    InvalidArgument,
+    TritonMalformedEvent,
+    TritonUnavailable,
+)
+from cog_triton.triton.infer_stream import (
+    InferStream,
+    Tensor,
+    contents,
+    infer_request,
+    text_content,
+)
+from cog_triton.triton.token_transport import Put, failure
 
-_log = logging.getLogger(__name__)
-
-_numbers = itertools.count(1)
+ENGINE_MODEL = "tensorrt_llm"
+_FORMATS = {
+    "BOOL": "?",
+    "UINT8": "B",
+    "INT32": "i",
+    "INT64": "q",
+    "UINT64": "Q",
+    "FP16": "e",
+    "FP32": "f",
+}
+_STOP = {"input_ids": [0], "input_lengths": 1, "request_output_len": 1, "stop": True}
+_NOT_LOADED = re.compile(r"lora_task_id=\d+: not loaded")
 
 
 class RequestStreams:
-    """Sends each request to `generate_stream` of `tensorrt_llm`; see `TokenTransport`.
+    """Sends each request to `tensorrt_llm`, on one stream; see `TokenTransport`.
 
     Requests may name an adapter, which is loaded when the engine lacks it.
     """
 
     def __init__(
         self,
-        url: str,
+        target: Callable[[], str],
         timeout: float,
         to_error: ToError,
         encode_request: Callable[[EngineRequest], dict[str, Any]],
+        inputs: Mapping[str, ModelInput],
     ) -> None:
-        """`timeout` is in seconds between tokens of a request."""
+        """`target` is Triton's gRPC address, `inputs` are those of the model by name.
+
+        `timeout` is in seconds between tokens of a request.
+        """
         self._timeout = timeout
-        self._path = "/v2/models/tensorrt_llm/generate_stream"
-        self.to_error = to_error
         self._encode_request = encode_request
-        self._loader = GenerateEndpoint.at(url, ADAPTER_LOADER, to_error, timeout)
-        self._loading = threading.Lock()
+        self._inputs = inputs
+        self._numbers = itertools.count(1)
+        self._running: set[_Request] = set()
+        self._loading: dict[str, _Loading] = {}
         self._loaded_at: dict[str, float] = {}
-        self._running: set[_Stream] = set()
-        self._connections = TritonConnections(url, self._check_timeouts)
+        self.stream = InferStream(target, to_error, self._check_timeouts)
         self.last_token_at = 0.0
+        self.others_at = -math.inf
+        self._most = 0
+
+    def has_ended(self, replica: int | None) -> bool:
+        """See `TokenTransport.has_ended`; a dead Triton's is gone."""
+        return True
 
     def open(self) -> None:
-        """See `TokenTransport.open`; there is nothing to do."""
+        """See `TokenTransport.open`."""
+        self.stream.connect()
 
     def disconnect(self) -> None:
-        """See `TokenTransport.disconnect`; there is nothing to do."""
+        """See `TokenTransport.disconnect`."""
+        self.stream.disconnect()
 
     def close(self) -> None:
         """See `TokenTransport.close`."""
-        self._connections.close()
+        self.stream.close()
+        for request in self._running.copy():  # those that were not sent
+            request.on_failure(TritonUnavailable("the server is stopping; try again"))
+
+    def note_active(self, requests: int | None) -> None:
+        """See `TokenTransport.note_active`."""
+        if requests is None or requests > self._most:
+            self.others_at = time.monotonic()
+        self._most = len(self._running)
 
     def submit(
         self, request: EngineRequest, engine_inputs: Mapping[str, Any], put: Put
-    ) -> Submission:
-        """See `TokenTransport.submit`."""
-        if request.adapter is None:
-            return self.send(request, engine_inputs, put)
-        return _AdapterRequest(self, request, engine_inputs, put)
+    ) -> _Request:
+        """See `TokenTransport.submit`; raises E1005 for a value that its input does not take."""
+        values = {**self._encode_request(request), **engine_inputs}
+        made = _Request(self, request, values, put)
+        self._running.add(made)
+        self._most = max(self._most, len(self._running))
+        if not self.stream.wanted:
+            self.forget(made)
+            raise TritonUnavailable("Triton is not connected; try again")
+        self.stream.call(made.send)
+        return made
 
-    def send(
-        self, request: EngineRequest, engine_inputs: Mapping[str, Any], put: Put
-    ) -> Submission:
-        """Send a request whose adapter, if it has one, is taken to be loaded."""
-        request_id = f"{os.getpid()}-{next(_numbers)}"
-        values = {**self._encode_request(request), **engine_inputs, "id": request_id}
-        streaming = values["streaming"]
-        repeats = not (streaming or values.get("exclude_input_in_output"))
-        prompt = list(request.input_ids) if repeats else []
-        stream = _Stream(
-            self,
-            request_id,
-            put,
-            log_probs=request.return_log_probs,
-            streaming=streaming,
-            prompt=prompt,
-        )
-        self._running.add(stream)
-        try:
-            stream.exchange = self._connections.send(
-                self._path, json.dumps(values).encode(), stream
-            )
-        except TritonUnavailable:
-            self._running.discard(stream)
-            raise
-        if stream._ended:  # the reader was faster, and had no connection to close
-            stream.exchange.abort()
-        return stream
+    def new_id(self) -> str:
+        """Id of a request, which no other process's has."""
+        return f"{os.getpid()}-{next(self._numbers)}"
 
-    def load(self, name: str, since: float) -> None:
-        """Load an adapter, unless that was done after `since`; blocks, raises the coded error."""
-        with self._loading:
-            if self._loaded_at.get(name, 0.0) > since:
-                return
-            for _ in self._loader.request({"lora_name": name}, f"lora-{next(_numbers)}").events():
-                pass
+    def encoded(self, request_id: str, values: Mapping[str, Any]) -> bytes:
+        """The request of these input values; raises E1005."""
+        tensors = {}
+        for name, value in values.items():
+            if name not in self._inputs:
+                raise InvalidArgument(f"{name}: this engine does not support it")
+            try:
+                tensors[name] = self._inputs[name].tensor(value)
+            except (struct.error, OverflowError, UnicodeEncodeError) as error:
+                kind = self._inputs[name].datatype
+                raise InvalidArgument(f"{name}: not of type {kind}: {error}") from None
+        return infer_request(ENGINE_MODEL, request_id, tensors)
+
+    def load(self, name: str, since: float, then: Callable[[CogTritonError | None], None]) -> None:
+        """Load an adapter, unless that was done after `since`; on the stream's thread.
+
+        `then` gets the error if it cannot be loaded.
+        """
+        if self._loaded_at.get(name, 0.0) > since:
+            then(None)
+        elif name in self._loading:
+            self._loading[name].then.append(then)
+        else:
+            loading = self._loading[name] = _Loading(then, partial(self._loaded, name))
+            request_id = self.new_id()
+            tensor = Tensor("BYTES", (1,), text_content(name.encode()))
+            request = infer_request(ADAPTER_LOADER, request_id, {"lora_name": tensor})
+            self.stream.send(request_id, request, loading, whole=True)
+
+    def forget(self, request: _Request) -> None:
+        """Watch a request no longer, since it has ended; on any thread."""
+        self._running.discard(request)
+
+    def _loaded(self, name: str, error: CogTritonError | None) -> None:
+        if error is None:
             self._loaded_at[name] = time.monotonic()
-
-    def forget(self, stream: _Stream) -> None:
-        """Watch a request no longer, since it has ended."""
-        self._running.discard(stream)
-
-    def stop(self, request_id: str, *, streaming: bool) -> None:
-        """Stop a request by its id, without waiting for the answer."""
-        values = {
-            "input_ids": [0],
-            "input_lengths": 1,
-            "request_output_len": 1,
-            "streaming": streaming,
-            "stop": True,
-            "id": request_id,
-        }
-        self._connections.send(self._path, json.dumps(values).encode(), _LoggedAnswer(request_id))
+        for then in self._loading.pop(name).then:
+            then(error)
 
     def _check_timeouts(self, now: float) -> None:
-        for stream in self._running.copy():
-            if now - stream.last_at > self._timeout:
-                stream.fail(timed_out(self._timeout))
+        for request in self._running.copy():
+            if now - request.last_at > self._timeout:
+                request.stop()
+                request.on_failure(timed_out(self._timeout))
 
 
-class _Stream:
+class ModelInput:
+    """An input of a model: `datatype` as requests name it, and `dims` with the batch's.
+
+    -1 is any size, for one of the dimensions.
+    """
+
+    def __init__(self, datatype: str, dims: Sequence[int]) -> None:
+        self.datatype = datatype
+        self._dims = dims
+
+    def tensor(self, value: Any) -> Tensor:
+        """A value, or a flat list of them, as a tensor."""
+        values = value if isinstance(value, list) else [value]
+        known = math.prod(size for size in self._dims if size >= 0)
+        shape = tuple(size if size >= 0 else len(values) // known for size in self._dims)
+        if self.datatype == "BYTES":
+            content = b"".join(text_content(str(text).encode()) for text in values)
+        else:
+            content = struct.pack(f"<{len(values)}{_FORMATS[self.datatype]}", *values)
+        return Tensor(self.datatype, shape, content)
+
+
+def model_inputs(config: Any) -> Mapping[str, ModelInput]:
+    """The inputs of a model, by its ModelConfig."""
+    batch = [1] if config.max_batch_size else []
+    return {item.name: ModelInput(_datatype(item), [*batch, *item.dims]) for item in config.input}
+
+
+def _datatype(item: Any) -> str:
+    field = item.DESCRIPTOR.fields_by_name["data_type"]
+    name = field.enum_type.values_by_number[item.data_type].name.removeprefix("TYPE_")
+    return "BYTES" if name == "STRING" else str(name)
+
+
+class _Request:
     """One request: `Receiver` of its responses, and `Submission` of its caller."""
 
     replica = 0
@@ -148,86 +209,84 @@ class _Stream:
     def __init__(
         self,
         streams: RequestStreams,
-        request_id: str,
+        request: EngineRequest,
+        values: Mapping[str, Any],
         put: Put,
-        *,
-        log_probs: bool,
-        streaming: bool,
-        prompt: list[int],
     ) -> None:
-        """`prompt` are ids that the answer begins with."""
         self._streams = streams
-        self._request_id = request_id
+        self._request = request
+        self._values = values
+        self._encode()
         self._put = put
-        self._log_probs = log_probs
-        self._streaming = streaming
-        self._prompt = prompt
+        self._whole = not values["streaming"]
+        repeats = self._whole and not values.get("exclude_input_in_output")
+        self._prompt = list(request.input_ids) if repeats else []
         self._count = 0
-        self._ended = False
-        self.exchange: Exchange | None = None
-        self.last_at = time.monotonic()
+        self._ended = self._sent = False
+        self._again = request.adapter is not None
+        self.last_at = self._sent_at = time.monotonic()
+
+    def _encode(self) -> None:
+        self._id = self._streams.new_id()
+        self._content = self._streams.encoded(self._id, self._values)
+
+    def send(self) -> None:
+        """Send it, unless it was cancelled; on the stream's thread."""
+        if not self._ended:
+            self._sent = True
+            self._sent_at = time.monotonic()
+            self._streams.stream.reconnect()
+            self._streams.stream.send(self._id, self._content, self, whole=self._whole)
 
     def cancel(self) -> None:
-        """See `Submission.cancel`.
-
-        Triton notices a closed connection only when it writes to it, so before the first token, and
-        where all come at once, the request is stopped by its id.
-        """
-        if self._ended:
-            return
-        self._ended = True
-        self._streams.forget(self)
-        if self.exchange is not None:
-            self.exchange.abort()
-        if not self._count:
-            try:
-                self._streams.stop(self._request_id, streaming=self._streaming)
-            except TritonUnavailable as error:
-                _log.warning("request %s could not be stopped: %s", self._request_id, error)
-
-    def fail(self, error: CogTritonError) -> None:
-        """End the request with an error."""
+        """See `Submission.cancel`."""
         if not self._ended:
-            self._end(failure(0, error))
-            if self.exchange is not None:
-                self.exchange.abort()
+            self._ended = True
+            self._streams.forget(self)
+            self._streams.stream.call(self.stop)
 
-    def on_payloads(self, payloads: list[bytes]) -> None:
-        """See `Receiver.on_payloads`."""
-        self.last_at = self._streams.last_token_at = time.monotonic()
-        ids: list[int] = []
-        log_probs: list[float] = []
-        error: CogTritonError | None = None
-        try:
-            for payload in payloads:
-                self._parse(payload, ids, log_probs)
-        except CogTritonError as raised:
-            error = raised
-        if ids and not self._ended:
-            offset, width = self._count, int(self._log_probs)
-            self._count += len(ids)  # first: who gets the item may cancel at once
-            self._put(StepItem(0, 0, offset, ids, log_probs, GOES_ON, None, width))
-        if error is not None:
-            self.fail(error)
+    def stop(self) -> None:
+        """Stop it by its id, and drop what still comes; on the stream's thread."""
+        self._streams.stream.forget(self._id)
+        if self._sent:
+            values = {**_STOP, "streaming": not self._whole}
+            content = self._streams.encoded(self._id, values)
+            self._streams.stream.send(self._id, content, whole=self._whole)
 
-    def on_end(self, status: int, body: bytes) -> None:
-        """See `Receiver.on_end`."""
+    def on_response(self, response: Any, last: bool) -> None:
+        """See `Receiver.on_response`."""
         if self._ended:
             return
-        if status != 200:
-            self._end(failure(0, http_error(status, body, self._streams.to_error)))
-        elif body.strip():
-            self._end(
-                failure(
-                    0, TritonMalformedEvent(f"the stream ended inside an event: {excerpt(body)}")
-                )
-            )
-        else:
+        self.last_at = self._streams.last_token_at = time.monotonic()
+        try:
+            outputs = contents(response)
+            if outputs or not last:
+                self._take(outputs)
+        except TritonMalformedEvent as error:
+            if not last:
+                self.stop()
+            self.on_failure(error)
+            return
+        if last:
             self._end(StepItem(0, 0, self._count, [], [], STOP))
 
-    def on_failure(self, error: TritonUnavailable) -> None:
+    def on_failure(self, error: CogTritonError) -> None:
         """See `Receiver.on_failure`."""
-        if not self._ended:
+        if self._ended:
+            return
+        if self._again and _NOT_LOADED.search(str(error)):
+            self._again = self._sent = False
+            self._encode()  # something may still come for the old id
+            self.last_at = time.monotonic()
+            self._streams.load(self._request.adapter or "", self._sent_at, self._adapter_loaded)
+            return
+        self._end(failure(0, error))
+
+    def _adapter_loaded(self, error: CogTritonError | None) -> None:
+        self.last_at = time.monotonic()
+        if error is None:
+            self.send()
+        elif not self._ended:
             self._end(failure(0, error))
 
     def _end(self, item: StepItem) -> None:
@@ -235,98 +294,55 @@ class _Stream:
         self._streams.forget(self)
         self._put(item)
 
-    def _parse(self, payload: bytes, ids: list[int], log_probs: list[float]) -> None:
-        event = parse_response(payload, self._streams.to_error)
-        if event.get("output_ids") is None:
-            raise TritonMalformedEvent(f"no output_ids or error key: {excerpt(payload)}")
-        new = as_list(event["output_ids"])
-        if any(type(token) is not int for token in new):
-            raise TritonMalformedEvent(f"output_ids are not all integers: {excerpt(payload)}")
-        if not self._streaming:
-            new = self._generated(new, event.get("sequence_length"))
-        if self._log_probs:
-            values = as_list(event.get("output_log_probs"))
-            if len(values) < len(new) or any(type(v) not in (float, int) for v in values):
-                raise TritonMalformedEvent(
-                    f"no output_log_probs for its tokens: {excerpt(payload)}"
-                )
+    def _take(self, outputs: Mapping[str, tuple[str, bytes]]) -> None:
+        ids = _numbers(outputs, "output_ids", "INT32")
+        if self._whole:
+            ids = self._generated(ids, outputs)
+        log_probs: list[float] = []
+        if self._request.return_log_probs:
+            values = _numbers(outputs, "output_log_probs", "FP32")
+            if len(values) < len(ids):
+                raise TritonMalformedEvent("no output_log_probs for its tokens")
             # The last ones, where an engine repeats earlier ones.
-            log_probs += values[len(values) - len(new) :]
-        ids += new
+            log_probs = values[len(values) - len(ids) :]
+        if ids:
+            offset, width = self._count, int(self._request.return_log_probs)
+            self._count += len(ids)  # first: who gets the item may cancel at once
+            self._put(StepItem(0, 0, offset, ids, log_probs, GOES_ON, None, width))
 
-    def _generated(self, ids: list[int], length: Any) -> list[int]:
+    def _generated(self, ids: list[int], outputs: Mapping[str, tuple[str, bytes]]) -> list[int]:
         """The new ids of a whole answer, which may begin with the prompt and end in padding."""
-        ids = ids[:length] if type(length) is int else ids
+        if "sequence_length" in outputs:
+            ids = ids[: sum(_numbers(outputs, "sequence_length", "INT32"))]
         size = len(self._prompt)
         return ids[size:] if ids[:size] == self._prompt else ids
 
 
-class _LoggedAnswer:
-    """Receiver of an answer that matters only if it is an error."""
-
-    def __init__(self, request_id: str) -> None:
-        self._request_id = request_id
-
-    def on_payloads(self, payloads: list[bytes]) -> None:
-        """Log an error."""
-        for payload in payloads:
-            if b'"error"' in payload:
-                self.on_end(0, payload)
-
-    def on_end(self, status: int, body: bytes) -> None:
-        """Log an error."""
-        if status != 200:
-            _log.warning("request %s could not be stopped: %s", self._request_id, excerpt(body))
-
-    def on_failure(self, error: TritonUnavailable) -> None:
-        """Log the error."""
-        _log.warning("request %s could not be stopped: %s", self._request_id, error)
-
-
-_NOT_LOADED = re.compile(r"lora_task_id=\d+: not loaded")
-
-
-class _AdapterRequest:
-    """One request, sent again once if its adapter was not loaded."""
-
-    replica = 0
+class _Loading:
+    """Receiver of the answer to the loading of an adapter, and who waits for it."""
 
     def __init__(
         self,
-        streams: RequestStreams,
-        request: EngineRequest,
-        engine_inputs: Mapping[str, Any],
-        put: Put,
+        then: Callable[[CogTritonError | None], None],
+        on_end: Callable[[CogTritonError | None], None],
     ) -> None:
-        self._streams = streams
-        self._request = request
-        self._engine_inputs = engine_inputs
-        self._put = put
-        self._lock = threading.Lock()
-        self._cancelled = False
-        self._sent_at = time.monotonic()
-        self._submission = streams.send(request, engine_inputs, self._first)
+        self.then = [then]
+        self._on_end = on_end
 
-    def cancel(self) -> None:
-        """See `Submission.cancel`."""
-        with self._lock:
-            self._cancelled = True
-            submission = self._submission
-        submission.cancel()
+    def on_response(self, response: Any, last: bool) -> None:
+        """See `Receiver.on_response`."""
+        if last:
+            self._on_end(None)
 
-    def _first(self, item: StepItem) -> None:
-        """An item of the request as it was sent first."""
-        if item.end == ERROR and _NOT_LOADED.search(item.error or ""):
-            threading.Thread(target=self._load_and_send, name="adapter", daemon=True).start()
-        else:
-            self._put(item)
+    def on_failure(self, error: CogTritonError) -> None:
+        """See `Receiver.on_failure`."""
+        self._on_end(error)
 
-    def _load_and_send(self) -> None:
-        try:
-            self._streams.load(self._request.adapter or "", self._sent_at)
-            with self._lock:
-                if self._cancelled:
-                    return
-                self._submission = self._streams.send(self._request, self._engine_inputs, self._put)
-        except CogTritonError as error:
-            self._put(failure(0, error))
+
+def _numbers(outputs: Mapping[str, tuple[str, bytes]], name: str, datatype: str) -> list[Any]:
+    """The values of an output; raises E2104 if it is missing, or of another type."""
+    found, content = outputs.get(name, ("none", b""))
+    form = f"<{_FORMATS[datatype]}"
+    if found != datatype or len(content) % struct.calcsize(form):
+        raise TritonMalformedEvent(f"{name}: {found}, {len(content)} bytes; must be {datatype}")
+    return [value for (value,) in struct.iter_unpack(form, content)]

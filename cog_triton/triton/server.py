@@ -6,30 +6,33 @@ import asyncio
 import logging
 import os
 import re
-import secrets
 import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex, token_urlsafe
 from typing import Any, Self
 
 import httpx
 
+from cog_triton.engines import step_pipe
 from cog_triton.engines.base import rendered_engine
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonStartFailed, TritonUnavailable
 from cog_triton.keeper.keeper_client import ONE, EngineReplicas, KeeperClient
 from cog_triton.keeper.keeper_messages import EngineSpec
 from cog_triton.settings import Settings
+from cog_triton.settings.addresses import url_host
 from cog_triton.system import log_format, process_tuning, reaper
 from cog_triton.system.gpus import VISIBLE_GPUS
 from cog_triton.system.host_memory import OomKills
 from cog_triton.system.redaction import without_secrets
 from cog_triton.system.work_dir import new_shm_prefix, work_dir_errors
-from cog_triton.triton import installation, launch, liveness, server_sockets
+from cog_triton.triton import installation, launch, liveness
+from cog_triton.triton.grpc_relay import GrpcRelay
 from cog_triton.triton.model_repository import ENGINE_MODEL, read_config
+from cog_triton.triton.request_streams import ModelInput, model_inputs
 
 _HINTS = {
     "Unable to initialize shared memory key": (
@@ -76,7 +79,7 @@ def shell_safe(path: Path, shm_prefix: str, hosts: str = "") -> Path:
             f"{str(path)!r}: with MPI_HOSTS={hosts!r} it must be of letters, digits and"
             " / . + , : @ % = ^ _ -; set COG_TRITON_WORK_DIR to another directory"
         )
-    link = _SHM / f"{shm_prefix}{secrets.token_hex(3)}"
+    link = _SHM / f"{shm_prefix}{token_hex(3)}"
     link.symlink_to(path, target_is_directory=True)
     return link
 
@@ -86,14 +89,20 @@ _POLL_S = 0.02
 _TAIL_LINES = 25
 _ATTEMPTS = 3
 _CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
+_ACTIVE = re.compile(
+    r'^nv_trt_llm_request_metrics\{(?=[^}]*model="tensorrt_llm")[^}]*"active"[^}]*\} (\d+)',
+    re.MULTILINE,
+)
 _PORT_IN_USE = re.compile(r"Socket '\S*:(\d+)' already in use")
 
 
 class TritonClient:
-    """Readiness probe of the Triton at `url`; its connections belong to one event loop."""
+    """Readiness probe of the Triton of `settings`; its connections belong to one event loop."""
 
-    def __init__(self, url: str) -> None:
-        self._http = httpx.AsyncClient(base_url=url, timeout=None, trust_env=False)
+    def __init__(self, settings: Settings) -> None:
+        host, port = url_host(settings.triton_host), settings.triton_metrics_port
+        self._metrics_url = f"http://{host}:{port}/metrics"
+        self._http = httpx.AsyncClient(base_url=settings.triton_url, timeout=None, trust_env=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -112,6 +121,15 @@ class TritonClient:
         except httpx.TransportError:
             return False
         return response.status_code == 200
+
+    async def active_requests(self) -> int | None:
+        """Requests in the engine inside tritonserver, by its metrics; None if they do not say."""
+        try:
+            answer = await self._http.get(self._metrics_url)
+        except httpx.TransportError:
+            return None
+        found = _ACTIVE.findall(answer.text)
+        return sum(map(int, found)) if found else None
 
 
 class TritonServer:
@@ -143,6 +161,12 @@ class TritonServer:
         """Keeper of the engine processes, for engines that run in one; it outlives tritonserver."""
         if _has_engine_process(repository):
             self.keeper = KeeperClient(work_dir, spare=settings.spare_engine, replicas=replicas)
+        self.steps_key = token_urlsafe(32)
+        """Secret of its model ``engine_steps``."""
+        self._grpc_socket = Path()
+        self._relay: GrpcRelay | None = None
+        if not (settings.cog_triton_rank or settings.has_tenants):  # it asks for no key
+            self._relay = GrpcRelay(settings.triton_grpc_port, lambda: self._grpc_socket)
         self._oom_kills = OomKills()
         self._crash: signal.Signals | None = None
         self._was_ready = False
@@ -151,6 +175,15 @@ class TritonServer:
     def alive(self) -> bool:
         """Whether the process runs; ignores its models' stubs."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def grpc_target(self) -> str:
+        """gRPC address of the Triton that was started last."""
+        return f"unix:{self._grpc_socket}"
+
+    def engine_inputs(self) -> Mapping[str, ModelInput]:
+        """Inputs of the engine's model."""
+        return model_inputs(read_config(self._repository / ENGINE_MODEL / "config.pbtxt"))
 
     @property
     def root_pid(self) -> int:
@@ -166,7 +199,8 @@ class TritonServer:
         Raises E2106 with the last log lines as soon as the process dies, or after
         TRITON_START_TIMEOUT; no process is left then. Triton crashes in some 1 of 100 starts on a
         busy machine, so the first start that ends so is tried again. The log of the previous start
-        is kept as ``triton.previous.log``.
+        is kept as ``triton.previous.log``. The first start also opens TRITON_GRPC_PORT, which is
+        served while this event loop runs, until `stop`.
         """
         try:
             for attempt in range(_ATTEMPTS, 0, -1):
@@ -186,14 +220,13 @@ class TritonServer:
                         error.detail,
                     )
                     self.kill()
+            if self._relay is not None:
+                await self._relay.start()
         except BaseException:
             self.kill()
             self.kill_engines()
             raise
         self._was_ready = True
-        for pid in liveness.tritonserver_pids(self.root_pid):
-            with suppress(OSError):  # `cog-triton doctor` explains it
-                server_sockets.enlarge_send_buffers(pid)
 
     async def _launch(self) -> None:
         """Start the process, and the keeper if need be."""
@@ -205,6 +238,8 @@ class TritonServer:
                 self._work_dir, self._settings.tritonserver, self._settings.tritonserver_backend_dir
             )
         prefix = new_shm_prefix(self._work_dir)
+        self._grpc_socket = launch.grpc_socket(prefix)
+        self._grpc_socket.parent.mkdir(mode=0o700)
         hosts = self._settings.mpi_hosts or ""
         backends = shell_safe(triton.backend_directory, prefix, hosts)
         command = launch.launch_command(
@@ -228,6 +263,7 @@ class TritonServer:
         descriptor = os.dup(descriptor)
         told = f"{form}:{log_format.name(descriptor)}" if self._settings.log_requests else "off"
         environment[log_format.DESCRIPTOR_VARIABLE] = told
+        environment[step_pipe.KEY_VARIABLE] = self.steps_key
         with self.log.open("wb") as log, os.fdopen(descriptor, "wb"):
             self._process = reaper.spawn(
                 command.argv,
@@ -304,6 +340,8 @@ class TritonServer:
     async def stop(self) -> None:
         """Let running requests end for a few seconds, then kill what is left; end the engines."""
         await self.stop_triton()
+        if self._relay is not None:
+            await self._relay.stop()
         if self.keeper is not None:
             await self.keeper.stop()
 

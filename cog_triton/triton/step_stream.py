@@ -1,257 +1,342 @@
-"""Token transport over the step stream: one response of Triton a step has the tokens of all.
+"""Token transport of engines in processes of ours: one response of Triton for each engine step.
 
-One long request to the private model ``engine_steps`` brings the steps; each request is an ordinary
-one to that model, which names the stream and is answered once, at its end. See `step_session`.
-
-Several engines of one model have a step stream each. The choice of one is made here, where the load
-of all requests and the fate of each are known, so that an engine's death ends one stream and its
-requests alone.
+Each engine is behind an endless request to the private model ``engine_steps``, all on one gRPC
+stream; see `cog_triton.engines.step_pipe`. Of several engines of one model, the choice is made
+here, where the load of all requests and the fate of each are known. An engine's death ends its own
+requests only.
 """
 
 from __future__ import annotations
 
-import base64
-import json
+import itertools
+import logging
+import math
+import secrets
 import threading
 import time
-from array import array
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from cog_triton.engines import engine_messages, step_pipe
 from cog_triton.engines.engine_client import TOKENS_A_REQUEST, ReplicaChoice
-from cog_triton.engines.generate_stream import STEP_MODEL, ToError
+from cog_triton.engines.engine_messages import Cancel, Others, Welcome
+from cog_triton.engines.generate_stream import STEP_MODEL, ToError, timed_out
 from cog_triton.engines.request import EngineRequest
-from cog_triton.errors import TritonUnavailable
-from cog_triton.triton.step_session import (
-    StepLoad,
-    StepSession,
-    StepStatistics,
-    StepSubmission,
-)
-from cog_triton.triton.token_transport import Put
-from cog_triton.triton.triton_connections import Exchange, Receiver, TritonConnections
+from cog_triton.engines.step_items import EncodedStep, decode
+from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
+from cog_triton.ipc.framing import FrameDecoder, FrameError, frame
+from cog_triton.triton.infer_stream import InferStream, Tensor, infer_request
+from cog_triton.triton.token_transport import Put, failure
 
-_GENERATE = f"/v2/models/{STEP_MODEL}/generate"
+_log = logging.getLogger(__name__)
+
 _REOPEN_S = 1.0
+_OPENING_S = 60.0
+_DEATH_S = 5.0
+
+MakeRequest = Callable[[EngineRequest, Mapping[str, Any]], EngineRequest]
 
 
-class StepStream:
-    """Front end's side of a step stream, which is opened again when it breaks.
+class StepSubmission:
+    """A running request at `replica`; `prompt` counts its prompt's tokens."""
 
-    See `TokenTransport`.
-    """
+    __slots__ = ("_engine", "handle", "last_at", "prompt", "put", "replica", "waits")
 
-    def __init__(
-        self,
-        url: str,
-        timeout: float,
-        to_error: ToError,
-        encode_request: Callable[[EngineRequest], dict[str, Any]],
-        replica: int = 0,
-    ) -> None:
-        """`timeout` is in seconds between tokens of a request; `replica` is one of the engines."""
-        self._replica = replica
-        self._timeout = timeout
-        self._to_error = to_error
-        self._encode_request = encode_request
-        self._connections = TritonConnections(url, self._on_tick)
-        self._lock = threading.Lock()
-        self._session: StepSession | None = None
-        self._wanted = False
-        self._reopen_at = 0.0
-        self.statistics = StepStatistics()
+    def __init__(self, engine: EngineChannel, handle: int, put: Put, prompt: int) -> None:
+        self._engine = engine
+        self.replica = engine.replica
+        self.handle = handle
+        self.put = put
+        self.prompt = prompt
+        self.last_at = time.monotonic()
+        self.waits = True
+        """Whether it has got nothing yet."""
+
+    def cancel(self) -> None:
+        """See `Submission.cancel`."""
+        self._engine.cancel(self)
+
+
+class EngineChannel:
+    """The way to one engine: `Receiver` of its endless request; a `TokenTransport` for probes."""
+
+    def __init__(self, streams: StepStreams, replica: int) -> None:
+        self.replica = replica
+        self._streams = streams
+        self._stream = streams.stream
+        self._name = ""
+        self.running: dict[int, StepSubmission] = {}
+        self.serves = False
+        """Whether it takes requests."""
+        self.error: CogTritonError | None = None
+        self.changed = threading.Event()
+        self.reopen_at = 0.0
+        self.last_token_at = 0.0
+        self.lag = self.lost = 0
+        self.others_until = self.ended_at = -math.inf
+        self._start()
+
+    def _start(self) -> None:
+        self._decoder = FrameDecoder()
+        self._responses = self._told = self._unread = 0
+        self._waiting: list[tuple[StepSubmission, bytes]] = []  # for the engine
 
     @property
-    def last_token_at(self) -> float:
-        """See `TokenTransport.last_token_at`."""
-        return self.statistics.last_token_at
-
-    @property
-    def load(self) -> StepLoad | None:
-        """What its engine has to do for us; None while it takes no requests."""
-        session = self._session
-        if session is None or session.closed or not session.ready.is_set():
-            return None
-        return session.load
-
-    def open(self) -> None:
-        """See `TokenTransport.open`; waits until the engine's process is connected, too."""
-        session = self.begin_to_open()
-        session.ready.wait()
-        if session.error is not None:
-            raise session.error
-        self._wanted = True
-
-    def begin_to_open(self) -> StepSession:
-        """Connect, without waiting for the engine's process."""
-        with self._lock:
-            session = self._session
-            if session is None or session.closed:
-                session = self._session = self._new_session()
-        return session
-
-    def keep_open(self) -> None:
-        """Open it, and again whenever it breaks, without waiting."""
-        self._wanted = True
-        with suppress(TritonUnavailable):  # it is tried again
-            self.begin_to_open()
-
-    def disconnect(self) -> None:
-        """See `TokenTransport.disconnect`."""
-        with self._lock:
-            self._wanted = False
-            session, self._session = self._session, None
-        if session is not None:
-            session.close()
-
-    def close(self) -> None:
-        """See `TokenTransport.close`."""
-        self.disconnect()
-        self._connections.close()
+    def load(self) -> float:
+        """What its engine has to do, in requests: those that run, and tokens of waiting prompts."""
+        running = list(self.running.values())
+        waiting = sum(one.prompt for one in running if one.waits)
+        return len(running) + waiting / TOKENS_A_REQUEST
 
     def submit(
         self, request: EngineRequest, engine_inputs: Mapping[str, Any], put: Put
     ) -> StepSubmission:
         """See `TokenTransport.submit`."""
-        session = self._session
-        if session is None or session.closed:
-            self._reopen()  # waits for the reader, if that does it already
-            session = self._session
-        if session is None or session.closed:
-            raise TritonUnavailable("the connection to the engine is being opened; try again")
-        values = {**self._encode_request(request), **engine_inputs}
-        # As text: JSON of 100,000 ids takes Triton milliseconds, in which it sends no step.
-        ids = array("i", values.pop("input_ids"))
-        values["packed_input_ids"] = base64.b64encode(ids.tobytes()).decode()
-        del values["input_lengths"]
-        return session.submit(values, put, len(ids))
+        if not self._name:
+            raise TritonUnavailable("the connection to the engine has ended; try again")
+        submission = StepSubmission(self, next(self._streams.handles), put, len(request.input_ids))
+        made = self._streams.make_request(request, engine_inputs)
+        content = engine_messages.submit(submission.handle, made)
+        self.running[submission.handle] = submission
+        self._stream.call(lambda: self._submit(submission, content))
+        return submission
 
-    def _new_session(self) -> StepSession:
-        return StepSession(
-            self._send,
-            self._to_error,
-            self._timeout,
-            self.statistics,
-            self._reopen,
-            replica=self._replica,
-        )
+    def cancel(self, submission: StepSubmission) -> None:
+        """Stop a request, if it runs, on behalf of its caller; on any thread."""
+        if self.running.pop(submission.handle, None) is not None:
+            content = engine_messages.encode(Cancel(submission.handle))
+            self._stream.call(lambda: self._send(content))
 
-    def _send(self, values: Mapping[str, Any], receiver: Receiver, streams: bool) -> Exchange:
-        path = f"{_GENERATE}_stream" if streams else _GENERATE
-        body = json.dumps(values).encode()
-        return self._connections.send(path, body, receiver, keep=not streams)
+    def open(self) -> None:
+        """Open it anew, if it does not serve; on the stream's thread."""
+        if self._name or not self._stream.connected:
+            return
+        self._name = f"{secrets.token_hex(8)}-{self.replica}"
+        self._start()
+        self._call(step_pipe.open_call(self.replica, self._streams.key()), self)
 
-    def _on_tick(self, now: float) -> None:
-        session = self._session
-        if session is not None and not session.closed:
-            session.on_tick(now)
+    def close(self) -> None:
+        """End it, and what runs; on the stream's thread."""
+        if self._name:
+            self.on_failure(TritonUnavailable("the server is stopping; try again"))
+
+    def check_timeouts(self, now: float, timeout: float) -> None:
+        """Fail requests that got nothing for `timeout` seconds; on the stream's thread."""
+        for submission in list(self.running.values()):
+            if now - submission.last_at > timeout:
+                self._fail(submission, timed_out(timeout))
+                self._send(engine_messages.encode(Cancel(submission.handle)))
+
+    def on_response(self, response: Any, last: bool) -> None:
+        """See `Receiver.on_response`: some steps, or parts of a step."""
+        if not response.raw_output_contents:
+            if last:
+                self.on_failure(TritonUnavailable("the engine's steps have ended; try again"))
+            return
+        content = response.raw_output_contents[0]
+        self._responses += 1
+        self._unread += len(content)
+        try:
+            payloads = self._decoder.feed(content)
+            self.lag = len(payloads)
+            for payload in payloads:
+                self._take(engine_messages.decode(payload))
+        except (FrameError, TritonMalformedEvent) as error:
+            self.close()
+            _log.error("engine %d: %s", self.replica, error)
+            return
+        due = self._responses - self._told >= step_pipe.ACK_RESPONSES
+        if due or self._unread >= step_pipe.ACK_BYTES:
+            self._told, self._unread = self._responses, 0
+            self._call(step_pipe.arrived_call(self._responses))
+
+    def on_failure(self, error: CogTritonError) -> None:
+        """See `Receiver.on_failure`: the engine has gone, or Triton."""
+        self._call(step_pipe.CLOSE)  # it may be a single call that has failed
+        self._stream.forget(self._name)
+        self.serves, self._name = False, ""
+        self.ended_at = time.monotonic()
+        if self.others_until == math.inf:
+            self.others_until = time.monotonic()
+        if self.running:
+            self.lost += 1
+        if not isinstance(error, TritonUnavailable):
+            error = TritonUnavailable(f"the engine's steps have ended: {error}")
+        self.error = error
+        self.changed.set()
+        for submission in list(self.running.values()):
+            self._fail(submission, error)
+        self._streams.reopen(self, time.monotonic())
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, EncodedStep):
+            now = self.last_token_at = time.monotonic()
+            running = self.running
+            floats = message.log_probs.tolist()
+            for item in decode(message.items.tolist(), floats, message.errors):
+                submission = running.get(item.handle)
+                if submission is not None:
+                    submission.last_at, submission.waits = now, False
+                    if item.end:
+                        running.pop(item.handle, None)
+                    submission.put(item)
+        elif isinstance(message, Others):
+            self.others_until = math.inf if message.run else time.monotonic()
+        elif isinstance(message, Welcome):
+            self.serves, self.error = True, None
+            self.changed.set()
+            waiting, self._waiting = self._waiting, []
+            for submission, content in waiting:
+                self._submit(submission, content)
+
+    def _submit(self, submission: StepSubmission, content: bytes) -> None:
+        if submission.handle not in self.running:  # cancelled meanwhile
+            return
+        if self.serves:
+            self._send(content)
+        elif self._name:
+            self._waiting.append((submission, content))
         else:
-            self._reopen()
+            self._fail(submission, self.error or TritonUnavailable("the engine is gone; try again"))
 
-    def _reopen(self) -> None:
-        """Open the stream again if it broke, at most once a second."""
-        now = time.monotonic()
-        with self._lock:
-            session = self._session
-            if self._wanted and now >= self._reopen_at and (session is None or session.closed):
-                self._reopen_at = now + _REOPEN_S
-                try:
-                    self._session = self._new_session()
-                except TritonUnavailable:
-                    self._session = None
+    def _fail(self, submission: StepSubmission, error: CogTritonError) -> None:
+        if self.running.pop(submission.handle, None) is not None:
+            submission.put(failure(submission.handle, error))
 
+    def _send(self, content: bytes) -> None:
+        if self._name:
+            self._call(step_pipe.SEND + frame(content))
 
-_POLL_S = 0.02
-_OPENING_S = 60.0
+    def _call(self, call: bytes, receiver: EngineChannel | None = None) -> None:
+        tensor = Tensor("UINT8", (len(call),), call)
+        request = infer_request(STEP_MODEL, self._name, {step_pipe.CALL: tensor}, ends=False)
+        self._stream.send(self._name, request, receiver)
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaStatistics:
-    """Statistics of all streams, read as `StepStatistics` of one."""
-
-    streams: Sequence[StepStatistics]
-
-    @property
-    def last_token_at(self) -> float:
-        """When any of them last brought something."""
-        return max(stream.last_token_at for stream in self.streams)
-
-    @property
-    def lost_steps(self) -> int:
-        """Steps that were lost on any of them."""
-        return sum(stream.lost_steps for stream in self.streams)
-
-    @property
-    def lag(self) -> int:
-        """Steps in the last read of the one that brought most."""
-        return max(stream.lag for stream in self.streams)
-
-
-class ReplicaStreams:
-    """Step streams of all engines, each opened again when it breaks; see `TokenTransport`."""
+class StepStreams:
+    """Channels to all engines, each opened again when it breaks; see `TokenTransport`."""
 
     def __init__(
         self,
-        count: int,
-        url: str,
+        target: Callable[[], str],
+        key: Callable[[], str],
         timeout: float,
         to_error: ToError,
-        encode_request: Callable[[EngineRequest], dict[str, Any]],
+        make_request: MakeRequest,
+        count: int = 1,
     ) -> None:
-        """`timeout` is in seconds between tokens of a request."""
+        """`timeout` is in seconds between tokens of a request.
+
+        `target` is Triton's gRPC address, `key` the secret of its model ``engine_steps``;
+        `make_request` makes the engine's own request; `count` is the number of engines.
+        """
+        self.key = key
+        self.make_request = make_request
+        self.handles = itertools.count(1)
+        self._timeout = timeout
         self._choice = ReplicaChoice()
-        self._streams = [
-            StepStream(url, timeout, to_error, encode_request, replica) for replica in range(count)
-        ]
-        self.statistics = ReplicaStatistics([stream.statistics for stream in self._streams])
+        self._wanted = False
+        self._reopening_at = 0.0
+        self.stream = InferStream(target, to_error, self._on_tick)
+        self._engines = [EngineChannel(self, replica) for replica in range(count)]
 
     @property
     def last_token_at(self) -> float:
         """See `TokenTransport.last_token_at`."""
-        return self.statistics.last_token_at
+        return max(engine.last_token_at for engine in self._engines)
 
     @property
-    def serving(self) -> Mapping[int, StepStream]:
-        """The streams of engines that take requests, by replica."""
-        streams = enumerate(self._streams)
-        return {replica: stream for replica, stream in streams if stream.load is not None}
+    def lag(self) -> int:
+        """Steps in the last response of the engine that brought most."""
+        return max(engine.lag for engine in self._engines)
+
+    @property
+    def lost_steps(self) -> int:
+        """How often an engine's steps ended while requests ran: the last ones were lost."""
+        return sum(engine.lost for engine in self._engines)
+
+    @property
+    def others_at(self) -> float:
+        """See `TokenTransport.others_at`."""
+        return max(engine.others_until for engine in self._engines)
+
+    def has_ended(self, replica: int | None) -> bool:
+        """See `TokenTransport.has_ended`."""
+        return time.monotonic() - self._engines[replica or 0].ended_at < _DEATH_S
+
+    @property
+    def serving(self) -> Mapping[int, EngineChannel]:
+        """Engines that take requests, by number."""
+        return {engine.replica: engine for engine in self._engines if engine.serves}
+
+    def note_active(self, requests: int | None) -> None:
+        """See `TokenTransport.note_active`; engines in processes of their own say more."""
 
     def open(self) -> None:
-        """See `TokenTransport.open`; waits until one of the engines is connected."""
+        """See `TokenTransport.open`; waits until an engine's process is connected, too."""
+        self._wanted = True
+        self.stream.connect(self._begin)
         deadline = time.monotonic() + _OPENING_S
-        for stream in self._streams:
-            stream.keep_open()
         while not self.serving:
-            if time.monotonic() > deadline:
+            if (left := deadline - time.monotonic()) <= 0:
                 raise TritonUnavailable(f"no engine was connected within {_OPENING_S:g} s")
-            time.sleep(_POLL_S)
+            first = self._engines[0]
+            first.changed.wait(left if len(self._engines) == 1 else min(left, 0.02))
+            if len(self._engines) == 1 and first.error is not None:
+                raise first.error
 
     def disconnect(self) -> None:
         """See `TokenTransport.disconnect`."""
-        for stream in self._streams:
-            stream.disconnect()
+        self._wanted = False
+        self.stream.call(self._close_all)
+        self.stream.disconnect()
 
     def close(self) -> None:
         """See `TokenTransport.close`."""
-        for stream in self._streams:
-            stream.close()
+        self._wanted = False
+        self.stream.call(self._close_all)
+        self.stream.close()
 
     def submit(
         self, request: EngineRequest, engine_inputs: Mapping[str, Any], put: Put
     ) -> StepSubmission:
         """See `TokenTransport.submit`; the request goes to an engine that is there."""
-        loads = {
-            replica: load.requests + load.waiting_tokens / TOKENS_A_REQUEST
-            for replica, stream in enumerate(self._streams)
-            if (load := stream.load) is not None
-        }
-        if not loads:
-            raise TritonUnavailable("no engine is there; try again")
-        chosen = self._choice.choose(request.input_ids, loads, request.adapter)
-        return self._streams[chosen].submit(request, engine_inputs, put)
+        chosen = 0
+        if len(self._engines) > 1:
+            loads = {replica: engine.load for replica, engine in self.serving.items()}
+            if not loads:
+                raise TritonUnavailable("no engine is there; try again")
+            chosen = self._choice.choose(request.input_ids, loads, request.adapter)
+        return self._engines[chosen].submit(request, engine_inputs, put)
 
     def forget(self, replica: int) -> None:
         """Take an engine that has died for one without prompts in its cache."""
         self._choice.forget(replica)
+
+    def _begin(self) -> None:
+        """Notice what fails from now on, whatever failed before."""
+        self._engines[0].changed.clear()
+        self._open_all()
+
+    def _open_all(self) -> None:
+        for engine in self._engines:
+            engine.open()
+
+    def _close_all(self) -> None:
+        for engine in self._engines:
+            engine.close()
+
+    def _on_tick(self, now: float) -> None:
+        for engine in self._engines:
+            engine.check_timeouts(now, self._timeout)
+        if self._wanted and now >= self._reopening_at:
+            self._reopening_at = now + _REOPEN_S
+            self.stream.reconnect()
+            self._open_all()
+
+    def reopen(self, engine: EngineChannel, now: float) -> None:
+        """Open the channel of an engine that has gone, at most once a second."""
+        if self._wanted and now >= engine.reopen_at:
+            engine.reopen_at = now + _REOPEN_S
+            self.stream.reconnect()
+            engine.open()

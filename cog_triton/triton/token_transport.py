@@ -1,7 +1,7 @@
 """Token transport: requests to the engine's model, and the tokens of each as they are made.
 
 `step_stream` brings the tokens of all requests in one response a step, `request_streams` in a
-response stream a request, for backends whose model is not ours.
+response for each request's, from backends whose model is not ours.
 """
 
 from __future__ import annotations
@@ -33,6 +33,16 @@ class TokenTransport(Protocol):
     def last_token_at(self) -> float:
         """When any request last got something of the engine, by time.monotonic()."""
 
+    @property
+    def others_at(self) -> float:
+        """When the engine last had requests that are not ours; inf while it has."""
+
+    def has_ended(self, replica: int | None) -> bool:
+        """Whether all has come that a dead engine has sent, of several that `replica`."""
+
+    def note_active(self, requests: int | None) -> None:
+        """An engine inside tritonserver has so many requests; None if Triton does not say."""
+
     def open(self) -> None:
         """Connect, after Triton has started; blocks, and raises E2105 if that fails."""
 
@@ -56,10 +66,3 @@ class TokenTransport(Protocol):
 def failure(handle: int, error: CogTritonError | str) -> StepItem:
     """The item that ends a request with an error."""
     return StepItem(handle, 0, 0, [], [], ERROR, str(error))
-
-
-def as_list(value: Any) -> list[Any]:
-    """A tensor as Triton writes it into JSON: of one element, as a bare value."""
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]

@@ -31,8 +31,6 @@ pytestmark = pytest.mark.integration
 
 STUB, TRITON = "engine_steps/1/model.py", "bin/tritonserver"
 VICTIMS = (ENGINE, STUB, TRITON)
-SEEN_S = 5.0
-"""Within which a connection to gRPC is seen, at TRITON_PROBE_PERIOD=0.5."""
 
 
 def pids(stack: Stack) -> set[int]:
@@ -172,7 +170,7 @@ def test_no_stream_is_blamed_for_deaths_while_tritons_api_is_in_use(
     make_stack: Callable[..., Stack], says: Callable[[int], str]
 ) -> None:
     """The only stream in the engine has no token at any of four deaths; two would be its own."""
-    waits = {"MOCK_PREFILL_MS": "10000", "TRITON_TIMEOUT": "600", "TRITON_PROBE_PERIOD": "0.5"}
+    waits = {"MOCK_PREFILL_MS": "10000", "TRITON_TIMEOUT": "600"}
     stack = make_stack(**MOCK, **waits)
     body = {"text_input": "Hello.", "max_tokens": 30, "bad_words": "", "stop_words": ""}
 
@@ -197,8 +195,6 @@ def test_no_stream_is_blamed_for_deaths_while_tritons_api_is_in_use(
         for api in ("http", "grpc", "http", "grpc"):
             other = pool.submit(infer, api)
             wait_until(lambda: stack.engine_requests() == 2, PATIENCE_S)
-            if api == "grpc":
-                time.sleep(SEEN_S)
             strike(stack, TRITON)
             other.result(PATIENCE_S)
         assert answer.result(PATIENCE_S) == Told(says(40), "length", 40)

@@ -1,33 +1,39 @@
 """The step stream against a real Triton: every token once and in order, and nobody left behind."""
 
+import json
 import os
 import signal
-import threading
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+import step_client
 from stack import Stack, pid_of, wait_until
-from step_client import StepClient, private_port
+from step_client import StepClient, private_ends
 
 from cog_triton.engines.mock import mock_directory
 
 pytestmark = pytest.mark.integration
 
-FREED_S = 60
 FOREVER = 100_000
+STREAMS = 64
+KILLS = int(os.environ.get("PYTEST_READER_KILLS", "10"))
+STOPPED_S = 20
+GROWTH_MB = 20
 
 
 @contextmanager
 def served(stack: Stack) -> Iterator[Stack]:
+    stack.command += ["--triton-only", "--engine", "mock"]
     stack.start()
     try:
         assert stack.process is not None
-        wait_until(lambda: "ready in" in stack.output or stack.process.poll() is not None, 60)
+        wait_until(lambda: "ready in" in stack.output or stack.process.poll() is not None)
         assert stack.process.poll() is None, stack.output
         yield stack
     finally:
@@ -36,18 +42,19 @@ def served(stack: Stack) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("steps"), None, MOCK_STEP_MS="5")
-    stack.command += ["--triton-only", "--engine", "mock"]
-    with served(stack):
+    with served(Stack(tmp_path_factory.mktemp("steps"), None, MOCK_TPS="100")) as stack:
         yield stack
 
 
 @pytest.fixture
-def client(mock: Stack) -> Iterator[StepClient]:
-    client = StepClient(private_port(mock)).until_open()
-    yield client
-    client.close()
-    wait_until(lambda: active(mock) == 0, FREED_S)
+def clients(mock: Stack) -> Iterator[list[StepClient]]:
+    """Two open clients, which leave nothing running."""
+    target, _, key = private_ends(mock)
+    clients = [StepClient(target, key).until_open() for _ in range(2)]
+    yield clients
+    for client in clients:
+        client.close()
+    until_idle(mock)
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +64,20 @@ def passage(tmp_path_factory: pytest.TempPathFactory) -> list[int]:
 
 
 def says(passage: list[int], count: int) -> list[int]:
-    return [passage[place % len(passage)] for place in range(count)]
+    return (passage * (count // len(passage) + 1))[:count]
 
 
 def active(stack: Stack) -> int:
-    """Requests that the step model has unanswered, as Triton's /metrics shows it."""
+    """Requests of front ends in the engine, as Triton's /metrics shows it."""
     for line in httpx.get(f"http://127.0.0.1:{stack.metrics}/metrics").text.splitlines():
         words = ("nv_trt_llm_request_metrics{", "engine_steps", 'request_type="active"')
         if all(word in line for word in words):
             return int(float(line.split()[-1]))
-    return 0
+    raise AssertionError("no such metric")
+
+
+def until_idle(stack: Stack) -> None:
+    wait_until(lambda: active(stack) == 0)
 
 
 def rss_mb(pid: int) -> float:
@@ -76,264 +87,157 @@ def rss_mb(pid: int) -> float:
     raise AssertionError("no VmRSS")
 
 
+def memory(stack: Stack) -> Sequence[float]:
+    """Megabytes of tritonserver, of the model's stub, and of the engine."""
+    words = ("bin/tritonserver", "engine_steps", "backend.engine_process")
+    return [rss_mb(pid_of(stack, word)) for word in words]
+
+
+@contextmanager
+def reader(stack: Stack, count: int, passage: list[int]) -> Iterator[subprocess.Popen[str]]:
+    """A front end in a process of its own, once all of its requests have tokens."""
+    target, _, key = private_ends(stack)
+    arguments = [target, key, str(STREAMS), str(count), json.dumps(passage)]
+    paths = [*sys.path, str(Path(step_client.__file__).parent)]
+    with subprocess.Popen(
+        [sys.executable, step_client.__file__, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "runs\n"
+            yield process
+        finally:
+            process.kill()
+
+
 def test_sixty_four_requests_get_every_token_once_and_in_order(
-    client: StepClient, passage: list[int]
+    clients: list[StepClient], passage: list[int]
 ) -> None:
-    with ThreadPoolExecutor(64) as pool:
-        answers = list(pool.map(lambda handle: client.submit(handle, 200 + handle), range(1, 65)))
-    for handle, (status, answer) in enumerate(answers, 1):
-        assert status == 200, answer
-        assert answer["finish_reason"] == "length"
-        assert answer["output_token_count"] == 200 + handle
-        client.until_ended(handle)
-        assert client.ids(handle) == says(passage, 200 + handle)
-        assert client.steps[answer["step_number"]][-1].end or any(
-            item.handle == handle and item.end for item in client.steps[answer["step_number"]]
-        )
-    assert max(len(items) for items in client.steps.values()) > 32, "steps do not share responses"
-    assert len(client.epochs) == 1
+    for handle in range(STREAMS):
+        clients[0].submit(handle, 200 + handle)
+    for handle in range(STREAMS):
+        assert clients[0].until_ended(handle).end == 2
+        assert clients[0].ids[handle] == says(passage, 200 + handle)
+    assert clients[0].widest > STREAMS / 4, "steps do not share responses"
 
 
-def test_a_stop_ends_its_request_alone(client: StepClient, passage: list[int]) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        stopped = pool.submit(client.submit, 1, FOREVER)
-        other = pool.submit(client.submit, 2, 300)
-        wait_until(lambda: len(client.ids(1)) > 5)
-        assert client.command("stop", step_handle=1)[0] == 200
-        status, answer = stopped.result()
-        assert (status, answer["finish_reason"]) == (200, "cancelled")
-        assert client.until_ended(1).end == 3
-        assert answer["output_token_count"] == len(client.ids(1)) < FOREVER
-        assert other.result()[1]["output_token_count"] == 300
-    client.until_ended(2)
-    assert client.ids(2) == says(passage, 300)
-    assert client.command("stop", step_handle=1)[0] == 200
+def test_a_cancel_ends_its_request_only(
+    clients: list[StepClient], mock: Stack, passage: list[int]
+) -> None:
+    client = clients[0]
+    client.submit(1, FOREVER)
+    client.submit(2, 300)
+    wait_until(lambda: len(client.ids[1]) > 5)
+    wait_until(lambda: active(mock) == 2)
+    client.cancel(1)
+    client.cancel(77)  # an unknown one is no error
+    assert client.until_ended(1).end == 3
+    assert client.until_ended(2).end == 2
+    assert client.ids[2] == says(passage, 300)
 
 
-def test_a_stop_that_overtakes_its_request_counts(client: StepClient) -> None:
-    assert client.command("stop", step_handle=7)[0] == 200
-    status, answer = client.submit(7, FOREVER)
-    assert (status, answer["finish_reason"], answer["output_token_count"]) == (200, "cancelled", 0)
-    assert client.until_ended(7).end == 3
-    assert client.submit(8, 3)[1]["finish_reason"] == "length"
+def test_refused_requests_are_items_with_the_coded_error(clients: list[StepClient]) -> None:
+    clients[0].submit(1, 5, ())
+    assert clients[0].until_ended(1)[5:7] == (
+        4,
+        "E1005 InvalidArgument: input_ids: empty; at least one token is required",
+    )
+    clients[0].submit(2, 5, inject="error", inject_after=2)
+    assert str(clients[0].until_ended(2).error).startswith("E2100 TritonUnknownError: inject=error")
+    assert len(clients[0].ids[2]) == 2
 
 
-def test_lost_steps_are_sent_again_as_far_as_they_are_kept(client: StepClient) -> None:
-    client.acks = False
-    assert client.submit(1, 50)[0] == 200
-    client.until_ended(1)
-    last = client.numbers[-1]
-    client.command("ack", step_number=last - 20)
-    status, answer = client.command("resend", step_number=1)
-    assert (status, answer["step_number"]) == (200, last - 19)
-    wait_until(lambda: client.resent[-1:] == [last])
-    assert client.resent == list(range(last - 19, last + 1))
-    client.acks = True
-    assert client.submit(2, 5)[0] == 200
-    client.until_ended(2)
-    assert client.numbers == list(range(1, client.numbers[-1] + 1))
-
-
-def test_heartbeats_tell_the_last_number(client: StepClient) -> None:
-    assert client.submit(1, 5)[0] == 200
-    client.until_ended(1)
-    seen = len(client.heartbeats)
-    wait_until(lambda: len(client.heartbeats) > seen + 2)
-    assert client.heartbeats[-1] == client.numbers[-1]
-
-
-def test_refused_requests_are_items_and_error_answers(client: StepClient) -> None:
-    for handle, values, code in (
-        (1, {"prompt": ()}, "E1005 InvalidArgument: input_ids"),
-        (2, {"temperature": -1.0}, "E1005 InvalidArgument"),
-        (3, {"beam_width": 4}, "E1005 InvalidArgument: beam_width=4"),
-        (4, {"inject": "error", "inject_after": 2}, "E2100 TritonUnknownError: inject=error"),
+def test_the_model_serves_who_names_the_key_and_an_engine(mock: Stack) -> None:
+    target, http, key = private_ends(mock)
+    for named, replica, said in (
+        ("", 0, "E1005 InvalidArgument: engine_steps: this model is for"),
+        (key[:-1], 0, "E1005 InvalidArgument: engine_steps: this model is for"),
+        (key, 1, "E1005 InvalidArgument: engine_steps: there is no engine 1"),
     ):
-        status, answer = client.submit(handle, 5, **values)
-        assert status != 200
-        assert answer["error"].startswith(code), answer
-        item = client.until_ended(handle)
-        assert (item.end, item.error) == (4, answer["error"])
-    assert len(client.ids(4)) == 2
-
-
-@pytest.mark.parametrize(
-    ("values", "code"),
-    [
-        ({"step_stream": "0" * 32, "step_command": "submit", "step_handle": 1}, "E2105"),
-        ({"step_stream": "0" * 32, "step_command": "ack", "step_number": 1}, "E2105"),
-        ({"step_stream": "0" * 32, "step_command": "nonsense"}, "E1005"),
-        ({"step_stream": "short", "step_command": "open"}, "E1005"),
-        ({"step_command": "open"}, "E1005"),
-        ({"step_stream": "0" * 32}, "E1005"),
-        ({"step_stream": "0" * 32, "step_command": "ack", "steps": 1}, "E1005"),
-    ],
-)
-def test_commands_without_a_stream_are_coded_errors(
-    mock: Stack, values: dict[str, object], code: str
-) -> None:
-    url = f"http://127.0.0.1:{private_port(mock)}/v2/models/engine_steps/generate"
-    answer = httpx.post(url, json=values, timeout=30)
-    assert answer.status_code != 200
-    assert answer.json()["error"].startswith(code)
-
-
-def test_a_stream_has_one_owner(client: StepClient) -> None:
-    second = StepClient(client.port, client.name, acks=False)
-    second.ended.wait(30)
-    assert second.error.startswith("E1005 InvalidArgument: step_stream")
-    assert client.command("submit", step_handle=5, step_number=1)[0] != 200
-    assert client.submit(2**41, 5)[1]["error"].startswith("E1005 InvalidArgument: step_handle")
-    assert client.submit(9, 3)[0] == 200
-
-
-def test_two_streams_do_not_meet(client: StepClient, passage: list[int]) -> None:
-    other = StepClient(client.port).until_open()
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            first, second = pool.submit(client.submit, 1, 90), pool.submit(other.submit, 1, 60)
-            assert first.result()[0] == second.result()[0] == 200
-        for each, count in ((client, 90), (other, 60)):
-            each.until_ended(1)
-            assert each.ids(1) == says(passage, count)
-    finally:
-        other.close()
-
-
-@pytest.mark.parametrize("how", ["hangs up", "acknowledges nothing", "closes"])
-def test_requests_of_a_front_end_that_is_gone_are_cancelled(mock: Stack, how: str) -> None:
-    client = StepClient(private_port(mock), acks=how != "acknowledges nothing").until_open()
-    with ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(client.submit, handle, FOREVER) for handle in range(8)]
-        wait_until(lambda: how == "acknowledges nothing" or len(client.ids(7)) > 3)
-        if how == "hangs up":
-            client.hang_up()
-        elif how == "closes":
-            client.command("close")
-        for answer in answers:
-            assert answer.result()[1]["finish_reason"] == "cancelled"
-    client.ended.wait(30)
-    wait_until(lambda: active(mock) == 0, FREED_S)
-    assert client.command("ack", step_number=1)[1]["error"].startswith("E2105")
-
-
-def test_the_door_does_not_publish_the_model(mock: Stack) -> None:
+        client = StepClient(target, named, replica)
+        assert client.ended.wait(60)
+        assert said in client.error
+        client.close()
     base = f"{mock.triton}/v2/models/engine_steps"
     for path in ("", "/config", "/stats", "/ready", "/versions/1/config"):
         assert httpx.get(base + path).status_code == 404
     for path in ("/infer", "/generate", "/generate_stream"):
-        assert httpx.post(base + path, json={"step_command": "open"}).status_code == 404
+        assert httpx.post(base + path, json={"call": [111]}).status_code == 404
     assert "engine_steps" not in httpx.get(f"{mock.triton}/v2/models/stats").text
     assert "engine_steps" not in httpx.post(f"{mock.triton}/v2/repository/index").text
-    assert "tensorrt_llm" in httpx.post(f"{mock.triton}/v2/repository/index").text
+    assert "engine_steps" in httpx.post(f"{http}/v2/repository/index").text
 
 
-@pytest.fixture(scope="module")
-def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("flat"), None)
-    stack.command += ["--triton-only", "--engine", "mock", "--tps", "0"]
-    with served(stack):
-        yield stack
+def test_two_front_ends_do_not_meet(clients: list[StepClient], passage: list[int]) -> None:
+    for client, count in zip(clients, (90, 60), strict=True):
+        client.submit(1, count)
+    for client, count in zip(clients, (90, 60), strict=True):
+        client.until_ended(1)
+        assert client.ids[1] == says(passage, count)
+        wait_until(lambda client=client: client.others[-1:] == [False])
+        assert client.others[0]
 
 
-def test_memory_is_bounded_while_a_client_reads_nothing_and_then_all_arrives(
-    fast: Stack, passage: list[int]
+@pytest.mark.parametrize("how", ["killed", "closed"])
+def test_requests_of_a_front_end_that_is_gone_are_cancelled(
+    mock: Stack, passage: list[int], how: str
 ) -> None:
-    # A stream ends whose client acknowledges nothing for a second, as on a busy machine.
-    assert any(reads_late(fast, passage) for _ in range(5))
+    until_idle(mock)
+    if how == "killed":
+        with reader(mock, FOREVER, passage):
+            wait_until(lambda: active(mock) == STREAMS)
+    else:
+        target, _, key = private_ends(mock)
+        client = StepClient(target, key).until_open()
+        client.submit(1, FOREVER)
+        wait_until(lambda: active(mock) == 1)
+        client.close()
+    until_idle(mock)
 
 
-def reads_late(stack: Stack, passage: list[int]) -> bool:
-    """Read nothing for some seconds, then all; returns whether the stream lived so long."""
-    count, streams = 20_000, 32
-    client = StepClient(private_port(stack), acks=False).until_open()
-    beats = threading.Event()
-
-    def acknowledge_nothing_new() -> None:
-        """One step at a time, so that the stream lives while almost nothing moves."""
-        number = 0
-        while not beats.wait(0.3):
-            client.command("ack", step_number=(number := number + 1))
-
-    server = pid_of(stack, "bin/tritonserver")
-    with ThreadPoolExecutor(streams + 1) as pool:
-        before = rss_mb(server)
-        client.reads.clear()
-        pool.submit(acknowledge_nothing_new)
-        answers = [pool.submit(client.submit, handle, count) for handle in range(streams)]
-        time.sleep(5)
-        held = rss_mb(server) - before
-        client.reads.set()
-        beats.set()
-        client.acks = True
-        told = [answer.result()[1] for answer in answers]
-    assert held < 64
-    handles = range(streams)
-    wait_until(lambda: client.ended.is_set() or all(ended(client, handle) for handle in handles))
-    lived = not client.ended.is_set()
-    if lived:
-        assert [answer["output_token_count"] for answer in told] == [count] * streams
-        assert all(client.ids(handle) == says(passage, count) for handle in handles)
-        assert len(client.numbers) < streams * count / 4
-    client.close()
-    return lived
+def test_a_reader_that_stops_for_a_while_loses_nothing(mock: Stack, passage: list[int]) -> None:
+    before = memory(mock)
+    with reader(mock, 3000, passage) as process:
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(STOPPED_S)
+        stopped = memory(mock)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "right\n"
+    after = memory(mock)
+    print("MB of server, stub, engine before, stopped, after:", before, stopped, after)
+    for place in (0, 1):
+        assert stopped[place] - before[place] < GROWTH_MB / 2
+        assert after[place] - before[place] < GROWTH_MB
 
 
-def ended(client: StepClient, handle: int) -> bool:
-    return bool(client.items[handle]) and bool(client.items[handle][-1].end)
-
-
-def test_a_request_whose_end_was_to_wait_is_answered_when_its_stream_is_lost(fast: Stack) -> None:
-    """More steps than are kept without an acknowledgement, and no acknowledgement."""
-    client = StepClient(private_port(fast), acks=False).until_open()
-    status, answer = client.submit(1, 2000)
-    assert status == 200
-    assert answer["output_token_count"] == 2000
-    assert client.ended.wait(FREED_S)
-    assert len(client.ids(1)) < 2000
-    client.close()
-    wait_until(lambda: active(fast) == 0, FREED_S)
+def test_readers_that_are_killed_leave_nothing_behind(mock: Stack, passage: list[int]) -> None:
+    """The figures of 200 kills: PYTEST_READER_KILLS=200, and -s."""
+    server = pid_of(mock, "bin/tritonserver")
+    before: Sequence[float] = ()
+    for number in range(KILLS):
+        with reader(mock, FOREVER, passage):
+            time.sleep(number % 5 / 20)  # each dies at another moment
+        until_idle(mock)
+        if number in (4, KILLS - 1) or not number % 20:
+            print(f"MB of server, stub, engine after {number + 1} kills:", memory(mock))
+        if number == 4:
+            before = memory(mock)
+    assert pid_of(mock, "bin/tritonserver") == server
+    assert all(now - then < 2 * GROWTH_MB for now, then in zip(memory(mock), before, strict=True))
 
 
 def test_a_dead_engine_ends_every_request_with_e2105(tmp_path: Path) -> None:
-    stack = Stack(tmp_path / "dead", None)
-    stack.command += ["--triton-only", "--engine", "mock", "--tps", "30"]
-    with served(stack):
-        client = StepClient(private_port(stack)).until_open()
-        with ThreadPoolExecutor(16) as pool:
-            answers = [pool.submit(client.submit, handle, FOREVER) for handle in range(16)]
-            wait_until(lambda: all(len(client.ids(handle)) > 2 for handle in range(16)))
-            os.kill(pid_of(stack, "backend.engine_process"), signal.SIGKILL)
-            for handle in range(16):
-                item = client.until_ended(handle)
-                assert item.error == (
-                    "E2105 TritonUnavailable: the engine's process has ended; try again later"
-                )
-            assert client.ended.wait(60)
-            for answer in answers:
-                if answer.exception() is None:  # Triton is being stopped meanwhile
-                    assert "E2105" in answer.result()[1]["error"]
-
-
-def test_a_real_engine_streams_its_steps(engine_dir: Path, tmp_path: Path) -> None:
-    stack = Stack(tmp_path / "openvino", str(engine_dir))
-    stack.command.append("--triton-only")
-    with served(stack):
-        client = StepClient(private_port(stack)).until_open()
-        values = {"runtime_top_k": 1, "return_log_probs": True}
-        prompt = [504, 3575, 282, 4649, 314]
-        with ThreadPoolExecutor(4) as pool:
-            answers = [pool.submit(client.submit, n, 12, prompt, **values) for n in range(4)]
-            assert all(answer.result()[1]["output_token_count"] == 12 for answer in answers)
-        body = {"input_ids": prompt, "input_lengths": 5, "request_output_len": 12, "end_id": -1}
-        body |= {"runtime_top_k": 1, "exclude_input_in_output": True}
-        direct = httpx.post(
-            f"{stack.triton}/v2/models/tensorrt_llm/generate", json=body, timeout=60
-        )
-        for handle in range(4):
-            client.until_ended(handle)
-            assert client.ids(handle) == direct.json()["output_ids"]
-            for item in client.items[handle]:
-                assert len(item.log_probs) == len(item.ids)
-                assert all(value <= 0 for value in item.log_probs)
+    with served(Stack(tmp_path / "dead", None, MOCK_TPS="30")) as stack:
+        target, _, key = private_ends(stack)
+        client = StepClient(target, key).until_open()
+        for handle in range(16):
+            client.submit(handle, FOREVER)
+        wait_until(lambda: len(client.ids) == 16)
+        os.kill(pid_of(stack, "backend.engine_process"), signal.SIGKILL)
+        assert client.ended.wait(60)
+        assert "E2105 TritonUnavailable: the engine's process has ended" in client.error
         client.close()

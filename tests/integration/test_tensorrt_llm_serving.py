@@ -23,11 +23,12 @@ import pytest
 import tritonclient.grpc as grpcclient
 from google.protobuf import text_format
 from lora_adapters import adapter
-from stack import Stack
+from stack import Stack, wait_until
 
 from cog_triton.artifact.lora_adapter import read_adapter
 from cog_triton.engines.adapter_registry import AdapterRegistry, RegisteredAdapter
 from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.step_items import StepItem
 from cog_triton.engines.tensorrt_llm.adapter_tensors import to_tensors
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.errors import EngineIncompatible, InvalidArgument, PromptTooLong
@@ -53,12 +54,19 @@ BACKEND = Path(__file__).parents[1] / "tensorrt_llm_tree" / "backend" / "model.p
 class Served:
     """A Triton with a rendered repository, and what its engine model was sent."""
 
-    def __init__(self, settings: Settings, family: TensorRTLLMFamily, seen: Path) -> None:
+    def __init__(
+        self, settings: Settings, server: TritonServer, family: TensorRTLLMFamily, seen: Path
+    ) -> None:
         self.url = settings.triton_url
-        self.grpc = f"127.0.0.1:{settings.triton_grpc_port}"
         self.family = family
-        self.client = TritonClient(self.url)
-        self.transport = RequestStreams(self.url, 20, family.classify_error, family.encode_request)
+        self.client = TritonClient(settings)
+        self.transport = RequestStreams(
+            lambda: server.grpc_target,
+            20,
+            family.classify_error,
+            family.encode_request,
+            server.engine_inputs(),
+        )
         self.generator = TextGenerator(
             settings,
             family.limits,
@@ -67,6 +75,11 @@ class Served:
             family.classify_error,
         )
         self._seen = seen
+        self._server = server
+
+    @property
+    def grpc(self) -> str:
+        return self._server.grpc_target
 
     def last(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._seen.read_text().splitlines()[-1])
@@ -125,16 +138,19 @@ def served(
     engine.parameters["seen"].string_value = str(seen)
     path.write_text(text_format.MessageToString(engine), "utf-8")
     shutil.copy(BACKEND, target / "tensorrt_llm" / "1" / "model.py")
-    http, grpc, metrics = free_ports(3)
+    http, metrics = free_ports(2)
     settings = load_settings(
-        triton_http_port=http, triton_grpc_port=grpc, triton_metrics_port=metrics
+        triton_http_port=http,
+        triton_metrics_port=metrics,
+        cog_triton_tenants_at_door=True,  # no relay, which would need this event loop
     )
     server = TritonServer(settings, target, directory)
     server.keeper = None  # the stand-in computes in its stub
-    running = Served(settings, family, seen)
+    running = Served(settings, server, family, seen)
 
     async def start() -> None:
         async def probe() -> None:
+            running.transport.open()
             await asyncio.to_thread(running.generator.probe)
 
         async with running.client:
@@ -323,6 +339,27 @@ def test_a_model_that_answers_whole_serves_text_and_predictions(
         ids = EngineTokenizer.load(triton.family.directory).encode("the quick fox")
         assert generated(triton, ids, max_tokens=9, temperature=0) == "the quick fox"
         assert triton.last()["streaming"] == [False]
+        assert_stops(triton)
+        with pytest.raises(PromptTooLong, match=r"Prompt length \(900\) exceeds"):
+            generated(triton, [1, 2], max_tokens=13)
+
+
+def assert_stops(triton: Served) -> None:
+    """Requests pass by one that the engine holds, and that one is stopped once it is cancelled."""
+    items: queue.Queue[StepItem] = queue.Queue()
+    request = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=64))
+    held = triton.transport.submit(request, {}, items.put)
+    wait_until(lambda: triton.last()["request_output_len"] == [64])
+    ids = EngineTokenizer.load(triton.family.directory).encode("the quick fox")
+    assert generated(triton, ids, max_tokens=9) == "the quick fox"
+    held.cancel()
+    wait_until(lambda: triton.last().get("stop") == [True])
+    assert generated(triton, ids, max_tokens=9) == "the quick fox"
+    assert items.empty()
+
+
+def test_what_is_cancelled_is_stopped(triton: Served) -> None:
+    assert_stops(triton)
 
 
 def test_predictions_use_the_contract_of_the_engines_release(triton: Served) -> None:

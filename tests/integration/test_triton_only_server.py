@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import tritonclient.grpc as grpcclient
 from mpi import needs_mpirun
 from stack import Stack, processes_of, wait_until
 
@@ -87,6 +88,8 @@ def test_signals_stop_the_server(make: Callable[..., Alone], number: int) -> Non
     server = make(*MOCK)
     server.until_ready()
     assert httpx.get(f"{server.triton}/v2/health/ready").status_code == 200
+    with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
+        assert client.is_server_ready()
     for port in (server.http, server.grpc, server.metrics):
         assert str(port) in server.output
     assert server.finish(number)[0] == 0

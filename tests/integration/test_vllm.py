@@ -10,7 +10,6 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,17 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 from stack import pid_of, processes_of, text_of, wait_until
-from step_client import StepClient, private_port
+from step_client import StepClient, private_ends
 from vllm_engines import calls, double_environment, vllm_engine
 from vllm_stack import VLLMStack
 
-from cog_triton.engines.step_items import CANCELLED
+from cog_triton.engines import engine_messages
+from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.step_items import CANCELLED, LENGTH
 from cog_triton.serving.runtime import Runtime
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import free_ports
+from cog_triton.text.sampling import SamplingParams
 from cog_triton.triton import launch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "clients"))
@@ -251,41 +253,45 @@ def test_usage_has_the_tokens_that_the_engine_had_cached(vllm: VLLMStack) -> Non
     wait_until(lambda: " cached_tokens=32 " in vllm.output)
 
 
+def submit(client: StepClient, handle: int, count: int, prompt: bytes, **sampling: float) -> None:
+    request = EngineRequest(
+        input_ids=list(prompt),
+        sampling=SamplingParams(max_tokens=count, **sampling),  # type: ignore[arg-type]
+        return_log_probs=count == 1,
+        end_id=-1,
+    )
+    client.send(engine_messages.submit(handle, request))
+
+
 def test_engine_steps_carry_sixteen_streams_together(vllm: VLLMStack) -> None:
-    client = StepClient(private_port(vllm)).until_open()
+    target, _, key = private_ends(vllm)
+    client = StepClient(target, key).until_open()
     aborted = len(calls(vllm.journal, "abort"))
     prompt = b"every token in order "
     try:
-        with ThreadPoolExecutor(18) as pool:
-            vllm.hold.touch()
-            added = len(calls(vllm.journal, "add_request"))
-            stopped = pool.submit(client.submit, 17, 4000, prompt)
-            begun = [pool.submit(client.submit, n, 200 + n, prompt) for n in range(16)]
-            wait_until(lambda: len(calls(vllm.journal, "add_request")) == added + 17)
-            vllm.hold.unlink()
-            assert client.command("stop", step_handle=17)[0] == 200
-            assert stopped.result()[1]["finish_reason"] == "cancelled"
-            text = vllm.generate(text_input="text beside it", parameters={"max_tokens": 9})
-            answers = [answer.result() for answer in begun]
-        for handle, (status, answer) in enumerate(answers):
-            assert (status, answer["finish_reason"]) == (200, "length"), answer
-            client.until_ended(handle)
-            assert bytes(client.ids(handle)) == (prompt * 11)[: 200 + handle]
+        vllm.hold.touch()
+        added = len(calls(vllm.journal, "add_request"))
+        submit(client, 17, 4000, prompt)
+        for handle in range(16):
+            submit(client, handle, 200 + handle, prompt)
+        wait_until(lambda: len(calls(vllm.journal, "add_request")) == added + 17)
+        vllm.hold.unlink()
+        client.cancel(17)
+        text = vllm.generate(text_input="text beside it", parameters={"max_tokens": 9})
+        for handle in range(16):
+            assert client.until_ended(handle).end == LENGTH
+            assert bytes(client.ids[handle]) == (prompt * 11)[: 200 + handle]
         assert text["text_output"] == "text beside it" + "text besi"
-        assert max(map(len, client.steps.values())) >= 16, "steps do not share responses"
+        assert client.widest >= 16, "steps do not share responses"
         assert client.until_ended(17).end == CANCELLED
-        assert bytes(client.ids(17)) == (prompt * 200)[: len(client.ids(17))]
+        assert bytes(client.ids[17]) == (prompt * 200)[: len(client.ids[17])]
         wait_until(lambda: len(calls(vllm.journal, "abort")) > aborted)
-        refused = {"temperature": 3.0, "runtime_top_p": 0.5}
-        for values, code in (({"prompt": [1] * 4096}, "E1002"), (refused, "E1005")):
-            status, answer = client.submit(ord(code[-1]), 1, **{"prompt": b"a", **values})
-            assert status != 200
-            assert answer["error"].startswith(code), answer
-        status, answer = client.submit(99, 3, b"abc", return_log_probs=True)
-        assert status == 200, answer
-        client.until_ended(99)
-        found = [value for item in client.items[99] for value in item.log_probs]
-        assert found == [-0.125, -0.25, -0.375]
+        submit(client, 18, 1, b"a" * 4096)
+        assert str(client.until_ended(18).error).startswith("E1002")
+        submit(client, 19, 2, b"a", temperature=3.0, top_p=0.5)
+        assert str(client.until_ended(19).error).startswith("E1005")
+        submit(client, 99, 1, b"abc")
+        assert client.until_ended(99).log_probs == [-0.125]
     finally:
         client.close()
 

@@ -22,7 +22,6 @@ import openai
 import pytest
 from kept_responses import EVENT, has, keep, kept_in, worker
 from openai_server import THREE, Served, api, tokens, wait
-from scripted_server import stream
 from stack import Stack, processes_of, wait_until
 
 from cog_triton.errors import CogTritonError, InvalidArgument
@@ -121,7 +120,7 @@ def gated(gate: object) -> list[Any]:
     parts: list[Any] = []
     for number, word in enumerate(WORDS):
         parts += [gate] * (number == 10) + tokens(word)
-    return stream(*parts)
+    return parts
 
 
 def deltas(events: list[Any]) -> str:
@@ -164,7 +163,7 @@ def test_another_replica_ends_what_this_one_makes(url: str, how: str) -> None:
     done = threading.Event()
 
     def endless(_: object) -> Iterator[Any]:
-        head, *word = stream(*tokens("the "), end=False)
+        head, *word = tokens("the ")
         yield head
         while not done.wait(0.1):
             yield from word

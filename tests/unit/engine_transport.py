@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping
 from typing import Any
 
+from cog_triton.engines import engine_messages
 from cog_triton.engines.base import StepEngine
-from cog_triton.engines.mock.mock_request import MockRequest
-from cog_triton.engines.request import EXTRAS, EngineRequest, decode_extras, encode_extras
+from cog_triton.engines.mock.mock_request import request_of
+from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import ERROR, StepBuffer, StepItem, decode
 from cog_triton.errors import CogTritonError
 from cog_triton.triton.token_transport import Put
-
-_OF_EXTRAS = ("top_log_probs", "prompt_log_probs")
 
 
 class EngineTransport:
@@ -42,14 +40,11 @@ class EngineTransport:
         self._thread.join()
 
     def submit(self, request: EngineRequest, inputs: Mapping[str, Any], put: Put) -> _Submission:
-        extras = encode_extras(request)
-        values = {name: getattr(request, name) for name in EngineRequest.__slots__}
-        plain = MockRequest(**{**values, **dict.fromkeys(_OF_EXTRAS, 0)}, **inputs)
-        travelled = decode_extras(plain, extras[EXTRAS]) if extras else plain
-        assert json.loads(extras.get(EXTRAS, "{}")) is not None
         with self._lock:
             self._handles += 1
             handle = self._handles
+            message = engine_messages.submit(handle, request_of(request, inputs))
+            travelled = engine_messages.decode(message).request()
             self.requests.append(travelled)
             self._running[handle] = put, 0, travelled.log_prob_width
             try:

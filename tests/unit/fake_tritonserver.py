@@ -9,13 +9,14 @@ from cog_triton.settings import Settings, load_settings
 from cog_triton.system.ports import free_ports
 from cog_triton.triton.server import TritonServer
 
-# Fails as files beside it say; they are checked at each request.
-PROGRAM = """
-import http.server, json, os, pathlib, subprocess, sys, time
+# Fails as files beside it say; they are checked at each request. Its metrics count as many requests
+# of others as "others" says, and say nothing if that is blank.
+PROGRAM = r"""
+import http.server, os, pathlib, subprocess, sys, threading, time
 here = pathlib.Path(__file__).parent
-port = next(int(word.split("=")[1]) for word in sys.argv if word.startswith("--http-port="))
+options = dict(word.split("=", 1) for word in sys.argv if "=" in word)
 with (here / "starts").open("a") as starts:
-    starts.write(f"{os.getpid()}\\n")
+    starts.write(f"{os.getpid()}\n")
 print("I0101 a line of the log", flush=True)
 if (here / "dies").exists():
     sys.exit(3)
@@ -24,40 +25,48 @@ for model in ("tensorrt_llm", "preprocessing"):
     subprocess.Popen([stub, f"/repository/{model}/1/model.py"])
 subprocess.Popen(["sleep", "601"])
 
+sys.path[:0] = SYS_PATH
+from scripted_triton import ScriptedTriton, event
+
+def hang():
+    while (here / "hangs").exists():
+        time.sleep(0.01)
+
+running = set()
+
+def answer(request):
+    if (here / "broken").exists():
+        yield event(error="CUDA error: device-side assert triggered")
+        return
+    running.add(request)
+    for left in reversed(range(request.values["request_output_len"])):
+        hang()
+        if not left or request.left.is_set():
+            running.discard(request)
+        yield event(output_ids=65)
+        time.sleep(0.005)
+
 class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
     def do_GET(self):
-        while (here / "hangs").exists():
-            time.sleep(0.01)
-        self.answer(400 if (here / "unready").exists() else 200, "application/json", b"")
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if (here / "broken").exists():
-            event = b'data: {"error": "CUDA error: device-side assert triggered"}\\n\\n'
-            return self.answer(400, "text/event-stream", event)
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
+        hang()
+        self.send_response(400 if (here / "unready").exists() else 200)
         self.end_headers()
-        for _ in range(asked["request_output_len"]):
-            while (here / "hangs").exists():
-                time.sleep(0.01)
-            event = b'data: {"output_ids": 65}\\n\\n'
-            self.wfile.write(b"%x\\r\\n%b\\r\\n" % (len(event), event))
-            time.sleep(0.005)
-        self.wfile.write(b"0\\r\\n\\r\\n")
-    def answer(self, status, kind, body):
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        if self.path == "/metrics":
+            labels = 'model="tensorrt_llm",request_type="active",version="1"'
+            if others := (here / "others").read_text():
+                text = "nv_trt_llm_request_metrics{%s} %d\n" % (labels, len(running) + int(others))
+                self.wfile.write(text.encode())
     def log_message(self, *_):
         pass
 
 class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
-Server(("127.0.0.1", port), Handler).serve_forever()
+
+address = f"{options['--grpc-address']}:{options['--grpc-port']}"
+with ScriptedTriton(answer, address) as triton:
+    metrics = Server(("127.0.0.1", int(options["--metrics-port"])), Handler)
+    threading.Thread(target=metrics.serve_forever, daemon=True).start()
+    Server(("127.0.0.1", int(options["--http-port"])), Handler).serve_forever()
 """
 
 
@@ -67,13 +76,17 @@ class FakeTritonServer:
     def __init__(self, directory: Path, **settings: object) -> None:
         self._bin = directory / "triton" / "bin"
         self._bin.mkdir(parents=True)
-        binary = _executable(self._bin / "tritonserver", f"#!{sys.executable}\n{PROGRAM}")
+        program = PROGRAM.replace("SYS_PATH", repr([path for path in sys.path if path]))
+        binary = _executable(self._bin / "tritonserver", f"#!{sys.executable}\n{program}")
+        self.use("0")
         _executable(self._bin / "triton_python_backend_stub", "#!/bin/sh\nsleep 600 &\nwait\n")
-        (port,) = free_ports(1)
+        http, metrics = free_ports(2)
         self.settings: Settings = load_settings(
             **{
                 "tritonserver": binary,
-                "triton_http_port": port,
+                "triton_http_port": http,
+                "triton_metrics_port": metrics,
+                "cog_triton_tenants_at_door": True,  # no relay, which would need a port
                 "triton_start_timeout": 60,
                 "triton_probe_period": 0.05,
                 "triton_probe_timeout": 60,  # a late probe would be a failure
@@ -90,6 +103,10 @@ class FakeTritonServer:
         """Stop all failures."""
         for how in ("dies", "hangs", "unready", "broken"):
             (self._bin / how).unlink(missing_ok=True)
+
+    def use(self, others: str) -> None:
+        """Have so many requests of others run in its engine; with none, none are counted."""
+        (self._bin / "others").write_text(others)
 
     @property
     def starts(self) -> list[int]:

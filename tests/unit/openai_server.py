@@ -12,17 +12,10 @@ from typing import Any
 import httpx
 import openai
 from chat_templates import QWEN
-from scripted_server import (
-    PATIENCE_S,
-    Answer,
-    ScriptedServer,
-    event,
-    serving,
-    stream,
-)
+from scripted_server import PATIENCE_S
+from scripted_triton import Answer, Part, ScriptedTriton, event
 from small_tokenizers import byte_level
 
-from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import Abilities, EngineLimits
 from cog_triton.engines.generate_stream import to_error
 from cog_triton.errors import CogTritonError
@@ -40,7 +33,6 @@ from cog_triton.serving.telemetry.metrics import Metrics
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import bind
 from cog_triton.text.tokenizer import EngineTokenizer
-from cog_triton.triton.request_streams import RequestStreams
 from cog_triton.triton.token_transport import TokenTransport
 
 TOKENIZER = EngineTokenizer(
@@ -52,14 +44,14 @@ USER = [{"role": "user", "content": "Hi"}]
 Ended = tuple[GenerationRequest, GenerationResult, BaseException | None]
 
 
-def tokens(*texts: str, **values: Any) -> list[bytes]:
+def tokens(*texts: str, **values: Any) -> list[Part]:
     return [event(output_ids=TOKENIZER.encode(text), **values) for text in texts]
 
 
 @dataclass
 class Served:
     url: str
-    triton: ScriptedServer
+    triton: ScriptedTriton
     metrics: Metrics
     admission: Admission
     ended: list[Ended] = field(default_factory=list)
@@ -122,10 +114,10 @@ def api(
         pad_id=None,
     )
     metrics, admission = RecordingMetrics(), Admission(slots, queue)
-    with serving(answer) as triton:
-        transport = transport or RequestStreams(
-            triton.url, 2 * PATIENCE_S, to_error, tensor_contract.encode_request
-        )
+    with ScriptedTriton(answer) as triton:
+        if transport is None:
+            transport = triton.transport()
+            transport.open()
         generator = TextGenerator(
             settings, limits, tokenizer, transport, to_error, admission, observer=metrics
         )
@@ -165,4 +157,4 @@ def wait(condition: Any) -> Any:
     return condition()
 
 
-THREE = stream(*tokens("the ", "quick ", "größer"))
+THREE = tokens("the ", "quick ", "größer")

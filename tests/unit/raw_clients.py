@@ -17,6 +17,7 @@ class RawClient:
     """A connection to an engine process that has sent its hello, and reads when it is asked to."""
 
     def __init__(self, address: str, role: str = "steps") -> None:
+        self.reports: list[Any] = []
         self.frames = FrameSocket(local_socket.connect(address))
         self.send(Hello(role))  # type: ignore[arg-type]
 
@@ -42,9 +43,9 @@ class RawClient:
         return engine_messages.decode(self.frames.receive())
 
     def items(self) -> list[StepItem]:
-        """The next message, which is a step."""
-        step = self.receive()
-        assert isinstance(step, EncodedStep)
+        """The next step; `reports` are messages that came before."""
+        while not isinstance(step := self.receive(), EncodedStep):
+            self.reports.append(step)
         return decode(step.items.tolist(), step.log_probs, step.errors)
 
     def close(self) -> None:

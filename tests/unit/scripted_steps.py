@@ -1,117 +1,140 @@
-"""A real HTTP server on 127.0.0.1 that speaks the step stream, as a test tells it to."""
+"""A real gRPC server whose model ``engine_steps`` does as a test says."""
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, Self
 
-from scripted_server import HANG, Part, Request, ScriptedServer, event, stream, wait_until, whole
+import grpc
+from scripted_server import wait_until
 
-from cog_triton.engines import step_items
+from cog_triton.engines import engine_messages, model_config_proto, step_items, step_pipe
+from cog_triton.engines.engine_messages import Submit, Welcome
 from cog_triton.engines.step_items import StepItem
+from cog_triton.ipc.framing import FrameDecoder, frame
 
-HEARTBEAT, RESENT = 1, 2
-
-
-def step(number: int, *items: StepItem, flags: int = 0) -> bytes:
-    """The response of a step."""
-    encoded = step_items.encode(items)
-    values: dict[str, Any] = {"step": [7, number, flags, len(items), *encoded.items]}
-    if encoded.log_probs:
-        floats = encoded.log_probs.tolist()
-        values["log_probs"] = floats if len(floats) > 1 else floats[0]
-    if encoded.errors:
-        errors = encoded.errors
-        values["step_errors"] = errors if len(errors) > 1 else errors[0]
-    return event(**values)
+_pb = model_config_proto.service()
 
 
-def heartbeat(number: int = 0) -> bytes:
-    """A heartbeat after step `number`."""
-    return step(number, flags=HEARTBEAT)
+def step(*items: StepItem) -> bytes:
+    """A step as it comes through a pipe."""
+    return frame(engine_messages.encode(step_items.encode(items)))
+
+
+class ScriptedPipe:
+    """An open pipe: `messages` came for the engine, `arrived` are acknowledgements."""
+
+    def __init__(self, call: bytes, send: Callable[[Any], None]) -> None:
+        self.replica, self.key = step_pipe.read_open(call)
+        self.messages: list[Any] = []
+        self.arrived: list[int] = []
+        self.closed = threading.Event()
+        self._decoder = FrameDecoder()
+        self._send = send
+
+    @property
+    def submits(self) -> list[Submit]:
+        return [message for message in self.messages if isinstance(message, Submit)]
+
+    def requests(self, count: int = 1) -> list[Submit]:
+        """Those that came, once there are so many."""
+        wait_until(lambda: len(self.submits) >= count)
+        return self.submits
+
+    def send(self, *contents: bytes) -> None:
+        """A response for each."""
+        for content in contents:
+            response = _pb.ModelInferResponse(raw_output_contents=[content])
+            self._send(_pb.ModelStreamInferResponse(infer_response=response))
+
+    def say(self, message: Any) -> None:
+        self.send(frame(engine_messages.encode(message)))
+
+    def welcome(self) -> None:
+        self.say(Welcome(64))
+
+    def fail(self, error: str) -> None:
+        self._send(_pb.ModelStreamInferResponse(error_message=error))
+
+    def take(self, call: bytes) -> None:
+        if call[:1] == step_pipe.SEND:
+            self.messages += map(engine_messages.decode, self._decoder.feed(call[1:]))
+        elif call[:1] == step_pipe.ARRIVED:
+            self.arrived.append(step_pipe.read_arrived(call))
+        else:
+            assert call == step_pipe.CLOSE
+            self.closed.set()
 
 
 class ScriptedSteps:
-    """Triton's model ``engine_steps``: streams open with a heartbeat, commands are answered."""
+    """`pipes` are those that were opened; with `welcomes` the engine does so at once."""
 
     def __init__(self) -> None:
-        self.server = ScriptedServer(self._answer)
-        self.url = self.server.url
-        self.instead: dict[str, list[Part]] = {}
-        """What commands of this name get instead of their answer."""
-        self.first_kept = 0
-        """The first step that can be sent again."""
-        self._over = False
-        self._streams: list[SimpleQueue[bytes | None]] = []
-        self._submits: defaultdict[int, SimpleQueue[bytes | None]] = defaultdict(SimpleQueue)
+        self.pipes: list[ScriptedPipe] = []
+        self.welcomes = True
+        self._outs: list[SimpleQueue[Any]] = []
+        self._server = grpc.server(ThreadPoolExecutor(8))
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._serve,
+            _pb.ModelInferRequest.FromString,
+            _pb.ModelStreamInferResponse.SerializeToString,
+        )
+        service = grpc.method_handlers_generic_handler(
+            "inference.GRPCInferenceService", {"ModelStreamInfer": handler}
+        )
+        self._server.add_generic_rpc_handlers((service,))
+        self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
     def __enter__(self) -> Self:
-        self.server.__enter__()
+        self._server.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._over = True
-        self.server.__exit__(*error)
+        self.break_streams()
+        self._server.stop(0).wait()
 
-    @property
-    def opened(self) -> int:
-        """How many streams were opened."""
-        return len(self._streams)
+    def pipe(self, number: int = 0) -> ScriptedPipe:
+        """The pipe that was opened as the `number`-th."""
+        wait_until(lambda: len(self.pipes) > number)
+        return self.pipes[number]
 
-    def send(self, *events: bytes) -> None:
-        """Send steps on the newest stream, in one read."""
-        self._streams[-1].put(b"".join(events))
+    def break_streams(self) -> None:
+        """End all gRPC streams."""
+        for out in self._outs:
+            out.put(None)
 
-    def end_stream(self) -> None:
-        """End the newest stream normally."""
-        self._streams[-1].put(None)
+    def _serve(self, requests: Iterable[Any], context: Any) -> Iterator[Any]:
+        out: SimpleQueue[Any] = SimpleQueue()
+        self._outs.append(out)
+        threading.Thread(target=self._read, args=[requests, out], daemon=True).start()
+        yield from iter(out.get, None)
 
-    def answer(self, handle: int, status: str = "200 OK", **values: Any) -> None:
-        """Answer a submitted request."""
-        self._submits[handle].put(whole(json.dumps(values).encode(), status))
+    def _read(self, requests: Iterable[Any], out: SimpleQueue[Any]) -> None:
+        pipes: dict[str, ScriptedPipe] = {}
+        try:
+            for request in requests:
+                assert request.model_name == "engine_steps"
+                (call,) = request.raw_input_contents
+                if call[:1] == step_pipe.OPEN:
+                    self._open(pipes, request.id, call, out)
+                elif request.id in pipes:
+                    pipes[request.id].take(call)
+        except grpc.RpcError:
+            pass  # the client has gone
+        finally:
+            out.put(None)
 
-    def commands(self, name: str) -> list[dict[str, Any]]:
-        """What came of a command so far."""
-        found = [request.json for request in self.server.requests]
-        return [values for values in found if values["step_command"] == name]
+    def _open(
+        self, pipes: dict[str, ScriptedPipe], name: str, call: bytes, out: SimpleQueue[Any]
+    ) -> None:
+        def send(message: Any) -> None:
+            message.infer_response.id = name
+            out.put(message)
 
-    def wait_for(self, name: str, count: int = 1) -> list[dict[str, Any]]:
-        """Wait for `count` of a command."""
-        wait_until(lambda: len(self.commands(name)) >= count)
-        return self.commands(name)
-
-    def _answer(self, request: Request) -> Iterable[Part]:
-        values = request.json
-        command = values["step_command"]
-        assert request.path == f"/v2/models/engine_steps/generate{'_stream' * (command == 'open')}"
-        if command in self.instead:
-            return self.instead[command]
-        if command == "open":
-            self._streams.append(SimpleQueue())
-            return self._steps(self._streams[-1])
-        if command == "submit":
-            return self._submitted(values["step_handle"])
-        if command == "resend":
-            first = max(values["step_number"], self.first_kept)
-            return [whole(json.dumps({"step_number": first}).encode())]
-        return [whole(b"{}")]
-
-    def _steps(self, queue: SimpleQueue[bytes | None]) -> Iterator[Part]:
-        yield from stream(heartbeat(), end=False)
-        while (events := self._next(queue)) is not None:
-            yield stream(events, end=False)[1]
-        yield b"0\r\n\r\n"
-
-    def _submitted(self, handle: int) -> Iterator[Part]:
-        answer = self._next(self._submits[handle])
-        yield HANG if answer is None else answer
-
-    def _next(self, queue: SimpleQueue[bytes | None]) -> bytes | None:
-        while not self._over:
-            with suppress(Empty):
-                return queue.get(timeout=0.05)
-        return None
+        pipes[name] = pipe = ScriptedPipe(call, send)
+        if self.welcomes:
+            pipe.welcome()
+        self.pipes.append(pipe)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fake_tritonserver import FakeTritonServer
+from scripted_triton import INPUTS
 from small_tokenizers import byte_level
 
 from cog_triton import errors
@@ -38,8 +39,13 @@ class Supervised:
         self.triton = FakeTritonServer(directory, **settings)
         self.failed = threading.Event()
         self.admission = Admission(2, 10, resumes=resumes)
-        url = self.triton.settings.triton_url
-        self.transport = RequestStreams(url, 60, to_error, tensor_contract.encode_request)
+        self.transport = RequestStreams(
+            lambda: self.triton.server.grpc_target,
+            60,
+            to_error,
+            tensor_contract.encode_request,
+            INPUTS,
+        )
         self.generator = TextGenerator(
             self.triton.settings,
             LIMITS,
@@ -52,7 +58,7 @@ class Supervised:
         self.supervisor = Supervisor(
             self.triton.settings,
             self.triton.server,
-            TritonClient(url),
+            TritonClient(self.triton.settings),
             self.transport,
             self.generator.probe,
             self.admission,
@@ -76,11 +82,11 @@ class Supervised:
 
     def limit_probes(self, seconds: float) -> None:
         """Give probes of readiness so much time; returns when no earlier one runs any more."""
-        detection, begun = self.supervisor._detection, threading.Event()
-        detection._timeout = seconds
-        detection.triton_use.look = begun.set  # type: ignore[method-assign]
+        begun = threading.Event()
+        self.supervisor._detection._timeout = seconds
+        self.transport.note_active = lambda _: begun.set()  # type: ignore[method-assign]
         assert begun.wait(PATIENCE_S)
-        del detection.triton_use.look
+        del self.transport.note_active
 
     def until(self, state: SupervisorState) -> None:
         until(lambda: self.supervisor.state is state)

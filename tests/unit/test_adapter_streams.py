@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from queue import Queue
 from typing import Any
 
 import pytest
-from scripted_server import PATIENCE_S, Request, event, serving, stream
+from scripted_server import PATIENCE_S
+from scripted_triton import Request, ScriptedTriton, event
 
-from cog_triton.engines import tensor_contract
-from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import ERROR, StepItem
 from cog_triton.text.sampling import SamplingParams
@@ -27,7 +26,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.loads: list[str] = []
-        self.requests = 0
+        self.prompts: list[list[int]] = []
         self.loaded = False
         self.error: str | None = None
         self.loading = threading.Event()
@@ -35,22 +34,21 @@ class Engine:
         self.gate.set()
 
     def __call__(self, request: Request) -> Iterator[Any]:
-        body = json.loads(request.body)
-        if "lora_loader" in request.path:
+        if request.model == "lora_loader":
             self.loading.set()
             self.gate.wait(PATIENCE_S)
-            self.loads.append(body["lora_name"])
+            self.loads.append(request.values["lora_name"])
             if self.error is not None:
-                yield from stream(event(error=self.error), status="400 Bad Request")
+                yield event(error=self.error)
                 return
             self.loaded = True
-            yield from stream(event(lora_task_id=7))
+            yield event(lora_task_id=7)
             return
-        self.requests += 1
-        if body.get("lora_name") and not self.loaded:
-            yield from stream(event(error=MISSING))
+        self.prompts.append(request.values["input_ids"])
+        if request.values.get("lora_name") and not self.loaded:
+            yield event(error=MISSING)
         else:
-            yield from stream(event(output_ids=[5]), event(output_ids=[6]))
+            yield from (event(output_ids=[5]), event(output_ids=[6]))
 
 
 def until_end(inbox: Queue[StepItem]) -> list[StepItem]:
@@ -67,8 +65,9 @@ def engine() -> Engine:
 
 @pytest.fixture
 def streams(engine: Engine) -> Iterator[RequestStreams]:
-    with serving(engine) as triton:
-        made = RequestStreams(triton.url, 2 * PATIENCE_S, to_error, tensor_contract.encode_request)
+    with ScriptedTriton(engine) as triton:
+        made = triton.transport()
+        made.open()
         yield made
         made.close()
 
@@ -84,7 +83,7 @@ def test_an_adapter_is_loaded_when_the_engine_lacks_it(
 ) -> None:
     for _ in range(3):
         assert [token for item in ask(streams) for token in item.ids] == [5, 6]
-    assert (engine.loads, engine.requests) == (["sql"], 4)
+    assert (engine.loads, len(engine.prompts)) == (["sql"], 4)
     engine.loaded = False  # evicted, or Triton was started again
     assert [token for item in ask(streams) for token in item.ids] == [5, 6]
     assert engine.loads == ["sql", "sql"]
@@ -97,7 +96,8 @@ def test_requests_that_come_together_load_it_once(engine: Engine, streams: Reque
         streams.submit(REQUEST, {}, inbox.put)
     engine.gate.set()
     for inbox in inboxes:
-        assert [token for item in until_end(inbox) for token in item.ids] == [5, 6]
+        items = until_end(inbox)
+        assert [token for item in items for token in item.ids] == [5, 6], items
     assert engine.loads == ["sql"]
 
 
@@ -112,15 +112,24 @@ def test_what_keeps_it_from_being_loaded_is_the_requests_error(
 def test_a_cancelled_request_is_not_sent_again(engine: Engine, streams: RequestStreams) -> None:
     engine.gate.clear()
     inbox: Queue[StepItem] = Queue()
-    submission = streams.submit(REQUEST, {}, inbox.put)
+    submission = streams.submit(replace(REQUEST, input_ids=[9]), {}, inbox.put)
     assert engine.loading.wait(PATIENCE_S)
     submission.cancel()
     engine.gate.set()
-    (thread,) = [each for each in threading.enumerate() if each.name == "adapter"]
-    thread.join(PATIENCE_S)
     assert [token for item in ask(streams) for token in item.ids] == [5, 6]
-    assert engine.requests == 2
+    assert engine.prompts.count([9]) == 1
     assert inbox.empty()
+
+
+def test_a_request_whose_adapter_is_never_loaded_ends_after_the_timeout(engine: Engine) -> None:
+    engine.gate.clear()
+    with ScriptedTriton(engine) as triton:
+        streams = triton.transport(0.3)
+        streams.open()
+        (item,) = ask(streams)
+        engine.gate.set()
+        streams.close()
+    assert (item.end, (item.error or "")[:5]) == (ERROR, "E2101")
 
 
 def test_requests_of_the_base_model_load_nothing(engine: Engine, streams: RequestStreams) -> None:

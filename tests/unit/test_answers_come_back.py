@@ -18,7 +18,6 @@ from chat_templates import CHATML_TOOLS
 from hypothesis import example, given
 from hypothesis import strategies as st
 from openai_server import TOKENIZER, Served, api, tokens
-from scripted_server import stream
 
 from cog_triton.serving.openai.response_file import ResponseFile
 from cog_triton.serving.openai.response_store import ResponseStore
@@ -141,7 +140,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
             store = ResponseStore(ResponseFile(path, 1 << 24, 3600), 8, 60)
             stack.callback(store.close)
             options: Any = {"tool_call_parser": parser, "reasoning_parser": "think"}
-            served = api(stream(), tokenizer=tokenizer, store=store, context=20_000, **options)
+            served = api([], tokenizer=tokenizer, store=store, context=20_000, **options)
             found[parser] = stack.enter_context(served)
         yield found
 
@@ -172,7 +171,7 @@ def test_an_answer_is_taken_back(
 ) -> None:
     served = servers[parser]
     text = (before + FORMS[parser] % arguments)[:cut]
-    served.triton.answer_with(stream(*tokens(text)) if text else stream())
+    served.triton.answer_with(tokens(text) if text else [])
     limit = {"max_tokens": len(TOKENIZER.encode(text)) if limited and text else 900}
     found = ask(served, name, [USER], {**limit, "stream": streamed})
     answer, results = APIS[name][1](found)
@@ -234,7 +233,7 @@ def test_an_agents_loop_of_20_turns(servers: dict[str, Served], name: str, field
     served = servers["hermes"]
     history = [USER]
     for text in islice(cycle(SAID), 20):
-        served.triton.answer_with(stream(*tokens(text)))
+        served.triton.answer_with(tokens(text))
         answer, results = APIS[name][1](ask(served, name, history, fields))
         history += [*answer, *(results or [USER])]
         if name == "messages":

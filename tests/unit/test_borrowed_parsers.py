@@ -18,7 +18,8 @@ import openai
 import pytest
 from chat_templates import CHATML_TOOLS
 from openai_server import TOKENIZER, USER, api, tokens, wait
-from scripted_server import PATIENCE_S, stream
+from scripted_server import PATIENCE_S
+from scripted_triton import event
 from vllm_engines import double_environment
 
 from cog_triton.engines.base import Abilities
@@ -236,7 +237,7 @@ def create(served: Any, **options: Any) -> Any:
 def borrowing(
     parsers: BorrowedParsers, *texts: str, abilities: Abilities = TAGS, **options: Any
 ) -> Iterator[Any]:
-    answer = stream(*tokens(*(texts or SAID)))
+    answer = tokens(*(texts or SAID))
     given = {"tokenizer": TOOLS_TOKENIZER, "abilities": abilities, "borrowed": parsers}
     with api(answer, **{**given, **options}) as served:
         yield served
@@ -263,11 +264,10 @@ def test_chats_are_parsed_whole_and_streamed(parsers: BorrowedParsers) -> None:
 
 def test_several_choices_and_log_probabilities(parsers: BorrowedParsers) -> None:
     events = [
-        {"output_ids": [token], "output_log_probs": [-1.0]} for token in TOKENIZER.encode(SAID)
+        event(output_ids=[token], output_log_probs=[-1.0]) for token in TOKENIZER.encode(SAID)
     ]
-    lines = stream(*(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events))
     given = {"tokenizer": TOOLS_TOKENIZER, "abilities": TAGS, "borrowed": parsers}
-    with api(lines, **given) as served:
+    with api(events, **given) as served:
         whole = create(served, n=2, logprobs=True)
         chunks = [each for each in create(served, n=2, logprobs=True, stream=True) if each.choices]
     assert [choice.message.content for choice in whole.choices] == [PARSED.content] * 2
@@ -313,7 +313,7 @@ def test_forced_and_strict_calls_are_guided_by_vllms_tags(parsers: BorrowedParse
         one = create(served, tool_choice=named).choices[0]
         create(served, tools=[strict])
         create(served)
-        sent = [request.json for request in served.triton.requests]
+        sent = [request.values for request in served.triton.requests]
     assert (required.finish_reason, one.finish_reason) == ("tool_calls", "stop")
     assert one.message.tool_calls[0].function.arguments == '{"a": 1}'
     kinds = [request.get("guided_decoding_guide_type") for request in sent]
@@ -330,7 +330,7 @@ def test_what_has_no_tag_is_guided_as_json_or_refused(
     for name in ("as_json", "pythonic"):  # as vLLM has it, and a format that is ours, too
         with child(tmp_path, name, "") as made, borrowing(made, text) as served:
             calls = create(served, tool_choice="required").choices[0].message.tool_calls
-            assert served.triton.requests[-1].json["guided_decoding_guide_type"] == "json_schema"
+            assert served.triton.requests[-1].values["guided_decoding_guide_type"] == "json_schema"
         assert [call.function.name for call in calls] == ["weather"]
     with (
         child(tmp_path, "unguided", "") as made,
@@ -346,7 +346,7 @@ def test_what_has_no_tag_is_guided_as_json_or_refused(
             create(served, tool_choice="required")
         with caplog.at_level(logging.INFO):
             create(served, tools=[strict])
-        assert "guided_decoding_guide" not in served.triton.requests[-1].json
+        assert "guided_decoding_guide" not in served.triton.requests[-1].values
     refused = {"type": "function", "function": {"name": "REFUSED"}}
     with (
         borrowing(parsers) as served,

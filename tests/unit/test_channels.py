@@ -11,7 +11,7 @@ import pytest
 from python_sources import trees
 
 ROOT = Path(__file__).parents[2]
-FORMATS = {"frames", "HTTP", "text", "files", "nothing"}
+FORMATS = {"frames", "HTTP", "gRPC", "text", "files", "nothing"}
 MOST = 8
 OPENS = {
     *("socket.socket", "socket.socketpair", "socket.create_server", "socket.create_connection"),
@@ -19,7 +19,7 @@ OPENS = {
     *("asyncio.start_server", "loop.create_connection", "loop.create_server", "Server"),
     *("loop.create_unix_server", "loop.create_unix_connection", "Connection.to", "Stream.to"),
     *("local_socket.connect", "local_socket.listen", "local_socket.accept", "PythonChild"),
-    *("child.PythonChild", "http.client.HTTPConnection"),
+    *("child.PythonChild", "http.client.HTTPConnection", "grpc.aio.insecure_channel"),
     *("os.pipe", "os.pipe2", "os.mkfifo", "os.memfd_create", "mmap.mmap"),
     *("SharedTime", "SharedTimeReader"),
 }
@@ -34,7 +34,7 @@ FOREIGN = {
     "packages/package_set.py": "reads what pip says",
     "serving/coglet/http_server.py": "Cog's listening socket",
     "serving/openai/image_fetch.py": "fetches an image from elsewhere",
-    "triton/server_sockets.py": "takes and measures sockets of Triton",
+    "triton/grpc_relay.py": "passes on what clients of gRPC send",
     "system/local_socket.py": "what channels are made of",
     "system/tcp_sockets.py": "asks the kernel for sockets",
     "system/ports.py": "tries which ports are free, and listens for clients",

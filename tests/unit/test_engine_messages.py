@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from cog_triton import errors
 from cog_triton.engines import engine_messages
-from cog_triton.engines.engine_messages import Cancel, Event, Hello, Submit, Welcome
+from cog_triton.engines.engine_messages import (
+    Cancel,
+    Event,
+    Hello,
+    Others,
+    StepLoad,
+    Submit,
+    Welcome,
+)
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.mock.mock_request import MockRequest
 from cog_triton.engines.request import EngineRequest
@@ -102,6 +110,8 @@ steps = st.builds(
 others = st.one_of(
     st.builds(Hello, st.sampled_from(engine_messages.ROLES)),
     st.builds(Welcome, st.integers(1)),
+    st.builds(Others, st.booleans()),
+    st.builds(StepLoad, st.integers(0)),
     st.builds(Cancel, handles),
     st.builds(Event, handles, events),
     st.builds(KVCacheStats, st.floats(0, 1), st.none() | st.integers(1)),

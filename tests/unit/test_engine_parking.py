@@ -60,9 +60,7 @@ def run(directory: Path, scenario: Scenario, **arguments: Any) -> None:
 
 def tokens(engine: KeptEngine) -> list[int]:
     """Greedy tokens of one prompt."""
-    client = EngineLink(
-        engine.address, "tokens", on_end=lambda: None, on_kv_cache=lambda stats: None
-    )
+    client = EngineLink(engine.address, "tokens", on_end=lambda: None, on_stats=lambda stats: None)
     client.start()
     found: list[int] = []
     done = asyncio.Event()

@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from raw_clients import RawClient
 from started_engines import StartedEngine
 from step_engines import BROKEN, ENGINE, HUGE, REFUSED
 from vllm_hosts import Inbox
@@ -167,7 +168,7 @@ def _linked() -> tuple[EngineLink, FrameSocket]:
     with local_socket.listen(name) as listener, ThreadPoolExecutor(1) as pool:
         listener.setblocking(True)
         theirs = pool.submit(_welcoming, listener)
-        link = EngineLink(name, "tokens", on_end=lambda: None, on_kv_cache=lambda stats: None)
+        link = EngineLink(name, "tokens", on_end=lambda: None, on_stats=lambda stats: None)
         return link, theirs.result()
 
 
@@ -294,6 +295,21 @@ def test_stats_have_the_kv_cache_once_the_engine_tells(tmp_path: Path) -> None:
             while engine.stats().kv_cache != wanted:
                 told.get(timeout=PATIENCE_S)
             engine.cancel(handle)
+
+
+def test_stats_count_requests_of_front_ends_until_the_engine_dies(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, pid), closing(RawClient(engine.socket)) as steps:
+        told = threading.Event()
+        engine.on_kv_cache = told.set
+        for handle in (1, 2):
+            steps.submit(handle, request(1, max_tokens=FOREVER))
+        while engine.stats().step_requests < 2:
+            steps.receive()
+        assert engine.stats().active == 0, "they are not its own"
+        told.clear()
+        os.kill(pid, signal.SIGKILL)
+        assert told.wait(PATIENCE_S)
+        assert engine.stats().step_requests == 0
 
 
 def test_close_ends_the_child_and_running_requests(tmp_path: Path) -> None:

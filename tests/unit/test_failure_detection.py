@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import threading
 import time
 
 import pytest
-from supervised_triton import PATIENCE_S, Supervised, make, supervised, until
+from supervised_triton import PATIENCE_S, Make, Supervised, make, supervised, until
 
-from cog_triton.errors import TritonUnavailable, TritonUnknownError
+from cog_triton.errors import CogTritonError, TritonUnavailable, TritonUnknownError
 from cog_triton.serving import failure_detection
 from cog_triton.serving.supervisor import SupervisorState
 
@@ -86,6 +89,47 @@ def test_one_failed_check_does_not_restart(
     supervised.supervisor.check_engine()
     until(lambda: len(checks) == 3 or supervised.supervisor.restarts > 0)
     assert supervised.supervisor.restarts == 0
+
+
+@pytest.mark.parametrize(("others", "blamed"), [("0", True), ("1", False), ("", False)])
+def test_a_death_is_blamed_on_our_requests_unless_others_ran(
+    others: str, blamed: bool, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = make(resumes=True)
+    noted: list[int | None] = []
+    paused: list[bool] = []
+    note, pause = item.transport.note_active, item.admission.pause
+
+    def note_active(requests: int | None) -> None:
+        note(requests)
+        noted.append(requests)
+
+    def paused_with(refusal: CogTritonError, *, blame: bool) -> None:
+        paused.append(blame)
+        pause(refusal, blame=blame)
+
+    monkeypatch.setattr(item.transport, "note_active", note_active)
+    monkeypatch.setattr(item.admission, "pause", paused_with)
+    item.start()
+    stream = item.flowing()
+    until(lambda: 1 in noted)
+    item.triton.use(others)
+    until(lambda: noted[-1] == (1 + int(others) if others else None))
+    os.kill(item.triton.starts[0], signal.SIGKILL)
+    until(lambda: bool(paused))
+    assert paused == [blamed]
+    stream.leave()
+
+
+def test_others_matter_for_some_seconds(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervised.start()
+    monkeypatch.setattr(failure_detection, "_OTHERS_S", 600)
+    for ago, blamed in ((500, False), (700, True)):
+        supervised.transport.others_at = time.monotonic() - ago
+        detection = supervised.supervisor._detection
+        assert asyncio.run(detection.blames(of_engine=False)) is blamed
 
 
 def test_one_failed_request_does_not_restart(supervised: Supervised) -> None:

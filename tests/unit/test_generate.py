@@ -5,33 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from threading import Event
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_server import (
-    HANG,
-    PATIENCE_S,
-    RESET,
-    Answer,
-    Part,
-    Request,
-    ScriptedServer,
-    event,
-    serving,
-    stream,
-    wait_until,
-)
+from scripted_server import HANG, PATIENCE_S, RESET, Part, wait_until
+from scripted_triton import Answer, Request, ScriptedTriton, event
 from small_tokenizers import byte_level
 
 from cog_triton import errors
-from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.generate_stream import to_error
-from cog_triton.engines.request import EXTRAS, EngineRequest, decode_extras, encode_extras
+from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import PromptTooLong, TritonUnavailable
 from cog_triton.serving.admission import Admission, Ticket
 from cog_triton.serving.generate import Stream, TextGenerator
@@ -41,7 +28,6 @@ from cog_triton.settings import Settings, load_settings
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.stop_strings import TextStream
 from cog_triton.text.tokenizer import EngineTokenizer
-from cog_triton.triton.request_streams import RequestStreams
 
 TOKENIZER = EngineTokenizer(byte_level())
 
@@ -56,21 +42,17 @@ def limits(max_input_len: int = 90, max_seq_len: int = 100) -> EngineLimits:
     )
 
 
-def request_streams(url: str) -> RequestStreams:
-    return RequestStreams(url, 2 * PATIENCE_S, to_error, tensor_contract.encode_request)
-
-
-IDLE = request_streams("http://127.0.0.1:9")
+IDLE = ScriptedTriton([]).transport()
 """Planning asks nobody."""
 
 
 @contextmanager
 def generating(
     answer: Answer, settings: Settings | None = None
-) -> Iterator[tuple[TextGenerator, ScriptedServer]]:
+) -> Iterator[tuple[TextGenerator, ScriptedTriton]]:
     """A generator whose Triton answers as told."""
-    with serving(answer) as server:
-        transport = request_streams(server.url)
+    with ScriptedTriton(answer) as server:
+        transport = server.transport()
         transport.open()
         try:
             yield (
@@ -97,9 +79,6 @@ def test_the_engines_scheduler_is_told_priorities_within_bounds(
         )
         planned = generator.plan(asked([1], max_tokens=1), asked_priority=-99, tenant=tenant)
         assert planned.engine.priority == (priority if heeds else 0)
-        assert decode_extras(
-            asked([1], max_tokens=1), encode_extras(planned.engine).get(EXTRAS, "{}")
-        ) == (replace(asked([1], max_tokens=1), priority=planned.engine.priority))
         queued = generator.stream(planned).generation.ticket
         assert (queued.tenant, queued.priority) == (tenant, 0 if tenant is None else 2)
 
@@ -163,18 +142,18 @@ def text_of(
     **sampling: Any,
 ) -> tuple[list[str], GenerationResult, Any]:
     """The chunks of a whole generation, what became of it, and the request Triton got."""
-    with generating(stream(*events), settings) as (generator, server):
+    with generating(events, settings) as (generator, server):
         sampling = {"max_tokens": 50, **sampling}
         texts = generator.stream(generator.plan(asked([1, 2], **sampling), stops))
         chunks = list(texts)
-    return chunks, texts.generation.result, server.requests[0].json
+    return chunks, texts.generation.result, server.requests[0].values
 
 
 def test_text_is_streamed_as_it_is_generated() -> None:
     texts = ["the ", "quick ", "größer"]
     seen = [Event() for _ in texts]
     answer = [part for both in zip(tokens(*texts), seen, strict=True) for part in both]
-    with generating(stream(*answer)) as (generator, _):
+    with generating(answer) as (generator, _):
         chunks = started(generator)
         for text, it in zip(texts, seen, strict=True):
             assert next(chunks) == text
@@ -204,7 +183,6 @@ def test_engine_request_has_all_parameters() -> None:
     assert (sent["seed"], sent["temperature"], sent["runtime_top_k"]) == (0, 0.5, 3)
     assert (sent["end_id"], sent["pad_id"]) == (11, 7)
     assert sent["streaming"] is True
-    assert sent["id"]
 
 
 def test_stop_strings_are_ignored_before_min_tokens() -> None:
@@ -216,7 +194,7 @@ def test_stop_strings_are_ignored_before_min_tokens() -> None:
 
 
 def test_stop_string_stops_the_engine() -> None:
-    answer = [*stream(*tokens("a", "END", "b"), end=False), HANG]
+    answer = [*tokens("a", "END", "b"), HANG]
     with generating(answer) as (generator, server):
         texts = started(generator, ["END"])
         assert list(texts) == ["a"]
@@ -226,7 +204,7 @@ def test_stop_string_stops_the_engine() -> None:
 
 
 def test_closing_the_stream_stops_the_engine() -> None:
-    answer = [*stream(*tokens("a"), end=False), HANG]
+    answer = [*tokens("a"), HANG]
     with generating(answer) as (generator, server):
         texts = started(generator)
         assert next(texts) == "a"
@@ -240,15 +218,9 @@ def test_closing_the_stream_stops_the_engine() -> None:
     assert texts.generation.result.cancelled
 
 
-def stoppable(request: Request) -> Sequence[Part]:
-    """An engine that makes no token, and that can be told to stop."""
-    return stream() if request.json.get("stop") else [HANG]
-
-
-def test_cancelling_before_the_first_token_stops_the_request_by_its_id() -> None:
-    """Triton notices a closed connection only when it writes to it."""
+def test_cancelling_before_the_first_token_stops_the_request() -> None:
     failed = []
-    with ThreadPoolExecutor() as pool, generating(stoppable) as (generator, server):
+    with ThreadPoolExecutor() as pool, generating([HANG]) as (generator, server):
         generator.on_failure = lambda: failed.append(1)
         texts = started(generator)
         reader = pool.submit(list, texts)
@@ -257,16 +229,13 @@ def test_cancelling_before_the_first_token_stops_the_request_by_its_id() -> None
         texts.generation.ticket.cancel()
         assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
         assert first.left.wait(PATIENCE_S)
-        second = server.request(1)
-    assert second.json["stop"] is True
-    assert second.json["id"] == first.json["id"]
     assert failed == []
     assert texts.generation.result.finish_reason is None
     assert texts.generation.result.duration > 0
 
 
 def test_request_cancelled_before_admission_is_not_sent() -> None:
-    with generating(stoppable) as (generator, server):
+    with generating([HANG]) as (generator, server):
         ticket = Ticket()
         ticket.cancel()
         texts = generator.stream(generator.plan(asked([1], max_tokens=50)), ticket)
@@ -276,38 +245,22 @@ def test_request_cancelled_before_admission_is_not_sent() -> None:
     assert server.requests == []
 
 
-def test_failed_stop_is_logged_and_does_not_hide_the_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def answer(request: Request) -> Sequence[Part]:
-        return stream(event(error="no such request")) if request.json.get("stop") else [HANG]
-
-    with ThreadPoolExecutor() as pool, generating(answer) as (generator, server):
-        texts = started(generator)
-        reader = pool.submit(list, texts)
-        request_id = server.request().json["id"]
-        texts.generation.ticket.cancel()
-        assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
-        wait_until(lambda: "no such request" in caplog.text)
-    assert f"request {request_id} could not be stopped" in caplog.text
-
-
 def test_probe_generates_one_token() -> None:
-    with generating(stream(*tokens("a"))) as (generator, server):
+    with generating(tokens("a")) as (generator, server):
         generator.probe()
-    sent = server.requests[0].json
+    sent = server.requests[0].values
     assert sent["request_output_len"] == 1
     assert sent["end_id"] == -1
     assert len(sent["input_ids"]) == sent["input_lengths"] >= 1
 
 
 def test_probe_without_a_token_fails() -> None:
-    with generating(stream()) as (generator, _), pytest.raises(errors.FrameworkError):
+    with generating([]) as (generator, _), pytest.raises(errors.FrameworkError):
         generator.probe()
 
 
 def test_request_is_sent_only_after_admission() -> None:
-    with ThreadPoolExecutor() as pool, generating(stoppable) as (generator, server):
+    with ThreadPoolExecutor() as pool, generating([HANG]) as (generator, server):
         generator.admission = Admission(1, 1)
         first, second, third = (started(generator) for _ in "123")
         reading = [pool.submit(list, first)]
@@ -333,7 +286,7 @@ def test_queued_request_is_sent_when_its_turn_comes() -> None:
 
     def answer(request: Request) -> Sequence[Part]:
         wait = [] if len(server.requests) > 1 else [first_may_end]
-        return stream(*tokens("a"), *wait, *tokens("b"))
+        return [*tokens("a"), *wait, *tokens("b")]
 
     with ThreadPoolExecutor() as pool, generating(answer) as (generator, server):
         generator.admission = Admission(1, 1)
@@ -350,7 +303,7 @@ def test_queued_request_is_sent_when_its_turn_comes() -> None:
 def test_failed_ticket_ends_the_stream_with_its_error() -> None:
     with (
         ThreadPoolExecutor() as pool,
-        generating([*stream(*tokens("a"), end=False), HANG]) as (generator, server),
+        generating([*tokens("a"), HANG]) as (generator, server),
     ):
         admission = generator.admission = Admission(1, 1)
         texts = started(generator)
@@ -367,9 +320,9 @@ def test_failed_ticket_ends_the_stream_with_its_error() -> None:
 @pytest.mark.parametrize(
     ("answer", "failures"),
     [
-        (stream(*tokens("a")), 0),
-        (stream(event(error="E1005 InvalidArgument: no")), 0),
-        (stream(event(error="CUDA error")), 1),
+        (tokens("a"), 0),
+        ([event(error="E1005 InvalidArgument: no")], 0),
+        ([event(error="CUDA error")], 1),
         ([RESET], 1),
     ],
     ids=["text", "user error", "engine error", "broken"],
@@ -381,7 +334,7 @@ def test_engine_failure_calls_on_failure(answer: Answer, failures: int) -> None:
         with suppress(errors.CogTritonError):
             list(started(generator))
     assert len(failed) == failures
-    assert [bool(request.json.get("stop")) for request in server.requests] == [False]
+    assert len(server.requests) == 1
 
 
 def test_min_tokens_may_be_reached_within_one_read() -> None:

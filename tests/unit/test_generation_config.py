@@ -80,7 +80,7 @@ def test_requests_have_the_models_defaults_unless_they_say_otherwise(
         body = {"model": "small", **body}
         answer = served.post(path, body).json()
         served.post(path, {**body, "temperature": 0.75, "top_k": 0})
-        first, second = ([r.json[name] for name in names] for r in served.triton.requests)
+        first, second = ([r.values[name] for name in names] for r in served.triton.requests)
     assert first == list(MODEL.values())
     assert second == [0.75, 0.5, 0, 1.25]
     if path == "/v1/responses":

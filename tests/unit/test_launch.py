@@ -70,7 +70,7 @@ def shm_prefix(words: list[str]) -> str:
 
 
 def test_one_rank_starts_tritonserver_without_mpirun(repository: Path) -> None:
-    command = made(repository, 1, triton_http_port=1, triton_grpc_port=2, triton_metrics_port=3)
+    command = made(repository, 1, triton_http_port=1, triton_metrics_port=3)
     assert command.argv[0] == str(TRITON)
     assert command.stop_signal == signal.SIGTERM
     assert {
@@ -78,10 +78,10 @@ def test_one_rank_starts_tritonserver_without_mpirun(repository: Path) -> None:
         "--backend-directory=/backends",
         "--disable-auto-complete-config",
         "--http-port=1",
-        "--grpc-port=2",
+        "--grpc-port=1",
         "--metrics-port=3",
         "--http-address=127.0.0.1",
-        "--grpc-address=127.0.0.1",
+        "--grpc-address=unix:/dev/shm/cog_triton_ab_grpc/s",
         "--metrics-address=127.0.0.1",
     } <= {*command.argv}
     assert command.environment["TRITON_HOST"] == "127.0.0.1"
@@ -215,7 +215,6 @@ def test_inconsistent_world_size_is_rejected(
 def test_what_is_not_for_clients_is_behind_a_secret_of_each_start(repository: Path) -> None:
     def locked() -> str:
         words = made(repository, 1, triton_host="0.0.0.0").argv
-        assert "--grpc-address=127.0.0.1" in words
         (http,) = [word for word in words if word.startswith("--http-restricted-api=")]
         (grpc,) = [word for word in words if word.startswith("--grpc-restricted-protocol=")]
         apis, _, header = http.partition("=")[2].partition(":")

@@ -47,7 +47,7 @@ def test_every_model_is_rendered_and_parses_back(tmp_path: Path) -> None:
     configs = render(tmp_path)
     for model, config in configs.items():
         assert config.name == model
-        assert config.max_batch_size == 16, "the engine's own"
+        assert config.max_batch_size == (0 if model == STEP_MODEL else 16), "the engine's own"
         assert (tmp_path / "repo" / model / "1").is_dir()
 
 
@@ -66,25 +66,12 @@ def test_text_models_use_the_engines_tokenizer(tmp_path: Path) -> None:
         assert configs[model].parameters["tokenizer_dir"].string_value == str(tmp_path / "engine")
 
 
-def test_the_step_model_is_a_guest_of_the_engine_with_its_inputs(tmp_path: Path) -> None:
-    configs = render(tmp_path)
-    engine_config, steps = configs["tensorrt_llm"], configs["engine_steps"]
-    own = {
-        "step_stream",
-        "step_command",
-        "step_handle",
-        "step_number",
-        "step_replica",
-        "packed_input_ids",
-        "request_extras",
-    }
-    inputs = {item.name: item for item in steps.input}
-    assert inputs.keys() == {item.name for item in engine_config.input} | own
-    assert all(item.optional for item in inputs.values())
-    outputs = ["step", "log_probs", "step_errors", "finish_reason", "output_token_count"]
-    assert [item.name for item in steps.output] == [*outputs, "step_number"]
+def test_the_step_model_carries_bytes_on_one_instance(tmp_path: Path) -> None:
+    steps = render(tmp_path)[STEP_MODEL]
+    tensors = [(item.name, item.data_type, item.dims) for item in (*steps.input, *steps.output)]
+    assert tensors == [("call", 2, [-1]), ("bytes", 2, [-1])]  # TYPE_UINT8
     assert steps.model_transaction_policy.decoupled
-    assert steps.parameters["ack_timeout_ms"].string_value == "1000"
+    assert [group.count for group in steps.instance_group] == [1], "its calls are in order"
 
 
 def test_source_repository_is_unchanged(tmp_path: Path) -> None:
@@ -104,14 +91,15 @@ def test_rendering_again_removes_old_files(tmp_path: Path) -> None:
 def test_a_text_model_may_set_its_own_batch_size(model: str, tmp_path: Path) -> None:
     configs = render(tmp_path, {model: {"triton_max_batch_size": 3}})
     assert {name: config.max_batch_size for name, config in configs.items()} == {
-        **dict.fromkeys([*MODELS, STEP_MODEL], 16),
+        **dict.fromkeys(MODELS, 16),
+        STEP_MODEL: 0,
         model: 3,
     }
 
 
 def test_engine_batch_size_is_the_default_of_all_models(tmp_path: Path) -> None:
     configs = render(tmp_path, {"tensorrt_llm": {"triton_max_batch_size": 4}})
-    assert {config.max_batch_size for config in configs.values()} == {4}
+    assert {configs[model].max_batch_size for model in MODELS} == {4}
 
 
 @pytest.mark.parametrize("model", ["preprocessing", "tensorrt_llm_bls"])

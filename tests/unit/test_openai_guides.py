@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 from openai_server import THREE, TOKENIZER, USER, api, tokens
-from scripted_server import event, stream
+from scripted_triton import event
 
 from cog_triton.engines.base import Abilities
-from cog_triton.engines.request import EXTRAS, EngineRequest, decode_extras, encode_extras
-from cog_triton.errors import InvalidArgument
-from cog_triton.text.sampling import ABILITIES, SamplingParams
+from cog_triton.text.sampling import ABILITIES
 
 ALL = Abilities(guides={"json_schema", "regex", "grammar"}, sampling=frozenset(ABILITIES))
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -45,11 +43,11 @@ def test_guides_reach_the_engine(path: str) -> None:
         for fields, expected in GUIDES:
             answer = served.post(f"/v1/{path}", {"model": "small", **prompt, **fields})
             assert answer.status_code == 200, answer.text
-            sent = served.triton.requests[-1].json
+            sent = served.triton.requests[-1].values
             kind = sent["guided_decoding_guide_type"], sent["guided_decoding_guide"]
             assert kind == expected
         served.post(f"/v1/{path}", {"model": "small", **prompt, "guided_json": None})
-        assert "guided_decoding_guide" not in served.triton.requests[-1].json
+        assert "guided_decoding_guide" not in served.triton.requests[-1].values
 
 
 @pytest.mark.parametrize(
@@ -128,7 +126,7 @@ def test_tools_are_guided_by_json_alone() -> None:
 def test_stop_tokens_end_the_text_before_them(streamed: bool, at_least: int, expected: str) -> None:
     ids = TOKENIZER.encode("abcbd")
     values = [-float(place) for place in range(len(ids))]
-    parts = stream(event(output_ids=ids, output_log_probs=values))
+    parts = [event(output_ids=ids, output_log_probs=values)]
     body = {"model": "small", "prompt": "x", "logprobs": 0, "min_tokens": at_least}
     body |= {"stop_token_ids": [ids[1]], "stream": streamed}
     with api(parts) as served:
@@ -150,7 +148,7 @@ def test_stop_tokens_end_the_text_before_them(streamed: bool, at_least: int, exp
 
 def test_a_stop_token_stops_the_engine() -> None:
     (token,) = TOKENIZER.encode("b")
-    with api(stream(*tokens("ab"), end=False)) as served:
+    with api(tokens("ab")) as served:
         body = {"model": "small", "prompt": "x", "stop_token_ids": [token]}
         assert served.post("/v1/completions", body).json()["choices"][0]["text"] == "a"
         assert served.admission.running == 0
@@ -170,26 +168,3 @@ def test_models_tell_what_their_engine_can() -> None:
             "sequences": 64,
         }.items()
     )
-
-
-def test_extras_survive_their_way() -> None:
-    sampling = SamplingParams(max_tokens=3, min_p=0.25, logit_bias={7: -1.5, 8: 100.0})
-    full = EngineRequest(
-        input_ids=[1],
-        sampling=sampling,
-        return_log_probs=True,
-        top_log_probs=3,
-        prompt_log_probs=True,
-    )
-    plain = EngineRequest(
-        input_ids=[1], sampling=SamplingParams(max_tokens=3), return_log_probs=True
-    )
-    assert decode_extras(plain, encode_extras(full)[EXTRAS]) == full
-    assert encode_extras(plain) == {}
-
-
-@pytest.mark.parametrize("text", ["", "[", "3", '{"logit_bias": 3}', '{"logit_bias": {"a": 1}}'])
-def test_malformed_extras_are_refused(text: str) -> None:
-    plain = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=3))
-    with pytest.raises(InvalidArgument, match=r"request_extras|logit_bias: 'a' is not a token id"):
-        decode_extras(plain, text)

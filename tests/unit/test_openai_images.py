@@ -12,10 +12,9 @@ from image_files import PARTS_TEMPLATE, PLACEHOLDER, bomb, data_url, image, part
 from openai_server import THREE, TOKENIZER, Served, api
 
 from cog_triton.engines.base import Abilities
-from cog_triton.engines.request import EXTRAS, EngineRequest, decode_extras, encode_extras
+from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import LENGTH, PROMPT, STOP, StepItem
 from cog_triton.pictures.image_limits import ImagePart
-from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
 
 SEEN = Abilities(images=3)
@@ -172,18 +171,3 @@ def test_models_tell_how_many_images_they_take(
         if not count:
             assert answer.json()["error"]["code"] == "E1006"
             assert "this model reads text alone" in answer.text
-
-
-def test_images_cross_to_the_engine_unchanged() -> None:
-    plain = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=1))
-    extras = encode_extras(
-        EngineRequest(
-            input_ids=[1],
-            sampling=SamplingParams(max_tokens=1),
-            images=(ImagePart("a", A), ImagePart("b", bytes(range(256)))),
-        )
-    )
-    assert decode_extras(plain, extras[EXTRAS]).images == (
-        ImagePart("a", A),
-        ImagePart("b", bytes(range(256))),
-    )

@@ -10,7 +10,7 @@ import pytest
 from chat_templates import CHATML_TOOLS
 from openai.types.responses import Response
 from openai_server import THREE, TOKENIZER, USER, api, tokens
-from scripted_server import event, stream
+from scripted_triton import event
 
 from cog_triton.serving.openai.responses_request import translate
 
@@ -40,7 +40,7 @@ def test_a_text_is_answered() -> None:
         answer = served.client().responses.create(
             model="small", input="Hi", instructions="Rhyme.", max_output_tokens=90, temperature=0
         )
-        sent = served.triton.requests[0].json
+        sent = served.triton.requests[0].values
     assert isinstance(answer, Response)
     assert answer.output_text == "the quick größer"
     assert (answer.status, answer.store if hasattr(answer, "store") else False) == (
@@ -85,7 +85,7 @@ def test_the_stream_tells_of_the_same_response() -> None:
 
 def test_a_call_whose_closing_tag_is_cut_is_complete() -> None:
     given: Any = {"max_output_tokens": len(TOKENIZER.encode(CALL[:-3])), "tools": [TOOL]}
-    with api(stream(*tokens(CALL[:-3])), tokenizer=TOOLS_TOKENIZER) as served:
+    with api(tokens(CALL[:-3]), tokenizer=TOOLS_TOKENIZER) as served:
         last = events_of(served, **given)[-1]
     assert (last.type, last.response.status) == ("response.completed", "completed")
     assert [item.type for item in last.response.output] == ["function_call"]
@@ -93,7 +93,7 @@ def test_a_call_whose_closing_tag_is_cut_is_complete() -> None:
 
 def test_a_cut_answer_is_incomplete() -> None:
     count = len(TOKENIZER.encode("the "))
-    with api(stream(*tokens("the "))) as served:
+    with api(tokens("the ")) as served:
         answer = served.client().responses.create(
             model="small", input="Hi", max_output_tokens=count
         )
@@ -106,7 +106,7 @@ def test_a_cut_answer_is_incomplete() -> None:
 
 
 def test_calls_go_out_and_their_results_come_back() -> None:
-    with api(stream(*tokens("Let me see. ", CALL)), tokenizer=TOOLS_TOKENIZER) as served:
+    with api(tokens("Let me see. ", CALL), tokenizer=TOOLS_TOKENIZER) as served:
         client = served.client()
         answer = client.responses.create(model="small", input="Hi", tools=[TOOL])  # type: ignore[list-item]
         message, call = answer.output
@@ -129,7 +129,7 @@ def test_calls_go_out_and_their_results_come_back() -> None:
         ]
         client.responses.create(model="small", input=conversation, tools=[TOOL])  # type: ignore[arg-type, list-item]
         text = TOKENIZER.tokenizer.decode(
-            served.triton.requests[-1].json["input_ids"], skip_special_tokens=False
+            served.triton.requests[-1].values["input_ids"], skip_special_tokens=False
         )
     assert "Let me see." in text
     assert text.index("Let me see.") < text.index("Rome") < text.index("sunny")
@@ -140,7 +140,7 @@ def test_tools_in_namespaces_are_called_with_them() -> None:
     spaces = [{"type": "namespace", "name": name, "tools": [TOOL]} for name in ("mcp__a", "mcp__b")]
     tools: Any = [WEB, TOOL, *spaces]
     named = CALL.replace("weather", "mcp__b__weather")
-    with api(stream(*tokens(f"{named}\n{CALL}")), tokenizer=TOOLS_TOKENIZER) as served:
+    with api(tokens(f"{named}\n{CALL}"), tokenizer=TOOLS_TOKENIZER) as served:
         answer = served.client().responses.create(model="small", input="Hi", tools=tools)
         found = events_of(served, tools=tools)
         items = [item.model_dump(exclude_none=True) for item in answer.output]
@@ -149,7 +149,7 @@ def test_tools_in_namespaces_are_called_with_them() -> None:
             for item in items
         ]
         events_of(served, tools=tools, input=[*USER, *items, *results])
-        prompt = TOKENIZER.tokenizer.decode(served.triton.requests[-1].json["input_ids"])
+        prompt = TOKENIZER.tokenizer.decode(served.triton.requests[-1].values["input_ids"])
     calls = [("mcp__b", "weather"), (None, "weather")]
     assert [(item.get("namespace"), item["name"]) for item in items] == calls
     assert [(item.namespace, item.name) for item in found[-1].response.output] == calls
@@ -162,7 +162,7 @@ def test_tools_in_namespaces_are_called_with_them() -> None:
 
 
 def test_reasoning_is_an_item_of_its_own() -> None:
-    parts = stream(*tokens("<think>hm", " so</think>", "Yes."))
+    parts = tokens("<think>hm", " so</think>", "Yes.")
     with api(parts, reasoning_parser="think") as served:
         answer = served.client().responses.create(model="small", input="Hi")
         streamed = events_of(served)[-1].response
@@ -177,18 +177,18 @@ def test_reasoning_is_an_item_of_its_own() -> None:
 def test_json_schemas_guide_the_answer() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
-    with api(stream(*tokens('{"a": 1}')), guides=True) as served:
+    with api(tokens('{"a": 1}'), guides=True) as served:
         answer = served.client().responses.create(
             model="small",
             input="Hi",
             text={"format": form},  # type: ignore[typeddict-item]
         )
-        assert served.triton.requests[0].json["guided_decoding_guide_type"] == "json_schema"
+        assert served.triton.requests[0].values["guided_decoding_guide_type"] == "json_schema"
     assert answer.output_text == '{"a": 1}'
 
 
 def test_an_answer_without_text_has_a_message() -> None:
-    with api(stream()) as served:
+    with api([]) as served:
         (item,) = served.client().responses.create(model="small", input="Hi").output
     assert item.type == "message"
 
@@ -260,7 +260,7 @@ def test_input_is_required_and_an_object_is_needed() -> None:
 
 
 def test_an_error_within_the_stream_is_raised_by_the_client() -> None:
-    parts = stream(*tokens("the "), event(error="it broke"))
+    parts = [*tokens("the "), event(error="it broke")]
     with api(parts) as served, pytest.raises(openai.APIError, match="it broke"):
         events_of(served)
 
@@ -277,12 +277,12 @@ def test_what_no_text_depends_on_is_taken() -> None:
 
 def test_the_model_sees_the_allowed_tools_alone() -> None:
     tools = [TOOL, {**TOOL, "name": "n" * 128}]
-    with api(stream(*tokens(CALL)), tokenizer=TOOLS_TOKENIZER) as served:
+    with api(tokens(CALL), tokenizer=TOOLS_TOKENIZER) as served:
         body = {"model": "small", "input": "Hi", "tools": tools}
         asked = served.post("/v1/responses", {**body, "tool_choice": allowed("auto", "weather")})
         served.post("/v1/responses", body)
         texts = [
-            TOKENIZER.tokenizer.decode(request.json["input_ids"], skip_special_tokens=False)
+            TOKENIZER.tokenizer.decode(request.values["input_ids"], skip_special_tokens=False)
             for request in served.triton.requests
         ]
     assert asked.json()["output"][0]["name"] == "weather"
@@ -298,10 +298,10 @@ def test_chats_have_allowed_tools_too() -> None:
     tools = [{"type": "function", "function": each} for each in (function, {"name": "other"})]
     named = [{"type": "function", "function": {"name": "weather"}}]
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": named}}
-    with api(stream(*tokens("[")), tokenizer=TOOLS_TOKENIZER, guides=True) as served:
+    with api(tokens("["), tokenizer=TOOLS_TOKENIZER, guides=True) as served:
         body = {"model": "small", "messages": USER, "tools": tools, "tool_choice": choice}
         assert served.post("/v1/chat/completions", body).status_code == 200
-        guide = served.triton.requests[0].json["guided_decoding_guide"]
+        guide = served.triton.requests[0].values["guided_decoding_guide"]
     assert "weather" in guide
     assert "other" not in guide
 

@@ -10,7 +10,8 @@ import httpx
 import openai
 import pytest
 from openai_server import THREE, TOKENIZER, USER, api, tokens
-from scripted_server import PATIENCE_S, event, stream
+from scripted_server import PATIENCE_S
+from scripted_triton import event
 
 
 def test_a_chat_is_rendered_generated_and_counted() -> None:
@@ -18,7 +19,7 @@ def test_a_chat_is_rendered_generated_and_counted() -> None:
         answer = served.client().chat.completions.create(
             model="small", messages=USER, temperature=0, max_tokens=90, seed=5
         )
-        sent = served.triton.requests[0].json
+        sent = served.triton.requests[0].values
     (choice,) = answer.choices
     assert (choice.message.role, choice.message.content) == ("assistant", "the quick größer")
     assert choice.finish_reason == "stop"
@@ -42,7 +43,7 @@ def test_stream_sends_each_chunk_as_it_is_generated() -> None:
     texts = ["the ", "quick ", "fox"]
     seen = [Event() for _ in texts]
     parts = [part for both in zip(tokens(*texts), seen, strict=True) for part in both]
-    with api(stream(*parts)) as served:
+    with api(parts) as served:
         chunks = served.client().chat.completions.create(
             model="small", messages=USER, stream=True, stream_options={"include_usage": True}
         )
@@ -72,7 +73,7 @@ def test_continuous_usage_stats_are_in_every_chunk(path: str) -> None:
     body |= {"prompt": "the"} if path == "completions" else {"messages": USER}
     said, usages = "", []
     with (
-        api(stream(*parts)) as served,
+        api(parts) as served,
         httpx.stream("POST", f"{served.url}/v1/{path}", json=body, timeout=PATIENCE_S) as answer,
     ):
         for line in answer.iter_lines():
@@ -98,7 +99,7 @@ def test_completions_complete_and_streamed() -> None:
         client = served.client()
         whole = client.completions.create(model="small", prompt="the quick", max_tokens=90)
         pieces = list(client.completions.create(model="small", prompt=[1, 2], stream=True))
-        sent = [request.json for request in served.triton.requests]
+        sent = [request.values for request in served.triton.requests]
     assert (whole.object, whole.choices[0].text) == ("text_completion", "the quick größer")
     assert whole.choices[0].finish_reason == "stop"
     assert "".join(piece.choices[0].text for piece in pieces) == "the quick größer"
@@ -114,7 +115,7 @@ def test_default_stops_and_system_prompt_apply_unless_given() -> None:
         assert chat.create(model="small", messages=USER).choices[0].message.content == "the "
         rest = chat.create(model="small", messages=USER, stop="r")
         assert rest.choices[0].message.content == "the quick g"
-        ids = served.triton.requests[0].json["input_ids"]
+        ids = served.triton.requests[0].values["input_ids"]
     assert "Rhyme." in TOKENIZER.tokenizer.decode(ids)
 
 
@@ -122,7 +123,7 @@ def test_default_stops_and_system_prompt_apply_unless_given() -> None:
 def test_chat_log_probabilities_of_sampled_tokens(streamed: bool) -> None:
     ids = TOKENIZER.encode("größer")
     parts = [event(output_ids=token, output_log_probs=-0.5 * n) for n, token in enumerate(ids)]
-    with api(stream(*parts)) as served:
+    with api(parts) as served:
         chat = served.client().chat.completions
         if streamed:
             content = [
@@ -135,7 +136,7 @@ def test_chat_log_probabilities_of_sampled_tokens(streamed: bool) -> None:
             answer = chat.create(model="small", messages=USER, logprobs=True, top_logprobs=0)
             assert answer.choices[0].logprobs
             content = list(answer.choices[0].logprobs.content or [])
-        assert served.triton.requests[0].json["return_log_probs"] is True
+        assert served.triton.requests[0].values["return_log_probs"] is True
     assert [item.logprob for item in content] == [-0.5 * place for place in range(len(ids))]
     assert bytes(byte for item in content for byte in item.bytes or []) == "größer".encode()
     assert all(item.top_logprobs == [] for item in content)
@@ -143,7 +144,7 @@ def test_chat_log_probabilities_of_sampled_tokens(streamed: bool) -> None:
 
 def test_completion_log_probabilities_and_offsets() -> None:
     ids = TOKENIZER.encode("the fox")
-    whole = stream(event(output_ids=ids, output_log_probs=[-1.0] * len(ids)))
+    whole = [event(output_ids=ids, output_log_probs=[-1.0] * len(ids))]
     with api(whole) as served:
         answer = served.client().completions.create(model="small", prompt="a", logprobs=0)
     found = answer.choices[0].logprobs
@@ -169,7 +170,7 @@ def test_ignore_eos_and_other_extras_reach_the_engine() -> None:
             messages=USER,
             extra_body={"ignore_eos": True, "top_k": 7, "repetition_penalty": 1.5, "min_tokens": 2},
         )
-        sent = served.triton.requests[0].json
+        sent = served.triton.requests[0].values
     assert (sent["end_id"], sent["runtime_top_k"]) == (-1, 7)
     assert (sent["repetition_penalty"], sent["min_tokens"]) == (1.5, 2)
 

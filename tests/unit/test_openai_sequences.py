@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 from openai_server import THREE, TOKENIZER, USER, Served, api, tokens, wait
-from scripted_server import HANG, PATIENCE_S, Part, Request, event, stream
+from scripted_server import HANG, PATIENCE_S, Part
+from scripted_triton import Request, event
 
 from cog_triton.errors import TritonUnknownError
 
@@ -19,7 +20,7 @@ NAMES = ["zero", "one", "two", "three", "four", "five"]
 
 def seeded(request: Request) -> Iterable[Part]:
     """Answers with the name of the request's seed."""
-    return stream(*tokens("number ", NAMES[request.json["seed"] % 10]))
+    return tokens("number ", NAMES[request.values["seed"] % 10])
 
 
 def post(served: Served, path: str = "completions", **fields: Any) -> httpx.Response:
@@ -33,7 +34,7 @@ def test_n_answers_of_a_chat_have_seeds_of_their_own() -> None:
         answer = served.client().chat.completions.create(
             model="small", messages=USER, n=3, seed=2, max_tokens=90
         )
-        prompt = len(served.triton.requests[0].json["input_ids"])
+        prompt = len(served.triton.requests[0].values["input_ids"])
     texts = [choice.message.content for choice in answer.choices]
     assert texts == ["number two", "number three", "number four"]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
@@ -46,14 +47,14 @@ def test_n_answers_of_a_chat_have_seeds_of_their_own() -> None:
 def test_without_a_seed_no_two_sequences_have_the_same() -> None:
     with api(THREE, slots=8) as served:
         post(served, prompt=["a", "b"], n=3, seed=None)
-        seeds = {request.json["seed"] for request in served.triton.requests}
+        seeds = {request.values["seed"] for request in served.triton.requests}
     assert len(seeds) == 6
 
 
 def test_prompts_come_in_order_with_n_choices_each() -> None:
     with api(seeded) as served:
         answer = post(served, prompt=["a", "bb"], n=2, seed=1).json()
-        sent = Counter(tuple(request.json["input_ids"]) for request in served.triton.requests)
+        sent = Counter(tuple(request.values["input_ids"]) for request in served.triton.requests)
     assert [choice["text"] for choice in answer["choices"]] == ["number one", "number two"] * 2
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
     prompts = [TOKENIZER.encode("a"), TOKENIZER.encode("bb")]
@@ -94,11 +95,11 @@ def test_a_stream_has_the_chunks_of_all_by_index(path: str) -> None:
 
 def test_best_of_answers_with_the_likeliest() -> None:
     def answer(request: Request) -> Iterable[Part]:
-        assert request.json["return_log_probs"]
-        seed = request.json["seed"]
+        assert request.values["return_log_probs"]
+        seed = request.values["seed"]
         ids = TOKENIZER.encode(NAMES[seed])
         total = [-3.0, -1.0, -2.0, -9.0][seed] * len(ids)
-        return stream(event(output_ids=ids, output_log_probs=[total / len(ids)] * len(ids)))
+        return [event(output_ids=ids, output_log_probs=[total / len(ids)] * len(ids))]
 
     with api(answer) as served:
         made = post(served, prompt="a", n=2, best_of=4).json()
@@ -136,7 +137,7 @@ def test_bounds() -> None:
 
 def test_each_sequence_takes_a_place_and_gives_it_back_when_it_ends() -> None:
     def answer(request: Request) -> Iterable[Part]:
-        return stream(*tokens("a"), *([HANG] if request.json.get("seed") else []))
+        return [*tokens("a"), *([HANG] if request.values.get("seed") else [])]
 
     with api(answer, slots=3, queue=0) as served:
         with served.client().completions.create(
@@ -149,7 +150,7 @@ def test_each_sequence_takes_a_place_and_gives_it_back_when_it_ends() -> None:
             assert refused.status_code == 429
             assert len(served.triton.requests) == 3
         assert wait(lambda: served.admission.running == 0)
-        left = [request.left for request in served.triton.requests if request.json.get("seed")]
+        left = [request.left for request in served.triton.requests if request.values.get("seed")]
         assert all(event.wait(PATIENCE_S) for event in left)
     outcomes = sorted(result.cancelled for _, result, _ in served.ended)
     assert outcomes == [False, True, True]
@@ -158,19 +159,15 @@ def test_each_sequence_takes_a_place_and_gives_it_back_when_it_ends() -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 def test_an_error_of_one_ends_all(streamed: bool) -> None:
     def scripted(request: Request) -> Iterable[Part]:
-        if "stop" in request.json:
-            return stream()
-        if request.json["seed"] == 1:
-            return stream(event(error="it broke"))
-        return stream(HANG)
+        if request.values["seed"] == 1:
+            return [event(error="it broke")]
+        return [HANG]
 
     with api(scripted) as served:
         answer = post(served, prompt="a", n=3, stream=streamed)
         assert "it broke" in answer.json()["error"]["message"]
         assert wait(lambda: served.admission.running == 0)
-        left = [
-            request.left for request in served.triton.requests if request.json.get("seed") in (0, 2)
-        ]
+        left = [one.left for one in served.triton.requests if one.values.get("seed") in (0, 2)]
         assert all(event.wait(PATIENCE_S) for event in left)
     errors = [error for _, _, error in served.ended if error is not None]
     assert [type(error) for error in errors] == [TritonUnknownError]

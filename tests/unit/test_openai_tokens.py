@@ -24,7 +24,7 @@ def test_tokens_of_a_chat_are_those_of_its_prompt() -> None:
     with api(THREE) as served:
         found = served.post("/tokenize", {"messages": USER}).json()["tokens"]
         served.post("/v1/chat/completions", {"model": "small", "messages": USER})
-        assert served.triton.requests[0].json["input_ids"] == found
+        assert served.triton.requests[0].values["input_ids"] == found
 
 
 REFUSED = [

@@ -10,7 +10,7 @@ import openai
 import pytest
 from chat_templates import CHATML_TOOLS, SMOLLM2
 from openai_server import THREE, TOKENIZER, USER, api, tokens
-from scripted_server import event, stream
+from scripted_triton import event
 from tokenizers import Tokenizer
 
 from cog_triton.engines.base import Abilities
@@ -38,7 +38,7 @@ NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
 
 def pieces(text: str) -> Any:
-    return stream(*tokens(*text))
+    return tokens(*text)
 
 
 def create(served: Any, **options: Any) -> Any:
@@ -47,7 +47,7 @@ def create(served: Any, **options: Any) -> Any:
 
 
 def prompt_of(served: Any, tokenizer: EngineTokenizer = TOKENIZER) -> str:
-    ids = served.triton.requests[-1].json["input_ids"]
+    ids = served.triton.requests[-1].values["input_ids"]
     return str(tokenizer.tokenizer.decode(ids, skip_special_tokens=False))
 
 
@@ -72,7 +72,7 @@ def test_streamed_calls_join_to_the_whole() -> None:
     said = f"Hm.{CALL}\n{CALL}"
     options = {"stream": True, "stream_options": {"include_usage": True}, "logprobs": True}
     scripted = [event(output_ids=[i], output_log_probs=[-1.0]) for i in TOKENIZER.encode(said)]
-    with api(stream(*scripted), tokenizer=TOOLS_TOKENIZER) as served:
+    with api(scripted, tokenizer=TOOLS_TOKENIZER) as served:
         chunks = list(create(served, **options))
     assert chunks[-1].usage.completion_tokens == len(scripted)
     choices = [chunk.choices[0] for chunk in chunks[:-1]]
@@ -101,7 +101,7 @@ def test_the_clients_own_stream_of_calls() -> None:
 
 @pytest.mark.parametrize(("cut", "reason"), [(CALL[:-20], "length"), (CALL[:-3], "tool_calls")])
 def test_a_cut_call_is_text_unless_its_json_is_complete(cut: str, reason: str) -> None:
-    with api(stream(*tokens(cut)), tokenizer=TOOLS_TOKENIZER) as served:
+    with api(tokens(cut), tokenizer=TOOLS_TOKENIZER) as served:
         (choice,) = create(served, max_tokens=len(TOKENIZER.encode(cut))).choices
         chunks = list(create(served, max_tokens=len(TOKENIZER.encode(cut)), stream=True))
     assert choice.finish_reason == chunks[-1].choices[0].finish_reason == reason
@@ -144,7 +144,7 @@ def test_required_calls_are_guided(template: str) -> None:
     tokenizer = replace(TOKENIZER, chat_template=template)
     with api(pieces(REQUIRED), tokenizer=tokenizer, guides=True) as served:
         answer = create(served, tool_choice="required")
-        request = served.triton.requests[0].json
+        request = served.triton.requests[0].values
     assert answer.choices[0].finish_reason == "tool_calls"
     assert answer.choices[0].message.content is None
     (call,) = answer.choices[0].message.tool_calls
@@ -166,7 +166,7 @@ def test_a_named_call_is_guided_by_its_parameters() -> None:
     with api(pieces('{"city": "Rome"}'), tokenizer=TOOLS_TOKENIZER, guides=True) as served:
         answer = create(served, tool_choice=NAMED)
         chunks = list(create(served, tool_choice=NAMED, stream=True))
-        schema = json.loads(served.triton.requests[0].json["guided_decoding_guide"])
+        schema = json.loads(served.triton.requests[0].values["guided_decoding_guide"])
     assert schema["required"] == ["city"]
     assert answer.choices[0].finish_reason == chunks[-1].choices[0].finish_reason == "stop"
     (call,) = answer.choices[0].message.tool_calls
@@ -179,7 +179,7 @@ def test_tools_beside_a_json_answer_are_guided_to_either() -> None:
     form: Any = {"type": "json_object"}
     with api(pieces('{"a": 1}'), tokenizer=TOOLS_TOKENIZER, guides=True) as served:
         answer = create(served, response_format=form)
-        schema = json.loads(served.triton.requests[0].json["guided_decoding_guide"])
+        schema = json.loads(served.triton.requests[0].values["guided_decoding_guide"])
         served.triton.answer_with(pieces(REQUIRED))
         called = create(served, response_format=form)
     assert [kind["type"] for kind in schema["anyOf"]] == ["array", "object"]
@@ -208,7 +208,7 @@ def test_strict_calls_that_nothing_guides_are_noted(
     monkeypatch.setattr(log_notes, "_noted", set())
     with api(pieces(CALL), tokenizer=TOOLS_TOKENIZER, abilities=abilities, **options) as served:
         answer = create(served, tools=[STRICT])
-        assert "guided_decoding_guide" not in served.triton.requests[0].json
+        assert "guided_decoding_guide" not in served.triton.requests[0].values
         (model,) = served.client().models.list().data
     assert answer.choices[0].message.content or answer.choices[0].message.tool_calls
     assert (model.model_extra or {})["capabilities"]["strict_with_auto"] is False
@@ -219,7 +219,7 @@ def test_strict_calls_are_guided_from_their_opening_on() -> None:
     with api(pieces(f"Hi. {CALL}"), tokenizer=TOOLS_TOKENIZER, abilities=TAGGING) as served:
         create(served)
         answer = create(served, tools=[WEATHER, STRICT_TIME])
-        free, guided = (request.json for request in served.triton.requests)
+        free, guided = (request.values for request in served.triton.requests)
         with pytest.raises(openai.BadRequestError, match="minLength: not supported"):
             create(served, tools=[STRICT])
         (model,) = served.client().models.list().data
@@ -341,7 +341,7 @@ def with_special(*specials: str) -> EngineTokenizer:
 def test_marks_that_are_special_tokens_are_seen_by_parsers_and_not_by_others() -> None:
     tokenizer = with_special("<tool_call>", "</tool_call>", "<think>", "</think>", "<secret>")
     said = f"<think>Hm</think><secret>ok{CALL}"
-    scripted = stream(event(output_ids=tokenizer.encode(said)))
+    scripted = [event(output_ids=tokenizer.encode(said))]
     with api(scripted, tokenizer=tokenizer) as served:
         message = create(served).choices[0].message
         plain = create(served, tool_choice="none").choices[0].message

@@ -18,7 +18,6 @@ CONSTANT = re.compile("(PATIENCE|FREED|GONE|WAIT)_S")
 CLOCK = re.compile(r"\.(monotonic|perf_counter|process_time|thread_time)\(\)")
 ALLOWED = {
     "openai_server.py: deadline.wait(": "between two looks",
-    "scripted_steps.py: queue.get(": "between two looks",
     "test_build_steps.py: replace(": "its expiry is the subject, on a clock of the test",
     "test_cog_health.py: HealthClient(": "its expiry is the subject",
     "test_coglet_http_server.py: waiting.join(": "nothing may happen",
@@ -30,9 +29,7 @@ ALLOWED = {
     "test_legacy_option_table.py: llama(": "never waited for",
     "test_liveness.py: asyncio.wait(": "nothing may happen",
     "test_replica_supervision.py: asyncio.wait(": "nothing may happen",
-    "test_step_session.py: connect(": "its expiry is the subject",
-    "test_step_session.py: triton.wait_for(": "a count",
-    "test_step_stream_opening.py: triton.wait_for(": "a count",
+    "test_step_stream.py: connect(": "its expiry is the subject",
     "test_template_process.py: stopped.connection": "its expiry is the subject",
     "test_vllm_core_process.py: wait(": "a look at what is ready",
 }

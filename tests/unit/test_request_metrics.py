@@ -27,9 +27,11 @@ class MetricFamily:
         self._name, self._kind = name, kind
 
     def Metric(self, labels: dict[str, str]) -> Any:  # noqa: N802
-        key = " ".join([self._name, *(v for n, v in labels.items() if n.endswith("_type"))])
+        model, kinds = labels["model"], [v for n, v in labels.items() if n.endswith("_type")]
+        key = " ".join([self._name, *kinds, *([model] if model == "engine_steps" else [])])
         kind, values = self._kind, self.values
-        assert {"model": "tensorrt_llm", "version": "1"}.items() <= labels.items()
+        assert labels["version"] == "1"
+        assert model in ("tensorrt_llm", "engine_steps")
         assert key not in values
         values[key] = 0
 
@@ -76,10 +78,13 @@ def test_counts_and_kv_cache_follow_the_engine(metrics_of: Callable[..., Any]) -
             "nv_trt_llm_request_metrics active": 0,
             "nv_trt_llm_request_metrics waiting": 0,
             "nv_trt_llm_request_metrics max": 4,
+            "nv_trt_llm_request_metrics active engine_steps": 0,
+            "nv_trt_llm_request_metrics waiting engine_steps": 0,
+            "nv_trt_llm_request_metrics max engine_steps": 4,
         }
         for used, queries, hits in ((512, 700, 320), (256, 800, 384)):
             cache = KVCacheStats(used / 1024, 16, 1024, queries, hits)
-            now[0] = EngineStats(6, 2, 4, cache)
+            now[0] = EngineStats(6, 2, 4, cache, 9)
             metrics.publish()
             until(lambda: values.get("cog_triton_prefix_cache_hits_total") == hits)  # noqa: B023
             blocks = {
@@ -88,6 +93,8 @@ def test_counts_and_kv_cache_follow_the_engine(metrics_of: Callable[..., Any]) -
             assert blocks == cache.block_metrics()
             assert values["cog_triton_prefix_cache_queries_total"] == queries
             assert values["nv_trt_llm_request_metrics active"] == 6
+            assert values["nv_trt_llm_request_metrics active engine_steps"] == 9
+            assert values["nv_trt_llm_request_metrics waiting engine_steps"] == 5
     finally:
         metrics.close()
 

@@ -1,54 +1,36 @@
-"""Response streams a request, against a real HTTP server: good, malformed and missing responses."""
+"""Requests on one gRPC stream, against a real gRPC server: good, malformed and missing answers."""
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scripted_server import (
-    HANG,
-    PATIENCE_S,
-    RESET,
-    Answer,
-    Part,
-    Request,
-    ScriptedServer,
-    event,
-    serving,
-    stream,
-    wait_until,
-    whole,
-)
+from scripted_server import HANG, PATIENCE_S, RESET, Part, wait_until
+from scripted_triton import Answer, Request, ScriptedTriton, event
 
-from cog_triton.engines import tensor_contract
-from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import ERROR, STOP, StepItem
-from cog_triton.errors import TritonUnavailable
+from cog_triton.errors import InvalidArgument, TritonUnavailable
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.triton.request_streams import RequestStreams
-from cog_triton.triton.token_transport import Submission
-
-BROKEN_STREAM = [*stream(event(output_ids=1), end=False), RESET]
 
 
 @contextmanager
 def connected(
     answer: Answer, timeout: float = 2 * PATIENCE_S
-) -> Iterator[tuple[RequestStreams, ScriptedServer]]:
-    with serving(answer) as server:
-        streams = RequestStreams(server.url, timeout, to_error, tensor_contract.encode_request)
+) -> Iterator[tuple[RequestStreams, ScriptedTriton]]:
+    with ScriptedTriton(answer) as triton:
+        streams = triton.transport(timeout)
         streams.open()
         try:
-            yield streams, server
+            yield streams, triton
         finally:
-            streams.disconnect()
             streams.close()
 
 
@@ -58,10 +40,9 @@ class Running:
     def __init__(self, streams: RequestStreams, *, log_probs: bool = False, **inputs: Any) -> None:
         self.items: list[StepItem] = []
         self.ended = Event()
-        request = EngineRequest(
-            input_ids=[1, 2], sampling=SamplingParams(max_tokens=9), return_log_probs=log_probs
-        )
-        self.submission: Submission = streams.submit(request, inputs, self._put)
+        sampling = SamplingParams(max_tokens=9)
+        request = EngineRequest(input_ids=[1, 2], sampling=sampling, return_log_probs=log_probs)
+        self.submission = streams.submit(request, inputs, self._put)
 
     def _put(self, item: StepItem) -> None:
         assert not self.ended.is_set(), "an item after the end"
@@ -81,26 +62,15 @@ class Running:
         return self.ids, self.items[-1].error
 
 
-def read(answer: Answer, timeout: float = 2 * PATIENCE_S) -> tuple[list[int], str | None]:
-    with connected(answer, timeout) as (streams, _):
-        return Running(streams).wait()
-
-
-def test_request_has_path_values_and_an_id_of_its_own() -> None:
-    with connected(stream(event(output_ids=7))) as (streams, server):
+def test_request_has_values_and_an_id_of_its_own() -> None:
+    with connected([event(output_ids=7)]) as (streams, triton):
         assert Running(streams, tps=3).wait() == ([7], None)
         assert Running(streams).wait() == ([7], None)
-    first, second = server.requests
-    assert first.path == "/v2/models/tensorrt_llm/generate_stream"
-    assert (first.json["input_ids"], first.json["tps"]) == ([1, 2], 3)
-    assert "tps" not in second.json
-    assert first.json["id"] != second.json["id"]
-
-
-def test_output_ids_may_be_a_scalar_or_a_list() -> None:
-    answer = stream(event(output_ids=5), event(output_ids=[6, 7]), event(output_ids=[]))
-    assert read(answer) == ([5, 6, 7], None)
-    assert read(stream()) == ([], None)
+    first, second = triton.requests
+    assert first.model == "tensorrt_llm"
+    assert (first.values["input_ids"], first.values["tps"]) == ([1, 2], 3)
+    assert "tps" not in second.values
+    assert first.id != second.id
 
 
 @pytest.mark.parametrize(
@@ -108,52 +78,33 @@ def test_output_ids_may_be_a_scalar_or_a_list() -> None:
 )
 def test_a_whole_answer_has_neither_prompt_nor_padding(excluded: bool, answer: list[int]) -> None:
     inputs = {"streaming": False, "exclude_input_in_output": excluded}
-    payload = event(output_ids=[*answer, 0, 0], sequence_length=len(answer))
-    with connected(stream(payload)) as (streams, _):
+    whole = event(output_ids=[*answer, 0, 0], sequence_length=len(answer))
+    with connected([whole]) as (streams, _):
         expected = answer if excluded else answer[2:]
         assert Running(streams, **inputs).wait() == (expected, None)
 
 
-def test_a_whole_answer_that_nobody_waits_for_is_stopped_by_its_id() -> None:
-    def answer(request: Any) -> Any:
-        return stream() if "stop" in request.json else [HANG]
+def test_whole_answers_do_not_wait_for_those_of_earlier_requests() -> None:
+    """As on one stream they would."""
 
-    with connected(answer) as (streams, server):
-        one = Running(streams, streaming=False)
-        server.request()
+    def answer(request: Request) -> list[Part]:
+        return [HANG] if request.values.get("tps") else [event(output_ids=[3])]
+
+    with connected(answer) as (streams, triton):
+        one = Running(streams, streaming=False, tps=1)
+        triton.request()
+        assert Running(streams, streaming=False).wait() == ([3], None)
         one.submission.cancel()
-        stop = server.request(1)
-        assert (stop.json["stop"], stop.json["streaming"]) == (True, False)
-        assert stop.json["id"] == server.requests[0].json["id"]
-
-
-def test_one_read_gives_one_item() -> None:
-    seen = Event()
-    answer = stream(event(output_ids=1) + event(output_ids=[2, 3]), seen, event(output_ids=4))
-    with connected(answer) as (streams, _):
-        one = Running(streams)
-        wait_until(lambda: one.items)
-        assert one.items == [StepItem(0, 0, 0, [1, 2, 3], [])]
-        seen.set()
-        assert one.wait() == ([1, 2, 3, 4], None)
-    assert streams.last_token_at > 0
-
-
-@given(st.lists(st.one_of(st.integers(0, 10**6), st.lists(st.integers(0, 10**6)))), st.data())
-def test_ids_survive_any_chunking(outputs: list[Any], data: st.DataObject) -> None:
-    body = b"".join(event(output_ids=ids, model_name="ü", sequence_length=1) for ids in outputs)
-    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(body) - 1)), max_size=6)))
-    pieces = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)]
-    flat = [i for ids in outputs for i in (ids if isinstance(ids, list) else [ids])]
-    assert read(stream(*filter(None, pieces))) == (flat, None)
+        assert triton.request().left.wait(PATIENCE_S), "it was stopped by its id"
+        assert one.items == []
 
 
 def test_log_probs_come_with_their_tokens() -> None:
-    answer = stream(
+    answer = [
         event(output_ids=[1, 2], output_log_probs=[-1.0, -2]),
         event(output_ids=3, output_log_probs=-3.5),
         event(output_ids=4, output_log_probs=[-1.0, -2.0, -3.5, -4.0]),  # repeats earlier ones
-    )
+    ]
     with connected(answer) as (streams, _):
         one = Running(streams, log_probs=True)
         assert one.wait() == ([1, 2, 3, 4], None)
@@ -161,120 +112,131 @@ def test_log_probs_come_with_their_tokens() -> None:
     assert {item.width for item in one.items if item.ids} == {1}
 
 
-@pytest.mark.parametrize("values", [{}, {"output_log_probs": [-1.0]}, {"output_log_probs": "x"}])
-def test_missing_log_probs_are_e2104(values: dict[str, Any]) -> None:
-    with connected(stream(event(output_ids=[1, 2], **values))) as (streams, _):
-        ids, error = Running(streams, log_probs=True).wait()
-    assert ids == []
-    assert str(error).startswith("E2104")
-    assert "no output_log_probs for its tokens" in str(error)
+WHOLE, PROBS = {"streaming": False}, {"log_probs": True}
+FEWER = event(output_ids=[1, 2], output_log_probs=[-1.0])
+NONE = event(output_ids=1, output_log_probs=[])
 
 
 @pytest.mark.parametrize(
-    ("answer", "ids", "said"),
+    ("answer", "inputs", "ids", "said"),
     [
-        (stream(event(error="E1005 InvalidArgument: k"), status="400 Bad"), [], "E1005 .*: k"),
-        (stream(event(output_ids=[1, 2]), event(error="it fell over")), [1, 2], "E2100 .*fell"),
-        (stream(event(output_ids=[1, 2]) + event(error="it fell over")), [1, 2], "E2100 "),
-        (stream(event(error="it fell over") + event(output_ids=[1, 2])), [], "E2100 "),
-        (stream(status="500 Internal Server Error"), [], "E2100 .*500"),
-        ([whole(b'{"error": "missing input_ids"}', "400 Bad Request")], [], "E2100 .*missing inp"),
-        (stream(event(output_ids=1), b"data: {not json\n\n"), [1], "E2103 "),
-        (stream(event(output_ids=1), b"data: {}\n\n"), [1], "E2104 .*no output_ids"),
-        (stream(event(output_ids=1), b'data: {"output_ids": 2'), [1], "E2104 .*inside an event"),
-        *((stream(event(output_ids=ids)), [], "E2104 ") for ids in (None, 1.5, True, ["a"], [[1]])),
-        ([RESET], [], "E2105 .*try again"),
-        (BROKEN_STREAM, [1], "E2105 .*try again"),
-        ([b"SSH-2.0-x\r\n\r\n", RESET], [], "E2105 .*try again"),
+        ([event(error="E1005 InvalidArgument: k")], {}, [], "E1005 .*: k"),
+        ([event(error="E1005 InvalidArgument: k")], WHOLE, [], "E1005 .*: k"),
+        ([event(output_ids=[1, 2]), event(error="it fell")], {}, [1, 2], "E2100 .*fell"),
+        ([event(sequence_length=1), HANG], {}, [], "E2104 .*output_ids: none"),
+        ([event(sequence_length=1)], WHOLE, [], "E2104 .*output_ids: none"),
+        ([event(output_ids=1), event(output_ids=1.5), HANG], {}, [1], "E2104 .*output_ids: FP32"),
+        ([NONE, HANG], PROBS, [], "E2104 .*output_log_probs: INT32"),
+        ([FEWER, HANG], PROBS, [], "E2104 .*no output_log_probs for its tokens"),
+        ([event(output_ids=1), RESET], {}, [1], "E2105 .*try again"),
+        ([RESET], WHOLE, [], "E2105 .*try again"),
     ],
 )
 def test_errors_come_after_the_tokens_before_them(
-    answer: list[Part], ids: list[int], said: str
+    answer: list[Part], inputs: dict[str, Any], ids: list[int], said: str
 ) -> None:
-    found, error = read(answer)
+    with connected(answer) as (streams, triton):
+        assert_fails(Running(streams, **inputs), ids, said)
+        if HANG in answer:
+            assert triton.request().left.wait(PATIENCE_S), "it was stopped"
+        triton.answer_with([event(output_ids=8)])
+        assert Running(streams).wait() == ([8], None), "on the same stream, or a new one"
+
+
+def assert_fails(one: Running, ids: list[int], said: str) -> None:
+    found, error = one.wait()
     assert found == ids
     assert re.match(said, str(error))
 
 
-@pytest.mark.parametrize("before", [[], [event(output_ids=1)]], ids=["at once", "after a token"])
-def test_no_bytes_within_the_timeout_is_e2101(before: list[bytes]) -> None:
-    with connected([*(stream(*before, end=False) if before else []), HANG], 0.3) as (streams, it):
-        ids, error = Running(streams).wait()
-        assert it.request().left.wait(PATIENCE_S)
-    assert ids == [1] * len(before)
-    assert re.match(r"E2101 .*\b0\.3 s \(TRITON_TIMEOUT\)", str(error))
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("nonesuch", 1, "nonesuch: this engine does not support it"),
+        ("tps", "x", "tps: not of type INT32"),
+        ("tps", 2**31, "tps: not of type INT32"),
+        ("temperature", 1e39, "temperature: not of type FP32"),
+        ("lora_name", "\ud800", "lora_name: not of type BYTES"),
+    ],
+)
+def test_values_that_no_input_takes_are_e1005(name: str, value: object, said: str) -> None:
+    with connected([]) as (streams, triton):
+        with pytest.raises(InvalidArgument, match=said):
+            Running(streams, **{name: value})
+        assert Running(streams).wait() == ([], None)
+    assert len(triton.requests) == 1
 
 
-def test_cancel_before_a_token_stops_by_id_and_closes() -> None:
-    def answer(request: Request) -> list[Part]:
-        return stream() if request.json.get("stop") else [HANG]
-
-    with connected(answer) as (streams, server):
-        one = Running(streams)
-        first = server.request()
-        one.submission.cancel()
-        one.submission.cancel()
-        second = server.request(1)
-        assert first.left.wait(PATIENCE_S)
-    assert (second.json["stop"], second.json["id"]) == (True, first.json["id"])
-    assert len(server.requests) == 2
-    assert one.items == []
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_nothing_within_the_timeout_is_e2101(tokens: int) -> None:
+    with connected([*[event(output_ids=1)] * tokens, HANG], 0.3) as (streams, triton):
+        said = r"E2101 .*\b0\.3 s \(TRITON_TIMEOUT\)"
+        assert_fails(Running(streams), [1] * tokens, said)
+        assert triton.request().left.wait(PATIENCE_S), "it was stopped"
 
 
-def test_cancel_after_a_token_only_closes() -> None:
-    with connected([*stream(event(output_ids=1), end=False), HANG]) as (streams, server):
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_cancel_stops_a_request_by_its_id(tokens: int) -> None:
+    with connected([*[event(output_ids=1)] * tokens, HANG]) as (streams, triton):
         one, two = Running(streams), Running(streams)
-        wait_until(lambda: one.ids == two.ids == [1])
+        wait_until(lambda: len(triton.requests) == 2 and one.ids == two.ids == [1] * tokens)
+        (first,) = [each for each in triton.requests if each.id == one.submission._id]
         one.submission.cancel()
-        wait_until(lambda: any(request.left.is_set() for request in server.requests))
-        assert sum(request.left.is_set() for request in server.requests) == 1
+        one.submission.cancel()
+        assert first.left.wait(PATIENCE_S)
+        assert sum(request.left.is_set() for request in triton.requests) == 1
+        assert len(one.items) == tokens
         assert not two.ended.is_set()
-    assert len(server.requests) == 2
-    assert (one.ids, one.ended.is_set()) == ([1], False)
 
 
-def test_cancel_while_the_first_token_is_taken_only_closes() -> None:
-    with connected([*stream(event(output_ids=1), end=False), HANG]) as (streams, server):
-        submitted, taken = Event(), Event()
-
-        def take(item: StepItem) -> None:
-            assert submitted.wait(PATIENCE_S)
-            submission.cancel()
-            taken.set()
-
-        request = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=9))
-        submission = streams.submit(request, {}, take)
-        submitted.set()
-        assert taken.wait(PATIENCE_S)
-        Running(streams)  # what was sent before has come, too
-        server.request(1)
-    assert not any(request.json.get("stop") for request in server.requests)
-
-
-def test_cancel_after_the_end_does_nothing() -> None:
-    with connected(stream()) as (streams, server):
+def test_cancel_before_it_was_sent_sends_nothing() -> None:
+    with connected([event(output_ids=1)]) as (streams, triton):
+        may_go = Event()
+        streams.stream.call(lambda: may_go.wait(PATIENCE_S))
         one = Running(streams)
-        assert one.wait() == ([], None)
         one.submission.cancel()
-    assert len(server.requests) == 1
+        may_go.set()
+        assert Running(streams).wait() == ([1], None)
+    assert (len(triton.requests), one.items) == (1, [])
 
 
 def test_close_fails_what_runs() -> None:
-    with connected([HANG]) as (streams, server):
+    with connected([HANG]) as (streams, triton):
         one = Running(streams)
-        server.request()
+        triton.request()
         streams.close()
-        assert re.match("E2105 .*try again", str(one.wait()[1]))
+        assert_fails(one, [], "E2105 .*try again")
         with pytest.raises(TritonUnavailable):
             Running(streams)
+        streams = triton.transport()
+        streams.open()
+        streams.stream.call = lambda _: streams.close()  # type: ignore[method-assign]
+        assert_fails(Running(streams), [], "E2105 .*try again")  # it came while they were closed
 
 
-def test_many_requests_at_once() -> None:
+def test_many_requests_at_once_by_two_transports() -> None:
     count, all_here = 100, Event()
-    answer = stream(event(output_ids=1), all_here, event(output_ids=2))
-    with connected(answer) as (streams, server):
-        running = [Running(streams) for _ in range(count)]
-        server.request(count - 1)
+    answer = [event(output_ids=1), all_here, event(output_ids=2)]
+    with connected(answer) as (streams, triton):
+        others = triton.transport()
+        others.open()
+        running = [Running(each) for _ in range(count) for each in (streams, others)]
+        triton.request(2 * count - 1)
         all_here.set()
-        assert [one.wait() for one in running] == [([1, 2], None)] * count
-    assert len({request.json["id"] for request in server.requests}) == count
+        assert [one.wait() for one in running] == [([1, 2], None)] * 2 * count
+        assert len(streams._running) == len(streams.stream._receivers) == 0
+        others.close()
+
+
+def test_requests_of_others_are_those_that_an_engine_has_beyond_ours() -> None:
+    with connected([HANG]) as (streams, triton):
+        one, _two = Running(streams), Running(streams)
+        triton.request(1)
+        streams.note_active(2)
+        one.submission.cancel()
+        streams.note_active(2)  # it may have been asked before that
+        assert streams.others_at == -math.inf
+        for count in (2, None):
+            before = time.monotonic()
+            streams.note_active(count)
+            assert streams.others_at >= before

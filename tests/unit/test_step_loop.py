@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import secrets
 import socket
@@ -21,12 +20,21 @@ from step_engines import REFUSED, CountingEngine
 from cog_triton.engines import engine_messages, engine_server
 from cog_triton.engines.engine_client import EngineClient
 from cog_triton.engines.engine_connectors import GuestConnector
-from cog_triton.engines.engine_messages import Cancel, Hello, Submit, Welcome
+from cog_triton.engines.engine_messages import (
+    Cancel,
+    Event,
+    Hello,
+    Others,
+    StepLoad,
+    Submit,
+    Welcome,
+)
 from cog_triton.engines.engine_server import EngineServer
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import StepItem
 from cog_triton.engines.step_loop import run_engine
+from cog_triton.engines.vllm.host_messages import MetricsEvent, MetricsRequest
 from cog_triton.errors import TritonUnavailable
 from cog_triton.ipc import framing
 from cog_triton.ipc.connection import Connection
@@ -207,14 +215,14 @@ def test_steps_are_sent_before_other_peers_get_anything(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []
-    write = engine_server.Peer._write
+    flush = engine_server.Peer.flush
 
     def note(peer: engine_server.Peer) -> None:
         sent.append(str(peer.role))
-        write(peer)
+        flush(peer)
 
     tokens, steps = world.greeted("tokens"), world.greeted("steps")
-    monkeypatch.setattr(engine_server.Peer, "_write", note)
+    monkeypatch.setattr(engine_server.Peer, "flush", note)
     world.engine.pause = 0.05
     for connection in (world.owner, tokens, steps):
         submit(connection, 1, 1, 20)
@@ -222,9 +230,7 @@ def test_steps_are_sent_before_other_peers_get_anything(
         connection.receive()
     until(lambda: len(sent) > 30)
     first = sent.index("steps")
-    rounds = [list(group) for of_steps, group in itertools.groupby(sent[first:], "steps".__eq__)]
-    assert {len(group) for group in rounds[:9]} <= {1, 2}
-    assert [group[0] == "steps" for group in rounds[:4]] == [True, False] * 2
+    assert [role == "steps" for role in sent[first : first + 9]] == [True, False, False] * 3
 
 
 def test_refusals_and_cancellations_are_items(world: World) -> None:
@@ -261,8 +267,9 @@ def test_a_guest_that_reads_nothing_holds_up_nobody_and_loses_nothing(world: Wor
         until(lambda: world.engine.live == 1)
         before = world.engine.steps
         until(lambda before=before: world.engine.steps > before + 10_000)  # type: ignore[misc]
-        submit(world.owner, 5, 1, 1)
-        assert world.owner.items()[0].handle == 5
+        for handle in (5, 6, 7):
+            submit(world.owner, handle, 1, 1)
+            assert world.owner.items()[0].handle == handle
         slow.cancel(1)
         count = messages = 0
         while True:
@@ -274,6 +281,10 @@ def test_a_guest_that_reads_nothing_holds_up_nobody_and_loses_nothing(world: Wor
                 break
         assert count > 10_000
         assert messages < 8_000
+        others = [Others(run=True), Others(run=False)] * (role == "steps")
+        while len(slow.reports) < len(others):
+            slow.reports.append(slow.receive())
+        assert slow.reports == others
 
 
 def test_an_engine_that_waits_for_readers_makes_no_more_than_they_take(world: World) -> None:
@@ -414,17 +425,61 @@ def test_a_guest_client_connects_once_the_engine_listens(world: World) -> None:
     early.close()
 
 
-def test_the_owner_alone_is_told_of_the_kv_cache(world: World) -> None:
+def test_owners_get_the_kv_cache_and_the_number_of_requests_of_steps(world: World) -> None:
     world.engine.has_kv_cache = True
-    steps = world.greeted()
+    steps, tokens = world.greeted(), world.greeted("tokens")
+    last: dict[type, Any] = {KVCacheStats: None, StepLoad: StepLoad(2)}
+
+    def reported(usage: float, load: int) -> bool:
+        report = world.owner.receive()
+        last[type(report)] = report
+        return [*last.values()] == [KVCacheStats(usage), StepLoad(load)]
+
     assert world.owner.receive() == KVCacheStats(0)
-    submit(steps, 1, 100, FOREVER)
-    submit(steps, 2, 100, FOREVER)
-    usage = 0.0
-    while usage < 0.002:
-        usage = world.owner.receive().usage
-    for handle in (1, 2):
-        steps.cancel(handle)
-    while usage:  # told when the last request has ended, whenever it was told before
-        usage = world.owner.receive().usage
+    world.engine.hangs = True
+    clients = ((steps, 1), (steps, 2), (tokens, 1))
+    for client, handle in clients:
+        submit(client, handle, 100, FOREVER)
+    while world.owner.receive() != StepLoad(2):
+        pass  # at once, however late the next step is
+    world.engine.hangs = False
+    tokens.cancel(77)
+    until(lambda: reported(0.003, 2))
+    for client, handle in clients:
+        client.cancel(handle)
+    until(lambda: reported(0, 0))  # when the last request has ended, whenever it was before
     assert not world.owner.poll(0.3)
+    for client in (steps, tokens):
+        while not client.items()[-1].end:
+            pass
+        assert not {StepLoad, KVCacheStats} & {*map(type, client.reports)}
+
+
+def test_front_ends_hear_of_others_before_the_engine_has_their_requests(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, other, tokens = world.greeted(), world.greeted(), world.greeted("tokens")
+    run, end = Others(run=True), Others(run=False)
+    known: list[Any] = []
+    take = world.engine.submit
+
+    def note(number: int, request: Any) -> None:
+        known.append(steps.receive() if steps.poll() else None)
+        if isinstance(request, MetricsRequest):
+            world.engine._events.append((number, MetricsEvent({})))  # type: ignore[arg-type]
+        else:
+            take(number, request)
+
+    monkeypatch.setattr(world.engine, "submit", note)
+    tokens.submit(1, MetricsRequest())  # four times a second: nothing dies of it
+    assert tokens.receive() == Event(1, MetricsEvent({}))
+    for number, (client, first) in enumerate([(other, 1), (tokens, 1), (tokens, REFUSED)], 2):
+        submit(client, 2, first, 2)
+        until(lambda number=number: len(known) == number)  # type: ignore[misc]
+        assert steps.receive() == end
+    submit(tokens, 3, 1, FOREVER)
+    until(lambda: len(known) == 5)
+    tokens.close()
+    assert steps.receive() == end
+    assert known == [None, run, run, run, run]
+    assert not steps.poll(0.3)

@@ -17,7 +17,8 @@ import openai
 import pytest
 from chat_templates import CHATML_TOOLS
 from openai_server import THREE, TOKENIZER, Served, api, tokens, wait
-from scripted_server import HANG, PATIENCE_S, event, stream
+from scripted_server import HANG, PATIENCE_S
+from scripted_triton import event
 
 from cog_triton.serving.openai.response_file import ResponseFile
 from cog_triton.serving.openai.response_store import ResponseStore
@@ -53,7 +54,7 @@ def gated(*gates: object) -> list[Any]:
         if number % 10 == 0 and 0 < number <= 10 * len(gates):
             parts.append(gates[number // 10 - 1])
         parts += tokens(word)
-    return stream(*parts)
+    return parts
 
 
 def begun(served: Served, **fields: Any) -> tuple[str, list[Any]]:
@@ -136,7 +137,7 @@ def test_one_in_the_background_is_made_while_nobody_waits(store: ResponseStore) 
 
 
 def test_what_is_refused_at_once_is_no_response(store: ResponseStore) -> None:
-    with api(stream(event(error="E2107 Overloaded: full")), store=store) as served:
+    with api([event(error="E2107 Overloaded: full")], store=store) as served:
         answer = served.post("/v1/responses", {**BODY, "background": True})
         assert (answer.status_code, answer.headers["x-error-code"]) == (429, "E2107")
         assert "retry-after" in answer.headers
@@ -171,7 +172,7 @@ def test_one_that_is_deleted_is_gone_and_stops_the_engine(store: ResponseStore) 
 def test_a_failure_is_kept_with_its_code(store: ResponseStore) -> None:
     gate = Event()
     parts = [*tokens("the "), gate, event(error="E2107 Overloaded: the KV cache is exhausted")]
-    with api(stream(*parts), store=store) as served:
+    with api(parts, store=store) as served:
         answer = served.post("/v1/responses", {**BODY, "background": True}).json()
         gate.set()
         found = ended(served, answer["id"])
@@ -224,7 +225,7 @@ def test_a_stream_whose_client_is_back_goes_on(
             store, "_wait_for_readers", lambda recording: (waits.append(1), again(recording))
         )
         with served.client().responses.create(stream=True, **BODY) as left:
-            found = [item for item, _ in zip(left, range(5), strict=False)]
+            found = [item for _, item in zip(range(5), left, strict=False)]
             rest = served.client().responses.retrieve(found[0].response.id, stream=True)
             events = [next(rest)]
         assert wait(lambda: len(waits) > 3)
@@ -249,7 +250,7 @@ def test_a_conversation_goes_on_from_what_is_kept(
         )
         last = list(third)[-1].response  # type: ignore[union-attr]
         assert store.read(last.id, "").status == "completed", "before its client knows"
-        text = TOKENIZER.tokenizer.decode(served.triton.requests[-1].json["input_ids"])
+        text = TOKENIZER.tokenizer.decode(served.triton.requests[-1].values["input_ids"])
         bad = {**BODY, "previous_response_id": last.id, "input": [{"type": "x"}]}
         named = served.post("/v1/responses", bad).json()["error"]["message"]
         gone = served.post("/v1/responses", {**BODY, "previous_response_id": "resp-1"})

@@ -1,4 +1,4 @@
-"""TCP sockets, by the kernel's filter and by its table."""
+"""TCP sockets that listen, by the kernel's filter and by its table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from cog_triton.system import tcp_sockets as module
-from cog_triton.system.tcp_sockets import tcp_sockets
+from cog_triton.system.tcp_sockets import listening_sockets
 
 
 @pytest.fixture(params=["sock_diag", "proc"], autouse=True)
@@ -38,29 +38,18 @@ def inode_of(one: socket.socket) -> int:
 
 
 def test_a_listening_socket_is_found_until_it_is_closed(listener: socket.socket) -> None:
-    port = listener.getsockname()[1]
-    own = (port, inode_of(listener))
-    assert own in list(tcp_sockets(listening=True))
-    assert list(tcp_sockets(listening=True, port=port)) == [own]
-    # One without an inode waits, and is of an earlier test.
-    assert not any(inode for _, inode in tcp_sockets(listening=False, port=port))
-    listener.close()
-    assert not list(tcp_sockets(listening=True, port=port))
-
-
-def test_connections_are_found_by_their_local_port(listener: socket.socket) -> None:
     address = listener.getsockname()
+    port = address[1]
+    own = (port, inode_of(listener))
+    assert own in list(listening_sockets())
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])
-    with socket.create_connection((host, address[1])) as client, listener.accept()[0] as accepted:
-        for end in (client, accepted):
-            port = end.getsockname()[1]
-            assert (port, inode_of(end)) in list(tcp_sockets(listening=False, port=port))
+    with socket.create_connection((host, port)), listener.accept()[0]:
+        assert list(listening_sockets(port)) == [own]
         listener.close()
-        assert not list(tcp_sockets(listening=True, port=address[1]))
-    assert list(tcp_sockets(listening=False, port=address[1])), "one end waits"
+        assert not list(listening_sockets(port)), "a connection is left"
 
 
 def test_a_request_that_the_kernel_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_filter", lambda port: struct.pack("=HHI", 8, 1, 0xFFFF))
     with pytest.raises(OSError):
-        list(module._diagnosed(socket.AF_INET, True, None))
+        list(module._diagnosed(socket.AF_INET, None))

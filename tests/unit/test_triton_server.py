@@ -7,12 +7,12 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_server import serving, whole
+from scripted_server import ScriptedServer, serving, whole
 
 from cog_triton.errors import (
     EngineIncompatible,
@@ -55,9 +55,8 @@ def executable(path: Path, body: str) -> Path:
 
 def server(directory: Path, body: str, **settings: Any) -> TritonServer:
     binary = executable(directory / "triton" / "bin" / "tritonserver", body)
-    return TritonServer(
-        load_settings(tritonserver=binary, **settings), directory / "repo", directory
-    )
+    made = load_settings(tritonserver=binary, cog_triton_tenants_at_door=True, **settings)
+    return TritonServer(made, directory / "repo", directory)
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -129,10 +128,10 @@ def test_kill_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_port_taken_after_the_check_is_named(tmp_path: Path) -> None:
-    said = "failed to start GRPC service: Unavailable - Socket '127.0.0.1:2222' already in use "
-    triton = server(tmp_path, f"cat <<'END'\n{said}\nEND\nexit 1", triton_grpc_port=2222)
+    said = "failed to start HTTP service: Unavailable - Socket '127.0.0.1:2222' already in use "
+    triton = server(tmp_path, f"cat <<'END'\n{said}\nEND\nexit 1", triton_http_port=2222)
     readiness = Readiness(tmp_path)
-    with pytest.raises(TritonStartFailed, match="TRITON_GRPC_PORT=2222 is in use by now; choose"):
+    with pytest.raises(TritonStartFailed, match="TRITON_HTTP_PORT=2222 is in use by now; choose"):
         run(triton.start(readiness.is_ready, readiness.probe))
 
 
@@ -388,10 +387,19 @@ def test_the_loss_of_the_keeper_ends_the_start(
     assert living(tmp_path) == []
 
 
-def is_ready(url: str) -> bool:
-    async def main() -> bool:
-        async with TritonClient(url) as client:
-            return await client.is_ready()
+def port_of(triton: ScriptedServer) -> int:
+    return int(triton.url.rpartition(":")[2])
+
+
+def asked(port: int, question: Callable[[TritonClient], Coroutine[Any, Any, Any]]) -> Any:
+    """The answer of the Triton whose HTTP and metrics are at `port`."""
+    settings = load_settings().model_copy(
+        update={"triton_http_port": port, "triton_metrics_port": port}
+    )
+
+    async def main() -> Any:
+        async with TritonClient(settings) as client:
+            return await question(client)
 
     return asyncio.run(main())
 
@@ -399,9 +407,28 @@ def is_ready(url: str) -> bool:
 @pytest.mark.parametrize(("status", "ready"), [("200 OK", True), ("400 Bad Request", False)])
 def test_readiness_follows_triton(status: str, ready: bool) -> None:
     with serving([whole(b"", status)]) as triton:
-        assert is_ready(triton.url) is ready
+        assert asked(port_of(triton), TritonClient.is_ready) is ready
     assert triton.requests[0].path == "/v2/health/ready"
 
 
 def test_a_triton_that_does_not_listen_is_not_ready() -> None:
-    assert not is_ready(f"http://127.0.0.1:{free_ports(1)[0]}")
+    (port,) = free_ports(1)
+    assert asked(port, TritonClient.is_ready) is False
+    assert asked(port, TritonClient.active_requests) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "count"),
+    [
+        (["tensorrt_llm active 3", "tensorrt_llm waiting 5", "other active 7"], 3),
+        (["tensorrt_llm waiting 5"], None),
+    ],
+)
+def test_active_requests_are_those_of_the_engine(rows: list[str], count: int | None) -> None:
+    lines = ""
+    for model, kind, number in map(str.split, rows):
+        labels = f'model="{model}",request_type="{kind}",version="1"'
+        lines += f"nv_trt_llm_request_metrics{{{labels}}} {number}\n"
+    with serving([whole(lines.encode(), kind="text/plain")]) as triton:
+        assert asked(port_of(triton), TritonClient.active_requests) == count
+    assert triton.requests[0].path == "/metrics"

@@ -25,11 +25,8 @@ from vllm_hosts import (
 
 from cog_triton.backend.vllm_tensors import output_tensors, parse_request
 from cog_triton.engines.request import (
-    EXTRAS,
     EngineRequest,
     TokenEvent,
-    decode_extras,
-    encode_extras,
 )
 from cog_triton.engines.step_items import EMBEDDING, STOP, StepBuffer, StepItem, decode, merge
 from cog_triton.engines.vllm.family import VLLMFamily
@@ -173,12 +170,6 @@ def test_embeddings_cross_as_step_items() -> None:
     assert found[1] == StepItem(8, EMBEDDING, 0, [], [0.5, -0.25], STOP, None, 2)
     assert found[2].log_probs == [-1.0]
     assert merge(found) == found
-
-
-def test_what_is_asked_crosses_as_an_extra() -> None:
-    full = of_tokens(ABC, dimensions=2)
-    plain = EngineRequest(input_ids=ABC, sampling=full.sampling)
-    assert decode_extras(plain, encode_extras(full)[EXTRAS]) == full
 
 
 def parsed(request: Any, *, embeds: bool = True, **values: Any) -> Any:

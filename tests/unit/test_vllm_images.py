@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from image_files import FORMATS, bomb, image, told
+from raw_clients import RawClient
 from vllm_engines import MAX_MODEL_LEN, VISION, vllm_engine
 from vllm_hosts import (
     HANDLES,
@@ -23,9 +24,7 @@ from vllm_hosts import (
     tokens,
 )
 
-from cog_triton.engines import step_items
-from cog_triton.engines.engine_link import EngineLink
-from cog_triton.engines.step_items import PROMPT
+from cog_triton.engines.step_items import PROMPT, StepItem
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.image_decoding import decode_images
@@ -104,26 +103,11 @@ def test_images_take_the_places_of_their_placeholders(host: Running) -> None:
 
 
 def test_the_length_of_the_prompt_comes_before_its_answer(host: Running) -> None:
-    data, steps, ended = image(size=(280, 28)), [], threading.Event()
-
-    def on_step(step: step_items.EncodedStep) -> None:
-        steps.extend(step_items.decode(step.items.tolist()))
-        if steps[-1].end:
-            ended.set()
-
-    client = EngineLink(
-        host.socket,
-        "steps",
-        on_end=lambda: None,
-        on_kv_cache=lambda stats: None,
-        on_step=on_step,
-    )
-    client.start()
-    try:
+    data, steps = image(size=(280, 28)), list[StepItem]()
+    with closing(RawClient(host.socket).greeted()) as client:
         client.submit(7, tokens(PROMPT_IDS, 3, images=parts(data)))
-        assert ended.wait(60)
-    finally:
-        client.close()
+        while not steps or not steps[-1].end:
+            steps += client.items()
     assert (steps[0].sequence, steps[0].offset, steps[0].ids) == (
         PROMPT,
         2 + len(told(data)) + 10,

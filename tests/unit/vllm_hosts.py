@@ -42,9 +42,7 @@ class Running:
         self.clients: list[RawClient] = []
 
     def guest(self) -> EngineLink:
-        link = EngineLink(
-            self.socket, "tokens", on_end=lambda: None, on_kv_cache=lambda stats: None
-        )
+        link = EngineLink(self.socket, "tokens", on_end=lambda: None, on_stats=lambda stats: None)
         link.start()
         return link
 

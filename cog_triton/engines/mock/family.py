@@ -12,7 +12,8 @@ from google.protobuf import text_format
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.base import Abilities, EngineFamily, EngineLimits, ResumeRules
 from cog_triton.engines.mock.mock_directory import MODEL_FILE, read_model
-from cog_triton.engines.mock.mock_request import INPUTS, MockOptions
+from cog_triton.engines.mock.mock_request import INPUTS, MockOptions, MockRequest, request_of
+from cog_triton.engines.request import EngineRequest
 from cog_triton.text.guide import GuideKind
 from cog_triton.text.sampling import ABILITIES
 
@@ -66,3 +67,7 @@ class MockFamily(EngineFamily):
             own = f'input {{ name: "{name}" data_type: {kind} dims: [1] optional: true }}'
             text_format.Merge(own, config)
         return model_py
+
+    def engine_request(self, request: EngineRequest, inputs: Mapping[str, Any]) -> MockRequest:
+        """See `EngineFamily.engine_request`; `inputs` are those of `INPUTS`."""
+        return request_of(request, inputs)

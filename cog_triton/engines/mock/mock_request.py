@@ -141,15 +141,20 @@ class MockRequest(EngineRequest):
 def decode_request(tensors: Mapping[str, npt.NDArray[Any]]) -> MockRequest:
     """Decode a request from input tensors; raises E1005 naming what is wrong."""
     common = {name: tensor for name, tensor in tensors.items() if name not in INPUTS}
-    request = tensor_contract.decode_request(common)
+    own = {name: tensor for name, tensor in tensors.items() if name in INPUTS}
+    values = {name: tensor_contract.scalar(name, tensor) for name, tensor in own.items()}
+    return request_of(tensor_contract.decode_request(common), values)
+
+
+def request_of(request: EngineRequest, inputs: Mapping[str, Any]) -> MockRequest:
+    """The request with its `inputs` of `INPUTS`; raises E1005 naming what is wrong."""
     return MockRequest(
         **{field.name: getattr(request, field.name) for field in fields(request)},
-        **{name: _value(name, tensors[name]) for name in INPUTS if name in tensors},
+        **{name: _checked(name, value) for name, value in inputs.items()},
     )
 
 
-def _value(name: str, tensor: npt.NDArray[Any]) -> Any:
-    value = tensor_contract.scalar(name, tensor)
+def _checked(name: str, value: Any) -> Any:
     if name == "inject":
         text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
         if text not in get_args(Injection):

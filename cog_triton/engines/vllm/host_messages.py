@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from cog_triton.errors import CogTritonError
 from cog_triton.ipc.messages import message
@@ -104,7 +104,9 @@ GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", KV_CACHE_USA
 @message
 @dataclass(frozen=True, slots=True)
 class MetricsRequest:
-    """Metrics request: fetches the measurements since the last one."""
+    """Metrics request: fetches the measurements since the last one; no engine dies of it."""
+
+    computes: ClassVar[bool] = False
 
 
 @message

@@ -168,7 +168,7 @@ class HTTPListeners:
         )
         metrics.register_gauge("engines", "Engines that serve", lambda: supervisor.engines)
         metrics.registry.register(EngineMemory(supervisor.engine_memory))
-        if (steps := runtime.step_statistics) is not None:
+        if (steps := runtime.step_streams) is not None:
             metrics.register_gauge(
                 "step_lag",
                 "Steps of the engine that the last read brought: 1 while the server keeps up",

@@ -24,6 +24,12 @@ class TritonPythonModel:
             with Path(self.path).open("a") as file:
                 file.write(json.dumps(seen, default=str) + "\n")
             sender = request.get_response_sender()
+            if seen.get("stop") == [True]:
+                self.end(sender, seen)
+                for held in [each for each in self.held if each[2] == request.request_id()]:
+                    self.held.remove(held)
+                    self.end(*held[:2])
+                continue
             task = seen.get("lora_task_id", [0])[0]
             if "lora_weights" in seen:
                 self.tasks.add(task)
@@ -44,9 +50,9 @@ class TritonPythonModel:
                 )
                 continue
             if seen["request_output_len"] == [64]:  # all 64 of them must be here at once
-                self.held.append((sender, seen))
+                self.held.append((sender, seen, request.request_id()))
                 for held in self.held if len(self.held) == 64 else ():
-                    self.answer(*held)
+                    self.answer(*held[:2])
                 continue
             self.answer(sender, seen)
 
@@ -63,10 +69,18 @@ class TritonPythonModel:
             flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
         )
 
+    def end(self, sender, seen):
+        if seen.get("streaming") == [False]:
+            self.answer_whole(sender, seen)
+        else:
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
     def answer(self, sender, seen):
         if seen.get("streaming") == [False]:
             self.answer_whole(sender, seen)
             return
+        final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        joined = seen["request_output_len"][0] % 2  # the end comes with the last token, or after it
         for place, token in enumerate(seen["input_ids"]):
             tensors = [
                 pb_utils.Tensor("output_ids", np.array([[[token]]], dtype=np.int32)),
@@ -78,5 +92,7 @@ class TritonPythonModel:
             if seen.get("return_context_logits") == [True]:
                 logits = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
                 tensors.append(pb_utils.Tensor("context_logits", logits))
-            sender.send(pb_utils.InferenceResponse(output_tensors=tensors))
-        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            last = joined and place == len(seen["input_ids"]) - 1
+            sender.send(pb_utils.InferenceResponse(output_tensors=tensors), final if last else 0)
+        if not joined:
+            sender.send(flags=final)

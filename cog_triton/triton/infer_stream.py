@@ -1,0 +1,306 @@
+"""Triton's gRPC stream: all requests of one client to a Triton, on one ``ModelStreamInfer``.
+
+The stream is ordered, and loses nothing. A response has the id of its request, and goes to the
+receiver of that id. Nobody cancels the stream while it works: tritonserver before 25.01 may die of
+a cancelled one. Requests to models that answer once, which are not decoupled, have calls of their
+own beside it: on a stream Triton sends their answers in the order of the requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+import grpc.aio
+
+from cog_triton.engines import model_config_proto
+from cog_triton.engines.generate_stream import ToError
+from cog_triton.errors import CogTritonError, TritonUnavailable
+from cog_triton.system.printable import printable
+
+_log = logging.getLogger(__name__)
+
+service_pb2 = model_config_proto.service()
+TICK_S = 0.1
+_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+_WHOLE = "/inference.GRPCInferenceService/ModelInfer"
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),  # else a new channel waits for an older one's backoff
+)
+_GOODBYE_S = 2.0
+_FINAL = "triton_final_response"
+
+
+class Tensor(NamedTuple):
+    """An input: Triton's name of its type, its shape with the batch's, and its content."""
+
+    datatype: str
+    shape: tuple[int, ...]
+    content: bytes
+
+
+class Receiver(Protocol):
+    """Callbacks of one request, on the stream's thread; they must not block."""
+
+    def on_response(self, response: Any, last: bool) -> None:
+        """A ModelInferResponse, and whether none follows."""
+
+    def on_failure(self, error: CogTritonError) -> None:
+        """The error that ended the request, of the model or of the connection."""
+
+
+def infer_request(
+    model: str, request_id: str, inputs: Mapping[str, Tensor], *, ends: bool = True
+) -> bytes:
+    """An encoded ModelInferRequest; with `ends` its last response comes though it be empty."""
+    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    if ends:
+        request.parameters["triton_enable_empty_final_response"].bool_param = True
+    for name, tensor in inputs.items():
+        request.inputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
+        request.raw_input_contents.append(tensor.content)
+    return bytes(request.SerializeToString())
+
+
+def text_content(text: bytes) -> bytes:
+    """The content of a tensor of type BYTES that holds one text."""
+    return struct.pack("<I", len(text)) + text
+
+
+def contents(response: Any) -> dict[str, tuple[str, bytes]]:
+    """Type and content of each output of a ModelInferResponse, by name."""
+    return {
+        output.name: (output.datatype, content)
+        for output, content in zip(response.outputs, response.raw_output_contents, strict=True)
+    }
+
+
+class InferStream:
+    """One stream, on a thread of its own; its methods are thread-safe.
+
+    It is connected again by whoever needs it: a break ends all requests with E2105.
+    """
+
+    def __init__(
+        self,
+        target: Callable[[], str],
+        to_error: ToError,
+        on_tick: Callable[[float], None] = lambda now: None,
+    ) -> None:
+        """`target` is the gRPC address of the Triton that runs, ``unix:PATH`` or ``host:port``.
+
+        `on_tick` is called on the stream's thread every `TICK_S`, with time.monotonic().
+        """
+        self._target = target
+        self._to_error = to_error
+        self._on_tick = on_tick
+        self._loop: asyncio.AbstractEventLoop
+        self._thread = threading.Thread(target=self._run, name="triton-stream", daemon=True)
+        self._starting = threading.Lock()
+        self._closed = False
+        self._receivers: dict[str, Receiver] = {}
+        self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._channel: grpc.aio.Channel
+        self._call: Any = None
+        self._idle: Any = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._calls: set[asyncio.Task[None]] = set()
+        self._wanted = False
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it is connected, or is to be connected again."""
+        return self._wanted
+
+    @property
+    def connected(self) -> bool:
+        """Whether requests can be sent now."""
+        return self._call is not None
+
+    def connect(self, then: Callable[[], None] = lambda: None) -> None:
+        """Connect, unless that is done, and call `then` there; blocks.
+
+        Requests fail if nothing listens there. Raises E2105 after `close`.
+        """
+        self._do(self._connect(then))
+
+    def reconnect(self) -> None:
+        """Connect again, unless it is disconnected; on the stream's thread."""
+        if self._wanted:
+            self._open_call()
+
+    def disconnect(self) -> None:
+        """End the stream, which Triton's end would wait for; requests that run fail. Blocks."""
+        if self._thread.ident is not None and not self._closed:
+            self._do(self._disconnect("the server is stopping; try again"))
+
+    def close(self) -> None:
+        """Disconnect for good."""
+        if self._closed:
+            return
+        self.disconnect()
+        self._closed = True
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call `function` soon on the stream's thread."""
+        self._start()
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function)
+
+    def send(
+        self,
+        request_id: str,
+        request: bytes,
+        receiver: Receiver | None = None,
+        *,
+        whole: bool = False,
+    ) -> None:
+        """Send an encoded request; on the stream's thread.
+
+        `receiver` gets what comes for `request_id` until it ends, or is forgotten; without one, an
+        earlier request's does. It fails at once while there is no connection. The model of a
+        request that is `whole` answers once.
+        """
+        if self._call is None:
+            if receiver is not None:
+                receiver.on_failure(TritonUnavailable("Triton is not connected; try again"))
+            return
+        if receiver is not None:
+            self._receivers[request_id] = receiver
+        if whole:
+            call = asyncio.ensure_future(self._ask(request_id, request))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+        else:
+            self._outbox.put_nowait(request)
+
+    def forget(self, request_id: str) -> None:
+        """Drop what still comes for a request; on the stream's thread."""
+        self._receivers.pop(request_id, None)
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread.ident is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread.start()
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._closed:
+            work.close()
+            raise TritonUnavailable("the server is stopping; try again")
+        self._start()
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.call_later(TICK_S, self._tick)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def _tick(self) -> None:
+        self._loop.call_later(TICK_S, self._tick)
+        self._on_tick(time.monotonic())
+
+    async def _connect(self, then: Callable[[], None]) -> None:
+        self._wanted = True
+        self._open_call()
+        then()
+
+    def _open_call(self) -> None:
+        """Open the stream, unless that is done; it ends at once where nothing listens."""
+        if self._call is None:
+            # Without any channel gRPC ends; if it starts with no descriptor left, it aborts us.
+            self._idle = self._idle or grpc.aio.insecure_channel("unix:/")
+            self._channel = channel = grpc.aio.insecure_channel(self._target(), options=_OPTIONS)
+            self._call = call = channel.stream_stream(_STREAM)()
+            self._outbox = asyncio.Queue()
+            self._tasks = [
+                asyncio.ensure_future(self._write(call, self._outbox)),
+                asyncio.ensure_future(self._read(channel, call)),
+            ]
+
+    async def _disconnect(self, reason: str) -> None:
+        self._wanted = False
+        call, self._call = self._call, None
+        if call is None:
+            return
+        self._fail_all(TritonUnavailable(reason))
+        writer, reader = self._tasks
+        self._outbox.put_nowait(None)
+        await asyncio.wait({writer}, timeout=_GOODBYE_S)
+        await asyncio.wait({reader}, timeout=_GOODBYE_S)
+        call.cancel()
+        await asyncio.gather(writer, reader, *self._calls, return_exceptions=True)
+
+    async def _write(self, call: Any, outbox: asyncio.Queue[bytes | None]) -> None:
+        """Send what is in the outbox, up to None, the end of our half of the stream."""
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `_read` says why
+            while (request := await outbox.get()) is not None:
+                await call.write(request)
+            await call.done_writing()
+
+    async def _ask(self, request_id: str, request: bytes) -> None:
+        try:
+            content = await self._channel.unary_unary(_WHOLE)(request)
+        except grpc.aio.AioRpcError as error:
+            lost = error.code() is grpc.StatusCode.UNAVAILABLE
+            text = printable(error.details() or "")
+            failure = TritonUnavailable(f"{text}; try again") if lost else self._to_error(text)
+            self._fail(request_id, failure)
+        else:
+            if receiver := self._receivers.pop(request_id, None):
+                receiver.on_response(service_pb2.ModelInferResponse.FromString(content), True)
+
+    async def _read(self, channel: grpc.aio.Channel, call: Any) -> None:
+        reason = "Triton has ended the stream"
+        try:
+            async for content in call:
+                self._take(service_pb2.ModelStreamInferResponse.FromString(content))
+        except grpc.aio.AioRpcError as error:
+            reason = f"the connection to Triton ended: {printable(error.details() or '')}"
+        except asyncio.CancelledError:
+            reason = "the connection to Triton was ended"
+        except Exception:  # noqa: BLE001 - its thread serves all other requests, too
+            _log.exception("a response of Triton could not be handled")
+            reason = "a response of Triton could not be handled"
+        finally:
+            call.cancel()
+            if self._call is call:
+                self._call = None
+                self._outbox.put_nowait(None)
+                self._fail_all(TritonUnavailable(f"{reason}; try again"))
+            await channel.close()
+
+    def _take(self, message: Any) -> None:
+        response = message.infer_response
+        if message.error_message:
+            self._fail(response.id, self._to_error(message.error_message))
+            return
+        receiver = self._receivers.get(response.id)
+        if receiver is None:
+            return
+        last = _FINAL in response.parameters and response.parameters[_FINAL].bool_param
+        if last:
+            del self._receivers[response.id]
+        receiver.on_response(response, last)
+
+    def _fail(self, request_id: str, error: CogTritonError) -> None:
+        if receiver := self._receivers.pop(request_id, None):
+            receiver.on_failure(error)
+
+    def _fail_all(self, error: CogTritonError) -> None:
+        for request_id in list(self._receivers):
+            self._fail(request_id, error)

@@ -1,0 +1,255 @@
+"""gRPC relay: all bytes both ways, no faster than they are read; a port only where it may be."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_tritonserver import FakeTritonServer
+
+from cog_triton.errors import TritonStartFailed
+from cog_triton.system.ports import free_ports
+from cog_triton.triton.grpc_relay import GrpcRelay
+from cog_triton.triton.server import TritonServer
+
+PATIENCE_S = 120
+DATA = random.Random(1).randbytes(64 << 20)
+HASH = hashlib.sha256(DATA).digest()
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, PATIENCE_S))
+
+
+@asynccontextmanager
+async def relayed(path: Path, serve: Serve | None) -> AsyncIterator[tuple[GrpcRelay, int]]:
+    """A relay to what `serve` does at `path`, and its port; without `serve` nothing is there."""
+    (port,) = free_ports(1)
+    relay = GrpcRelay(port, lambda: path)
+    await relay.start()
+    triton = None if serve is None else await asyncio.start_unix_server(serve, path)
+    try:
+        yield relay, port
+    finally:
+        await relay.stop()
+        if triton is not None:
+            triton.close()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def send(writer: asyncio.StreamWriter) -> None:
+    for start in range(0, len(DATA), 1 << 20):
+        writer.write(DATA[start : start + (1 << 20)])
+        await writer.drain()
+    writer.write_eof()
+
+
+async def received(reader: asyncio.StreamReader) -> bytes:
+    found = hashlib.sha256()
+    while data := await reader.read(1 << 20):
+        found.update(data)
+    return found.digest()
+
+
+def test_64_mb_pass_whole_each_way_and_a_client_that_has_sent_all_is_answered(
+    tmp_path: Path,
+) -> None:
+    seen: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await received(reader))
+        await send(writer)
+        writer.close()
+
+    async def main() -> None:
+        async with relayed(tmp_path / "s", serve) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            await send(writer)
+            assert await received(reader) == HASH
+            writer.close()
+
+    run(main())
+    assert seen == [HASH]
+
+
+@pytest.mark.parametrize("slow", ["client", "Triton"])
+def test_who_does_not_read_is_not_sent_more(slow: str, tmp_path: Path) -> None:
+    sent: list[int] = []
+    may_read = asyncio.Event()
+    ends: list[asyncio.Task[Any]] = []
+
+    async def count(writer: asyncio.StreamWriter) -> None:
+        writer.transport.set_write_buffer_limits(0)
+        for start in range(0, len(DATA), 1 << 16):
+            writer.write(DATA[start : start + (1 << 16)])
+            await writer.drain()
+            sent.append(start)
+        writer.write_eof()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await end(reader, writer, reads=slow == "Triton")
+
+    async def end(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, reads: bool
+    ) -> None:
+        if reads:
+            await may_read.wait()
+            assert await received(reader) == HASH
+        else:
+            await count(writer)
+        writer.close()
+
+    async def main() -> None:
+        async with relayed(tmp_path / "s", serve) as (_, port):
+            ends.append(asyncio.ensure_future(client(port)))
+            idle, before = 0, 0
+            while idle < 2000:  # turns of the loop in which no byte could be passed on
+                await asyncio.sleep(0)
+                idle = idle + 1 if sent and len(sent) == before else 0
+                before = len(sent)
+                assert before < len(DATA) >> 16, "all was taken, and nothing read"
+            may_read.set()
+            await asyncio.gather(*ends)
+
+    async def client(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await end(reader, writer, reads=slow == "client")
+        if slow == "Triton":
+            assert await reader.read() == b""
+
+    run(main())
+
+
+def test_a_connection_ends_with_triton_and_the_next_one_is_to_its_successor(
+    tmp_path: Path,
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"of " + await reader.readline())
+        writer.close()
+
+    async def main() -> None:
+        path = tmp_path / "first"
+        (port,) = free_ports(1)
+        relay = GrpcRelay(port, lambda: path)
+        await relay.start()
+        for path in (tmp_path / "first", tmp_path / "second"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            assert await reader.read() == b"", "no Triton is there"
+            writer.close()
+            async with await asyncio.start_unix_server(serve, path):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(f"{path.name}\n".encode())
+                assert await reader.read() == f"of {path.name}\n".encode()
+                writer.close()
+        await relay.stop()
+        assert not listens(port)
+
+    run(main())
+
+
+def test_a_client_that_resets_its_connection_ends_tritons(tmp_path: Path) -> None:
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await reader.read() == b"x"
+        ended.set()
+        writer.close()
+
+    async def main() -> None:
+        async with relayed(tmp_path / "s", serve) as (_, port):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"x")
+            reset = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            writer.close()
+            await ended.wait()
+
+    run(main())
+
+
+def test_its_end_is_that_of_a_client_that_reads_nothing(tmp_path: Path) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(DATA)
+        await reader.read()
+
+    async def main() -> None:
+        async with relayed(tmp_path / "s", serve) as (relay, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            assert await reader.readexactly(1) == DATA[:1]
+            await relay.stop()
+            assert not listens(port)
+            with pytest.raises(asyncio.IncompleteReadError):
+                await reader.readexactly(len(DATA))
+            writer.close()
+
+    run(main())
+
+
+async def ready() -> bool:
+    return True
+
+
+async def no_probe() -> None:
+    pass
+
+
+def triton(directory: Path, port: int, **settings: object) -> TritonServer:
+    settings = {"cog_triton_tenants_at_door": False, **settings}
+    return FakeTritonServer(directory, triton_grpc_port=port, **settings).server
+
+
+def test_the_port_is_tritons_from_its_first_start_to_its_stop(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    server = triton(tmp_path, port)
+
+    async def main() -> None:
+        assert not listens(port)
+        for _ in range(2):
+            await server.start(ready, no_probe)
+            assert listens(port)
+            server.kill()
+            assert listens(port)
+        await server.stop()
+        assert not listens(port)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"cog_triton_keys": "/keys"}, {"cog_triton_tenants_at_door": True}]
+)
+def test_nothing_listens_while_tenants_have_keys(settings: dict[str, Any], tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    server = triton(tmp_path, port, **settings)
+
+    async def main() -> None:
+        await server.start(ready, no_probe)
+        assert server.alive
+        assert not listens(port)
+        await server.stop()
+
+    run(main())
+
+
+def test_a_port_that_another_took_ends_the_start_and_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        server = triton(tmp_path, port)
+        with pytest.raises(
+            TritonStartFailed, match=f"TRITON_GRPC_PORT={port} is in use by now; choose another"
+        ):
+            run(server.start(ready, no_probe))
+    assert not server.alive

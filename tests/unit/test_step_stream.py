@@ -1,0 +1,300 @@
+"""Step streams: requests of all callers on one gRPC stream, and pipes that are opened again."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_server import PATIENCE_S, wait_until
+from scripted_steps import ScriptedSteps, step
+
+from cog_triton.engines.engine_messages import Cancel, Others
+from cog_triton.engines.generate_stream import to_error
+from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.step_items import StepItem
+from cog_triton.errors import InvalidArgument, TritonUnavailable
+from cog_triton.text.sampling import SamplingParams
+from cog_triton.triton.step_stream import EngineChannel, StepStreams, StepSubmission
+
+REQUEST = EngineRequest(input_ids=[5, 300, 70_000], sampling=SamplingParams(max_tokens=9))
+LONG = replace(REQUEST, input_ids=list(range(4000)))
+
+
+def make_request(request: EngineRequest, inputs: Mapping[str, Any]) -> EngineRequest:
+    if inputs.get("seed") == -1:
+        raise InvalidArgument("seed=-1")
+    return replace(request, **inputs)
+
+
+def connect(triton: ScriptedSteps, count: int = 1, timeout: float = 600) -> StepStreams:
+    return StepStreams(
+        lambda: triton.target, lambda: "secret", timeout, to_error, make_request, count
+    )
+
+
+class Running:
+    """A submitted request and the items it got."""
+
+    def __init__(
+        self, streams: StepStreams, request: EngineRequest = REQUEST, **engine_inputs: Any
+    ) -> None:
+        self.items: list[StepItem] = []
+        self.ended = threading.Event()
+        self.submission = streams.submit(request, engine_inputs, self._put)
+
+    def _put(self, item: StepItem) -> None:
+        assert not self.ended.is_set(), "an item after the end"
+        self.items.append(item)
+        if item.end:
+            self.ended.set()
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for item in self.items for token in item.ids]
+
+    def wait(self) -> StepItem:
+        assert self.ended.wait(2 * PATIENCE_S)
+        return self.items[-1]
+
+    def error(self) -> str:
+        return str(self.wait().error)
+
+
+def made(handle: int, offset: int, *ids: int, end: int = 0) -> StepItem:
+    return StepItem(handle, 0, offset, list(ids), [], end)
+
+
+@pytest.fixture
+def triton() -> Iterator[ScriptedSteps]:
+    with ScriptedSteps() as triton:
+        yield triton
+
+
+@pytest.fixture
+def streams(triton: ScriptedSteps) -> Iterator[StepStreams]:
+    with closing(connect(triton)) as streams:
+        streams.open()
+        yield streams
+
+
+def serves_again(streams: StepStreams, triton: ScriptedSteps, number: int) -> None:
+    """By the pipe that is opened in the place of one that has ended."""
+    pipe = triton.pipe(number)
+    wait_until(lambda: streams.serving)
+    running = Running(streams)
+    pipe.send(step(made(pipe.requests()[0].handle, 0, 8, end=1)))
+    running.wait()
+    assert running.ids == [8]
+
+
+def test_requests_share_steps_and_are_what_was_asked_for(
+    streams: StepStreams, triton: ScriptedSteps
+) -> None:
+    pipe = triton.pipe()
+    assert (pipe.replica, pipe.key) == (0, "secret")
+    first, second = Running(streams), Running(streams, LONG, streaming=False)
+    one, two = pipe.requests(2)
+    assert (one.request(), two.request()) == (REQUEST, replace(LONG, streaming=False))
+    a, b = one.handle, two.handle
+    pipe.send(step(made(a, 0, 1), made(b, 0, 7, 8), made(99, 0, 1)) + step(made(a, 1, 2, end=2)))
+    first.wait()
+    assert streams.lag == 2
+    pipe.send(step(StepItem(b, 0, 2, [9], [-0.5], 4, "E1005 InvalidArgument: no", 1)))
+    assert second.error() == "E1005 InvalidArgument: no"
+    assert (first.ids, second.ids, streams.serving[0].load) == ([1, 2], [7, 8, 9], 0)
+    assert second.items[-1].log_probs == [-0.5]
+    assert time.monotonic() - streams.last_token_at < PATIENCE_S
+    with pytest.raises(InvalidArgument, match="seed=-1"):
+        Running(streams, seed=-1)
+
+
+def test_opening_waits_for_the_engine_and_requests_do_too(triton: ScriptedSteps) -> None:
+    triton.welcomes = False
+    streams = connect(triton)
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(streams.open)
+        pipe = triton.pipe()
+        assert not streams.serving
+        early = Running(streams)
+        assert not opening.done()
+        assert not pipe.messages
+        pipe.welcome()
+        opening.result(PATIENCE_S)
+    assert streams.serving
+    pipe.send(step(made(pipe.requests()[0].handle, 0, 3, end=1)))
+    early.wait()
+    streams.close()
+
+
+def test_opening_fails_with_what_the_model_says(triton: ScriptedSteps) -> None:
+    triton.welcomes = False
+    streams = connect(triton)
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(streams.open)
+        triton.pipe().fail("E1005 InvalidArgument: engine_steps: not for you")
+        with pytest.raises(TritonUnavailable, match="not for you"):
+            opening.result(PATIENCE_S)
+    streams.close()
+
+
+@pytest.mark.parametrize("of_engine", [True, False])
+def test_what_runs_at_an_end_fails_and_the_pipe_is_opened_again(
+    streams: StepStreams, triton: ScriptedSteps, of_engine: bool
+) -> None:
+    running, pipe = Running(streams), triton.pipe()
+    pipe.requests()
+    if of_engine:
+        pipe.fail("E2105 TritonUnavailable: the engine's process has ended")
+        assert running.error() == "E2105 TritonUnavailable: the engine's process has ended"
+        assert pipe.closed.wait(PATIENCE_S), "Triton's model still has it"
+    else:
+        triton.break_streams()
+        assert running.error().startswith("E2105 TritonUnavailable: Triton has ended the stream")
+    serves_again(streams, triton, 1)
+    assert streams.lost_steps == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xff\xff\xff", b"\0\0\0\1\x77", b"\0\0\0\2\0\0", step(made(1, 0))[:-8] * 2]
+)
+def test_malformed_bytes_end_the_pipe_only(
+    streams: StepStreams, triton: ScriptedSteps, content: bytes
+) -> None:
+    running = Running(streams)
+    triton.pipe().requests()
+    triton.pipe().send(content)
+    assert running.error().startswith("E2105")
+    assert triton.pipe().closed.wait(PATIENCE_S)
+    serves_again(streams, triton, 1)
+
+
+def test_a_request_that_gets_nothing_times_out_and_is_cancelled(triton: ScriptedSteps) -> None:
+    streams = connect(triton, timeout=0.3)
+    streams.open()
+    running, pipe = Running(streams), triton.pipe()
+    assert running.error().startswith("E2101 TritonTimeout")
+    wait_until(lambda: Cancel(pipe.submits[0].handle) in pipe.messages)
+    pipe.send(step(made(pipe.submits[0].handle, 0, 3, end=3)))  # comes too late
+    other = Running(streams)
+    pipe.send(step(made(pipe.requests(2)[1].handle, 0, 4, end=1)))
+    other.wait()
+    assert len(running.items) == 1
+    streams.close()
+
+
+def test_a_cancelled_request_gets_nothing_and_is_not_sent_if_it_waits(
+    streams: StepStreams, triton: ScriptedSteps
+) -> None:
+    pipe, blocked = triton.pipe(), threading.Event()
+    running = Running(streams)
+    handle = pipe.requests()[0].handle
+    streams.stream.call(lambda: blocked.wait(PATIENCE_S))
+    waiting = Running(streams)
+    for each in (waiting, running, running):
+        each.submission.cancel()
+    blocked.set()
+    wait_until(lambda: Cancel(handle) in pipe.messages)
+    pipe.send(step(made(handle, 0, 1, end=3)))
+    other = Running(streams)
+    pipe.send(step(made(pipe.requests(2)[1].handle, 0, 4, end=1)))
+    other.wait()
+    assert len(pipe.submits) == 2
+    assert running.items == waiting.items == []
+
+
+def test_what_has_arrived_is_acknowledged(streams: StepStreams, triton: ScriptedSteps) -> None:
+    pipe = triton.pipe()  # one response, the welcome
+    pipe.send(*[step(made(99, 0, 1))] * 63)
+    wait_until(lambda: pipe.arrived == [64])
+    pipe.send(step(made(99, 0, *range(131_072))))
+    wait_until(lambda: pipe.arrived == [64, 65])
+    pipe.send(*[step(made(99, 0, 1))] * 64)
+    wait_until(lambda: pipe.arrived == [64, 65, 129])
+
+
+def test_requests_of_others_are_known(streams: StepStreams, triton: ScriptedSteps) -> None:
+    assert streams.others_at == -math.inf
+    pipe, began = triton.pipe(), time.monotonic()
+    pipe.say(Others(run=True))
+    wait_until(lambda: streams.others_at == math.inf)
+    pipe.say(Others(run=False))
+    wait_until(lambda: began < streams.others_at < math.inf)
+    pipe.say(Others(run=True))
+    wait_until(lambda: streams.others_at == math.inf)
+    pipe.fail("E2105 TritonUnavailable: the engine's process has ended")
+    wait_until(lambda: began < streams.others_at < math.inf)
+
+
+def test_each_replica_has_a_pipe_and_an_engines_end_is_its_own(triton: ScriptedSteps) -> None:
+    streams = connect(triton, 2)
+    with pytest.raises(TritonUnavailable, match="no engine is there"):
+        Running(streams)
+    streams.open()
+    wait_until(lambda: len(streams.serving) == 2)
+    pipes = {pipe.replica: pipe for pipe in triton.pipes}
+    first = Running(streams, LONG)
+    assert first.submission.replica == 0
+    second = Running(streams)  # 4000 tokens of a prompt weigh more than a request
+    assert second.submission.replica == 1
+    for pipe in pipes.values():
+        pipe.send(step(made(pipe.requests()[0].handle, 0, 1)))
+    wait_until(lambda: first.items and second.items)
+    assert Running(streams, LONG).submission.replica == 0, "its prompt is in that engine's cache"
+    pipes[0].fail("E2105 TritonUnavailable: the engine's process has ended")
+    assert first.error().startswith("E2105")
+    assert list(streams.serving) in ([1], [0, 1])
+    assert not second.ended.is_set()
+    streams.forget(0)
+    wait_until(lambda: len(streams.serving) == 2)
+    assert [pipe.replica for pipe in triton.pipes[2:]] == [0]
+    assert Running(streams, LONG).submission.replica == 0, "the one with less to do"
+    streams.close()
+
+
+def test_stopping_fails_what_runs_and_ends_the_pipe(
+    streams: StepStreams, triton: ScriptedSteps
+) -> None:
+    running = Running(streams)
+    triton.pipe().requests()
+    streams.disconnect()
+    assert running.error() == "E2105 TritonUnavailable: the server is stopping; try again"
+    assert triton.pipe().closed.wait(PATIENCE_S)
+    with pytest.raises(TritonUnavailable):
+        Running(streams)
+    streams.open()
+    serves_again(streams, triton, 1)
+    streams.close()
+    with pytest.raises(TritonUnavailable):
+        streams.open()
+
+
+ITEMS = [made(handle, offset, *range(handle)) for offset in range(3) for handle in range(5)]
+SENT = b"".join(step(item, *ITEMS[:place]) for place, item in enumerate(ITEMS))
+
+
+def test_any_cutting_of_the_bytes_gives_the_same_items() -> None:
+    with closing(StepStreams(str, str, 600, to_error, make_request)) as streams:
+
+        @given(st.lists(st.integers(0, len(SENT)), max_size=40))
+        def check(cuts: list[int]) -> None:
+            engine, found = EngineChannel(streams, 0), list[StepItem]()
+            for handle in range(5):
+                engine.running[handle] = StepSubmission(engine, handle, found.append, 1)
+            for start, end in itertools.pairwise(sorted({0, len(SENT), *cuts})):
+                response = SimpleNamespace(raw_output_contents=[SENT[start:end]])
+                engine.on_response(response, last=False)
+            sent = [(item, *ITEMS[:place]) for place, item in enumerate(ITEMS)]
+            assert found == list(itertools.chain(*sent))
+
+        check()

@@ -71,7 +71,7 @@ def infer_request(
 
 
 def text_content(text: bytes) -> bytes:
-    """The content of a tensor of type BYTES that holds one text."""
+    """The content of a tensor of type BYTES with one text."""
     return struct.pack("<I", len(text)) + text
 
 

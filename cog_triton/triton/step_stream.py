@@ -108,7 +108,7 @@ class EngineChannel:
             self._stream.call(lambda: self._send(content))
 
     def open(self) -> None:
-        """Open it anew, if it does not serve; on the stream's thread."""
+        """Open it, unless it is open; on the stream's thread."""
         if self._name or not self._stream.connected:
             return
         self._name = f"{secrets.token_hex(8)}-{self.replica}"

@@ -52,15 +52,14 @@ class RequestMetrics:
 
     def _update(self) -> None:
         stats = self._stats()
-        values = {"active": stats.active, "waiting": stats.waiting, "max": stats.max_batch_size}
-        for name, value in values.items():
-            self._requests.set({**self._labels, "request_type": name}, value)
-        of_steps = stats.step_requests  # through the model that only carries bytes
-        waiting = max(0, of_steps - stats.max_batch_size)
-        values = {"active": of_steps, "waiting": waiting, "max": stats.max_batch_size}
-        for name, value in values.items():
-            labels = {**self._labels, "model": STEP_MODEL, "request_type": name}
-            self._requests.set(labels, value)
+        most, of_steps = stats.max_batch_size, stats.step_requests
+        of_models = {
+            self._labels["model"]: (stats.active, stats.waiting),
+            STEP_MODEL: (of_steps, max(0, of_steps - most)),  # which itself only carries bytes
+        }
+        for model, (active, waiting) in of_models.items():
+            for name, value in {"active": active, "waiting": waiting, "max": most}.items():
+                self._requests.set({**self._labels, "model": model, "request_type": name}, value)
         if (cache := stats.kv_cache) is None:
             return
         if self._blocks is None:

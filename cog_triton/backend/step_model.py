@@ -47,7 +47,7 @@ class Pipe:
         self._replica = replica
         self._sender = sender
         self._socket: socket.socket | None = None
-        self._unsent = b""
+        self._unsent = bytearray()
         self._lock = threading.Lock()
         self._ending = False
         self._sizes: deque[int] = deque()  # of the responses that have not arrived
@@ -67,7 +67,7 @@ class Pipe:
         with self._lock:
             self._unsent += content
             self._write()
-            left = self._unsent
+            left = bool(self._unsent)
         if left:
             self._wake_up()
 
@@ -125,7 +125,7 @@ class Pipe:
             own.setblocking(False)
             with self._lock:
                 self._socket = own
-                self._unsent = frame(engine_messages.encode(Hello("steps"))) + self._unsent
+                self._unsent[:0] = frame(engine_messages.encode(Hello("steps")))
                 self._write()
             return True
         return False
@@ -180,11 +180,11 @@ class Pipe:
             return
         try:
             while self._unsent:
-                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+                del self._unsent[: self._socket.send(self._unsent)]
         except BlockingIOError:
             pass
         except OSError:  # reading notices it, too
-            self._unsent = b""
+            self._unsent.clear()
 
 
 class TritonPythonModel:

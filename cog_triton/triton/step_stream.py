@@ -293,8 +293,7 @@ class StepStreams:
 
     def close(self) -> None:
         """See `TokenTransport.close`."""
-        self._wanted = False
-        self.stream.call(self._close_all)
+        self.disconnect()
         self.stream.close()
 
     def submit(

@@ -17,7 +17,6 @@ _MODULES = {
     "cog_triton.door": "door",
     "cog_triton.door.large_bodies": "large-bodies child",
     "cog_triton.backend.engine_process": "engine",
-    "cog_triton.keeper.keeper_process": "keeper",
     "cog_triton.text.template_child": "template child",
     "cog_triton.serving.coglet.http_server": "cog",
     "cog.server.http": "cog",

@@ -1,8 +1,8 @@
 """Each process of a server stopped or killed in turn, and what becomes of requests on the way.
 
 Each has a server of its own. After the signal every request must end in time, right or with a
-code; and a newcomer must be served, or the server end by itself with a code in its log. Who keeps
-others is stopped as what it keeps dies, for then nobody would be told.
+code; and a newcomer must be served, or the server end by itself with a code in its log. A reaper is
+stopped at the moment its child dies, which it then does not notice.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def roles(root: int) -> dict[str, int]:
 def plan(found: Mapping[str, int], wanted: str) -> Iterator[tuple[str, str, str]]:
     """Role, signal, and the role that dies meanwhile, of all whose ``ROLE SIGNAL`` has `wanted`."""
     for role in sorted(found):
-        dies = {"keeper": "engine"}.get(role, role.removeprefix("reaper of "))
+        dies = role.removeprefix("reaper of ")
         meanwhile = dies if dies != role and dies in found else ""
         for name in ("SIGSTOP", "SIGKILL"):
             if wanted in f"{role} {name}":

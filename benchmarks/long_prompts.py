@@ -32,7 +32,7 @@ _TOKENS_TOLD = 8
 _MOST_TOKENS = POSITIONS - _TOKENS_TOLD
 _IDS = 40_000  # below the vocabulary's end
 _RESTARTS = re.compile(r"^cog_triton_engine_restarts_total (\S+)$", re.MULTILINE)
-_ENDS = re.compile(r"engine process \d+ has ended")
+_ENDS = re.compile(r"engine process \d+ (?:has died|was killed|exited)")
 
 
 @dataclass
@@ -140,8 +140,7 @@ async def _serve(options: argparse.Namespace, work: Path, outcome: Outcome) -> N
             await load.run(options.tokens, options.minutes * 60)
             await load.count()
     finally:
-        for log in work.glob("run/*/keeper.log"):
-            outcome.ends += len(_ENDS.findall(log.read_text("utf-8")))
+        outcome.ends = len(_ENDS.findall(server.log.read_text("utf-8")))
         server.process.terminate()
         server.process.wait(60)
 

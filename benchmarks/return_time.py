@@ -3,10 +3,10 @@
     .venv/bin/python benchmarks/return_time.py mock
     .venv/bin/python benchmarks/return_time.py engine.tar --victim tritonserver
 
-Kills one process under a stream of `/v1`, which goes on afterwards, and prints when each stage was
-over, in seconds from the kill, as medians: the keeper has seen the engine's end, has started
-another, which has loaded and is leased to Triton's stubs, and the stream has its next token. With
-`--spare` a spare engine takes over (SPARE_ENGINE=1).
+Kills one process under a stream of `/v1`, and prints when each stage was over, in seconds from the
+kill, as medians: the server has noticed the death and started another engine, which has loaded and
+serves, the server is ready, and the stream has its next token. With `--spare` a spare engine takes
+over (SPARE_ENGINE=1).
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ import httpx
 from served import Server, read
 
 STAGES = {
-    "noticed": r"engine process (\d+) has ended",
+    "noticed": r"supervisor: Triton: ",
     "started": r"engine process (\d+) starts",
     "loaded": r"engine process (\d+) has loaded",
-    "leased": r"engine process (\d+) is leased",
+    "serves": r"engine process (\d+) serves",
+    "ready": r"is ready again after",
 }
-"""Stages, by what the keeper's log says of them."""
+"""Stages, by their lines in the server's log."""
 LAST = "next token"
 PATIENCE_S = 300.0
-_ENGINE = "cog_triton.backend.engine_process"
+_ENGINE = b"cog_triton.backend.engine_process"
 _STABLE_S = 6.0  # less readiness counts as a failed restart
 
 
@@ -93,42 +94,42 @@ def is_ready(server: Server, http: httpx.Client) -> bool:
     return bool(answer.json()["status"] == "READY")
 
 
-def leased_engine(server: Server, log: Path) -> int:
-    """Process id of the engine that serves, by the keeper's log."""
-    number = re.findall(STAGES["leased"], log.read_text("utf-8"))[-1]
+def serving_engine(server: Server) -> int:
+    """Process id of the engine that serves."""
+    number = re.findall(STAGES["serves"], server.log.read_text("utf-8"))[-1]
     for pid in server.pids:
-        words = read(pid, "cmdline").decode().split("\0")
-        if _ENGINE in words[1:3] and words[-3] == number:
+        is_engine = _ENGINE in read(pid, "cmdline").split(b"\0")[1:3]
+        if is_engine and Path(f"/proc/{pid}/fd/1").readlink().name == f"engine-{number}.log":
             return pid
     raise ProcessLookupError(f"engine process {number} has gone")
 
 
-def strike(server: Server, log: Path, victim: str) -> dict[str, float]:
+def strike(server: Server, victim: str) -> dict[str, float]:
     """Kill the victim under a stream; the seconds until each stage was over."""
     stream = Stream(server)
     until(lambda: len(stream.arrivals) > 5 or bool(stream.error))
-    told = log.stat().st_size
-    pid = leased_engine(server, log) if victim == "engine" else server.pid_of("tritonserver")
+    size = server.log.stat().st_size
+    pid = serving_engine(server) if victim == "engine" else server.pid_of("tritonserver")
     os.kill(pid, signal.SIGKILL)
     killed = time.time()
     # What was on its way is no sign of a return.
-    until(lambda: bool(stream.error) or _leased(log, told) < stream.arrivals[-1])
+    until(lambda: bool(stream.error) or _ready_at(server.log, size) < stream.arrivals[-1])
     stream.close()
     if stream.error:
         raise RuntimeError(stream.error)
-    leased = _leased(log, told)
-    text = log.read_bytes()[told:].decode()
-    times = {LAST: next(at for at in stream.arrivals if at > leased) - killed}
+    ready = _ready_at(server.log, size)
+    text = server.log.read_bytes()[size:].decode()
+    times = {LAST: next(at for at in stream.arrivals if at > ready) - killed}
     for stage, words in STAGES.items():
         if found := re.search(rf"^(\S+) .*{words}", text, re.MULTILINE):
             times[stage] = _time(found[1]) - killed
     return times
 
 
-def _leased(log: Path, told: int) -> float:
-    """When an engine was leased, by the log from `told` on; inf if none was."""
-    text = log.read_bytes()[told:].decode()
-    found = re.search(rf"^(\S+) .*{STAGES['leased']}", text, re.MULTILINE)
+def _ready_at(log: Path, size: int) -> float:
+    """When the server was ready again, by the log after `size` bytes; inf if it was not."""
+    text = log.read_bytes()[size:].decode()
+    found = re.search(rf"^(\S+) .*{STAGES['ready']}", text, re.MULTILINE)
     return _time(found[1]) if found else float("inf")
 
 
@@ -153,12 +154,11 @@ def main() -> None:
         server = Server(directory, *(mock if options.engine == "mock" else [options.engine]))
         try:
             until(lambda: is_ready(server, http))
-            (log,) = Path(directory).glob("run/*/keeper.log")
             for number in range(options.rounds):
                 if options.spare:
-                    until(partial(_has_spare, log, number + 2))
+                    until(partial(_has_spare, server.log, number + 2))
                 time.sleep(_STABLE_S)
-                rounds.append(strike(server, log, options.victim))
+                rounds.append(strike(server, options.victim))
                 print(f"round {number + 1}:", rounds[-1], flush=True)
                 until(lambda: is_ready(server, http))
         finally:

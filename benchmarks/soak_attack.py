@@ -1,7 +1,7 @@
 """Attack on servers of its own: hostile clients, stops and deaths, with known text beside.
 
     make attack ARGS="--inputs 20000"                 # all phases, of the mock; --seed 1
-    make attack ARGS="engine.tar --only stops --match keeper"
+    make attack ARGS="engine.tar --only stops --match engine"
 
 Phases: `inputs` (a table of hostile inputs, crowds of clients, mutated requests), `stops` (SIGSTOP
 and SIGKILL of every process), `drains` (SIGTERM under streams of every API), `keys` (guesses before

@@ -17,7 +17,6 @@ _ROLES = {
     rb"VLLM::Worker": "vLLM worker",
     rb"VLLM::APIServer": "vLLM API server",
     rb"DPCoordinator": "vLLM DP coordinator",
-    rb"keeper_process": "engine keeper",
     rb"engine_process": "our host of AsyncLLM",
     rb"api_server": "vLLM API server",
     rb"triton_python_backend_stub": "Triton stub",

@@ -209,7 +209,7 @@ def starts(results: Mapping[str, Any]) -> str:
 
 
 _MARKS = {
-    "keeper": "to the engine's process", "imported": "import", "configured": "configure",
+    "process": "to the engine's process", "imported": "import", "configured": "configure",
     "core": "EngineCore", "loaded": "load", "compiled": "compile", "memory": "measure",
     "captured": "capture", "engine": "warm up", "ready": "to READY", "answer": "first answer",
 }  # fmt: skip
@@ -220,8 +220,9 @@ def start_marks(phase: Mapping[str, Any]) -> str:
     rows = []
     for row in phase["starts"]:
         last, spent = 0.0, []
+        marks = {"process": row["marks"].get("keeper"), **row["marks"]}  # its name until 0.4.1
         for mark in _MARKS:
-            at = row["marks"].get(mark)
+            at = marks.get(mark)
             spent.append("-" if at is None else f"{at - last:.1f}")
             last = last if at is None else at
         told = (row["part"], row["caches"], row["marks"]["ready"], *spent, row["files made"])

@@ -1,6 +1,6 @@
 """Program of an engine process: opens an engine, and serves it to Triton's stubs over a socket.
 
-The engine keeper starts it. OpenVINO holds the GIL for a whole step: in Triton's stub that would
+The server starts it. OpenVINO holds the GIL for a whole step: in Triton's stub that would
 keep requests from arriving and tokens from leaving; here both go on while the next step is
 computed. One message crosses for each step, whatever the batch.
 """
@@ -10,29 +10,32 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import socket
 import sys
 from contextlib import suppress
 
 from cog_triton.backend import triton_log
+from cog_triton.engines.engine_orders import NotOpened, Opened
 from cog_triton.engines.step_loop import run_engine
 from cog_triton.errors import CogTritonError
 from cog_triton.ipc.connection import Connection
-from cog_triton.keeper.keeper_messages import Attach, NotOpened, Opened
-from cog_triton.system import local_socket, process_tuning
+from cog_triton.system import process_tuning
 from cog_triton.system.shared_time import SharedTime
 
 
 def main() -> None:
-    """Open the engine and run it until the keeper closes it or dies.
+    """Open the engine and run it until the server closes it or dies.
 
-    Arguments: the engine as ``module:class``, its parameters as JSON, the keeper's socket, the
-    number that the keeper knows this process by, and the socket to listen on. An
+    Arguments: the engine as ``module:class``, its parameters as JSON, and two descriptors: of the
+    connection with the server, and of the `SharedTime` when its next step is due. An
     `AsyncEngine` has ``serve`` in place of `run_engine`.
     """
-    name, parameters, keeper, number, address = sys.argv[1:]
+    name, parameters, *descriptors = sys.argv[1:]
+    socket_number, progress = map(int, descriptors)
+    for descriptor in (socket_number, progress):
+        os.set_inheritable(descriptor, False)
     triton_log.install()
-    control = Connection.to(keeper)
-    control.send(Attach(int(number), os.getpid()))
+    control = Connection(socket.socket(fileno=socket_number))
     module, _, attribute = name.partition(":")
     engine = getattr(importlib.import_module(module), attribute)
     try:
@@ -41,16 +44,12 @@ def main() -> None:
         control.send(NotOpened(error))
         raise
     process_tuning.tune_for_serving()
-    # Not before: what the engine forks would listen, too.
-    listener = local_socket.listen(address)
-    with suppress(EOFError, ConnectionError):  # the keeper is gone
+    with suppress(EOFError, ConnectionError):  # the server is gone
+        control.send(Opened(os.getpid()))
         if hasattr(opened, "serve"):
-            control.send(Opened())
-            opened.serve(control, listener)
+            opened.serve(control)
         else:
-            progress = SharedTime()
-            control.send(Opened(progress.descriptor))
-            run_engine(opened, control, listener, progress)
+            run_engine(opened, control, SharedTime(progress))
 
 
 if __name__ == "__main__":

@@ -25,9 +25,9 @@ from cog_triton.backend import python_backend, triton_log
 from cog_triton.engines import engine_messages, step_pipe
 from cog_triton.engines.engine_link import engine_gone
 from cog_triton.engines.engine_messages import Hello
+from cog_triton.engines.engine_spec import own_addresses
 from cog_triton.errors import CogTritonError, InvalidArgument
 from cog_triton.ipc.framing import frame
-from cog_triton.keeper.engine_lease import keeper_name, locate_engine, replica_count
 from cog_triton.system import local_socket, process_tuning
 
 _log = logging.getLogger(__name__)
@@ -38,13 +38,13 @@ _CHUNK = 1 << 18
 
 
 class Pipe:
-    """One front end's way to the engine `replica`, on a thread of its own.
+    """One front end's way to the engine at an address, on a thread of its own.
 
     A front end that is behind is waited for: the engine merges meanwhile what it cannot send.
     """
 
-    def __init__(self, replica: int, sender: Any) -> None:
-        self._replica = replica
+    def __init__(self, address: str, sender: Any) -> None:
+        self._address = address
         self._sender = sender
         self._socket: socket.socket | None = None
         self._unsent = bytearray()
@@ -54,7 +54,7 @@ class Pipe:
         self._size = self._arrived = 0
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name=f"engine-{replica}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine-pipe", daemon=True)
         self._thread.start()
 
     @property
@@ -100,7 +100,7 @@ class Pipe:
         except CogTritonError as error:
             answer = python_backend.error_response(error)
         except Exception:  # noqa: BLE001 - the front end has to hear of it
-            _log.exception("the pipe to engine %d ends", self._replica)
+            _log.exception("the pipe to the engine ends")
             answer = python_backend.error_response(engine_gone())
         finally:
             with self._lock:
@@ -117,9 +117,8 @@ class Pipe:
         """Connect as soon as the engine is there; False if the front end is gone before."""
         while not self._ending and not self._sender.is_cancelled():
             try:
-                address = locate_engine(keeper_name(), os.getppid(), self._replica)
-                own = local_socket.connect(address)
-            except (OSError, EOFError):
+                own = local_socket.connect(self._address)
+            except OSError:
                 time.sleep(_RETRY_S)
                 continue
             own.setblocking(False)
@@ -236,10 +235,11 @@ class TritonPythonModel:
         replica, key = step_pipe.read_open(call)
         if not self._key or not hmac.compare_digest(key.encode(), self._key.encode()):
             raise InvalidArgument("engine_steps: this model is for the server's own front end")
-        if replica >= replica_count() or not name:
+        addresses = own_addresses()
+        if replica >= len(addresses) or not name:
             raise InvalidArgument(f"engine_steps: there is no engine {replica}, or no id")
         for other in [other for other, pipe in self._pipes.items() if pipe.ended]:
             del self._pipes[other]
         if name in self._pipes:
             raise InvalidArgument(f"engine_steps: {name!r:.40} is open")
-        self._pipes[name] = Pipe(replica, sender)
+        self._pipes[name] = Pipe(addresses[replica], sender)

@@ -17,7 +17,8 @@ import triton_python_backend_utils as pb_utils
 from cog_triton.backend import python_backend, triton_log
 from cog_triton.backend.vllm_metrics import MetricsPublisher, start_publisher
 from cog_triton.backend.vllm_tensors import ParsedRequest, output_tensors, parse_request
-from cog_triton.engines.engine_client import EngineClient, guest_connectors
+from cog_triton.engines.engine_client import EngineClient
+from cog_triton.engines.engine_spec import own_addresses
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.host_messages import EmbeddingRequest, TextEvent, TextRequest
 from cog_triton.errors import CogTritonError
@@ -37,7 +38,7 @@ class TritonPythonModel:
         self._name = args["model_name"]
         self._types = types_of(parameters.text("vllm_version"))
         self._check_period = parameters.positive_int("cancellation_check_period_ms") / 1000
-        self._client = EngineClient(guest_connectors(), "tokens")
+        self._client = EngineClient(own_addresses(), "tokens")
         self._client.start()
         # vLLM encodes prompts itself, but all of one before it looks at the length.
         self._encoder = PromptEncoder(parameters.tokenizer(), parameters.count("max_input_len"))

@@ -37,6 +37,7 @@ from cog_triton.download import model_source
 from cog_triton.download.adapter_source import fetch_adapter
 from cog_triton.download.model_source import FetchedModel
 from cog_triton.engines.base import EngineLimits
+from cog_triton.engines.engine_spec import PARKABLE
 from cog_triton.engines.vllm import compiler_caches, engine_sleep, seal_trust, sealed_caches
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.model_directory import LORA_FILE, MODEL_FILE
@@ -47,7 +48,6 @@ from cog_triton.errors import (
     EngineIncompatible,
     ModelUnavailable,
 )
-from cog_triton.keeper.keeper_messages import PARKABLE
 from cog_triton.packages.vllm_environment import find_vllm
 from cog_triton.settings import load_group
 from cog_triton.settings.engine import EngineSettings

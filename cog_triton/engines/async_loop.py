@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from abc import ABC, abstractmethod
 from typing import Any
 
+from cog_triton.engines.engine_orders import Stop
 from cog_triton.engines.engine_server import EngineServer
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import TokenEvent
 from cog_triton.errors import CogTritonError
 from cog_triton.ipc.connection import Connection
-from cog_triton.keeper.keeper_messages import FallAsleep, Stop
 from cog_triton.system.log_format import request_id
 
 _PERIOD_S = 0.1
-_IDLE_S = 5.0
 
 
 class AsyncEngine(ABC):
@@ -47,7 +45,7 @@ class AsyncEngine(ABC):
 
     @abstractmethod
     def shutdown(self, *, ordered: bool) -> None:
-        """End the library's engine, as the keeper has `ordered`, or since something has died."""
+        """End the library's engine, as the server has `ordered`, or since something has died."""
 
     def kv_cache(self) -> KVCacheStats | None:
         """See `ServedEngine.kv_cache`."""
@@ -57,8 +55,8 @@ class AsyncEngine(ABC):
         """Wait for the library's engine to die; raises the error that killed it."""
         await asyncio.Event().wait()
 
-    async def obey(self, order: Any, running: int) -> Any:
-        """Answer a keeper's order, with `running` requests; raises TypeError if it takes none."""
+    async def obey(self, order: Any) -> Any:
+        """Answer an order of the server's; raises TypeError if it takes none."""
         raise TypeError(f"{order!r}: this engine takes orders to stop alone")
 
     def submit(self, number: int, request: Any) -> None:
@@ -96,14 +94,14 @@ class AsyncEngine(ABC):
         except Exception as error:  # noqa: BLE001 - the client must get whatever it is
             self.emit(number, TokenEvent([], [], error=self.coded_error(error)))
 
-    def serve(self, control: Connection, listener: socket.socket) -> None:
-        """Serve all who connect to `listener`, until `control` asks to stop.
+    def serve(self, control: Connection) -> None:
+        """Serve from when `control` brings `Serve`, until it asks to stop.
 
         Raises EOFError when `control` hangs up, or the error that killed the engine.
         """
         ordered = False
         try:
-            self.loop.run_until_complete(self._serve(control, listener))
+            self.loop.run_until_complete(self._serve(control))
             ordered = True
         finally:
             self.close(ordered=ordered)
@@ -118,9 +116,9 @@ class AsyncEngine(ABC):
             self.loop.run_until_complete(asyncio.wait(left))
         self.loop.close()
 
-    async def _serve(self, control: Connection, listener: socket.socket) -> None:
+    async def _serve(self, control: Connection) -> None:
         orders: asyncio.Queue[Any] = asyncio.Queue()
-        self.server = EngineServer(self, self.loop, control, listener, orders.put_nowait)
+        self.server = EngineServer(self, self.loop, control, orders.put_nowait)
         obeying = self.loop.create_task(self._obey(control, orders))
         watching = self.loop.create_task(self.watch())
         telling = self.loop.create_task(self._tell_stats())
@@ -139,20 +137,11 @@ class AsyncEngine(ABC):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _obey(self, control: Connection, orders: asyncio.Queue[Any]) -> None:
-        """Carry out the keeper's orders until it asks to stop; raises EOFError without it."""
+        """Carry out the server's orders until it asks to stop; raises EOFError without it."""
         while not isinstance(order := await orders.get(), Stop):
             if isinstance(order, Exception):
                 raise order
-            if isinstance(order, FallAsleep):
-                await self._until_idle()
-            control.send(await self.obey(order, self.server.running))
-
-    async def _until_idle(self) -> None:
-        """Wait for requests whose clients have just left."""
-        for _ in range(round(_IDLE_S / _PERIOD_S)):
-            if not self.server.running:
-                return
-            await asyncio.sleep(_PERIOD_S)
+            control.send(await self.obey(order))
 
     async def _tell_stats(self) -> None:
         while True:

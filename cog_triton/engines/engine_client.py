@@ -7,29 +7,26 @@ a prompt weigh as much as one more request.
 
 from __future__ import annotations
 
-import os
 import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from cog_triton.engines.base import EngineStats, TokenEngine
-from cog_triton.engines.engine_connectors import Connector, GuestConnector, LeaseConnector
 from cog_triton.engines.engine_link import Emit, EngineLink
 from cog_triton.engines.engine_messages import Role, StepLoad
+from cog_triton.engines.engine_spec import own_addresses
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.errors import TritonUnavailable
-from cog_triton.keeper.engine_lease import keeper_name, locate_engine, replica_count
-from cog_triton.keeper.keeper_messages import EngineSpec
 
 TOKENS_A_REQUEST = 256
 """Tokens of a prompt that weigh as much as a request that runs."""
 _SHORTEST = 32
 _MAX_PREFIXES = 8192
+_RETRY_S = 0.02
 
 
 class ReplicaChoice:
@@ -93,83 +90,55 @@ def _prefixes(prompt: Sequence[int], adapter: str | None) -> Iterator[tuple[int,
 
 
 def engine_opener(engine: str) -> Callable[[Mapping[str, str]], TokenEngine]:
-    """An `open_engine` for `make_token_model`; `engine` is ``module:class``."""
+    """An `open_engine` for `make_token_model`, of the engine ``module:class``.
+
+    The server starts that in a process; here its client waits until it is loaded.
+    """
 
     def open_engine(parameters: Mapping[str, str]) -> TokenEngine:
-        spec, owner, count = EngineSpec.of(engine, parameters), os.getppid(), replica_count()
-        return leased_engines(keeper_name(), spec, owner, count)
+        coalesce = parameters.get("coalesce") != "false"
+        client = EngineClient(own_addresses(), "owner", coalesce=coalesce)
+        client.start()
+        client.wait_until_linked()
+        return client
 
     return open_engine
-
-
-def leased_engines(keeper: str, spec: EngineSpec, owner: int = 0, count: int = 1) -> EngineClient:
-    """Client of `count` engines that the keeper leases to this stub, of the tritonserver `owner`.
-
-    Waits for all of them; raises what `LeaseConnector` does, and has none then.
-    """
-    connectors = [LeaseConnector(keeper, spec, owner, replica) for replica in range(count)]
-    coalesce = dict(spec.parameters).get("coalesce") != "false"
-    client = EngineClient(connectors, "owner", coalesce=coalesce)
-    client.start()
-    return client
-
-
-def guest_connectors() -> Sequence[Connector]:
-    """Connectors to the engines that are leased to the tritonserver of this stub."""
-    find = partial(locate_engine, keeper_name(), os.getppid())
-    return [GuestConnector(partial(find, number)) for number in range(replica_count())]
 
 
 class EngineClient:
     """Client of engines of one model; a `TokenEngine`, and more.
 
-    Requests go to engines that are there. When one dies its requests end with E2105, and so do
-    those that come before another takes its place, unless others serve.
+    It connects again to an engine that has hung up, as another takes its address. Requests go to
+    engines that are there. When one dies its requests end with E2105, and so do those that come
+    before another takes its place, unless others serve.
     """
 
-    def __init__(
-        self,
-        connectors: Sequence[Connector],
-        role: Role,
-        *,
-        on_open: Callable[[int], None] = lambda number: None,
-        coalesce: bool = True,
-    ) -> None:
-        """`on_open` gets the number of each engine that is connected, on threads of the client.
-
-        Without `coalesce` each event is emitted by itself. It connects at its `start`.
-        """
+    def __init__(self, addresses: Sequence[str], role: Role, *, coalesce: bool = True) -> None:
+        """Without `coalesce` each event is emitted by itself. It connects at its `start`."""
         self.on_kv_cache: Callable[[], None] = lambda: None
         self._role = role
-        self._on_open = on_open
         self._coalesce = coalesce
         self._choice = ReplicaChoice()
-        self._closing = False
+        self._closing = threading.Event()
         self._told: dict[int, KVCacheStats] = {}
         self._step_requests: dict[int, int] = {}
         self._gone: KVCacheStats | None = None
-        self._connectors = connectors
-        self._links: list[EngineLink | None] = [None] * len(connectors)
-        for number, connector in enumerate(connectors):
-            connector.on_address = partial(self._link, number)
-            connector.others_serve = lambda: self.serves
+        self._links: list[EngineLink | None] = [None] * len(addresses)
+        self._first_links = threading.Semaphore(0)
+        self._threads = [
+            threading.Thread(target=self._follow, args=place, name="engine-link", daemon=True)
+            for place in enumerate(addresses)
+        ]
 
     def start(self) -> None:
-        """Connect to all engines at once; lets go of all if one cannot be had, and raises why."""
-        if len(self._connectors) == 1:
-            self._connectors[0].start()
-            return
-        with ThreadPoolExecutor(len(self._connectors)) as pool:
-            starting = [pool.submit(connector.start) for connector in self._connectors]
-        failures = [error for one in starting if (error := one.exception()) is not None]
-        if failures:
-            self.close()
-            raise failures[0]
+        """Start to connect to all engines."""
+        for thread in self._threads:
+            thread.start()
 
-    @property
-    def serves(self) -> bool:
-        """Whether an engine is there."""
-        return bool(self.loads())
+    def wait_until_linked(self) -> None:
+        """Wait until each engine was there once."""
+        for _ in self._links:
+            self._first_links.acquire()
 
     def loads(self) -> Mapping[int, int]:
         """Number of requests in each engine that is there."""
@@ -236,34 +205,43 @@ class EngineClient:
         )
 
     def close(self) -> None:
-        """See `TokenEngine.close`; engine processes go on."""
-        if self._closing:
-            return
-        self._closing = True
-        for connector in self._connectors:
-            connector.close()
+        """See `TokenEngine.close`; engine processes continue."""
+        self._closing.set()
         for link in self._links:
             if link is not None:
                 link.close()
-        for connector in self._connectors:
-            connector.release()
+        for thread in self._threads:
+            thread.join()
 
-    def _link(self, number: int, address: str) -> None:
-        link = EngineLink(
-            address,
-            self._role,
-            on_end=partial(self._ended, number),
-            on_stats=partial(self._tell, number),
-            coalesce=self._coalesce,
-        )
-        dead, self._links[number] = self._links[number], link
-        link.start()
-        if dead is not None:
-            dead.close()
-        if self._closing:
-            link.close()
-        else:
-            self._on_open(number)
+    def _follow(self, number: int, address: str) -> None:
+        """Link the engine at an address, and the one that takes its place."""
+        while not self._closing.is_set():
+            ended = threading.Event()
+            try:
+                link = EngineLink(
+                    address,
+                    self._role,
+                    on_end=ended.set,
+                    on_stats=partial(self._take, number),
+                    coalesce=self._coalesce,
+                )
+            except (OSError, EOFError):
+                self._closing.wait(_RETRY_S)
+                continue
+            dead, self._links[number] = self._links[number], link
+            link.start()
+            if dead is None:
+                self._first_links.release()
+            else:
+                dead.close()
+            if self._closing.is_set():
+                link.close()
+                return
+            ended.wait()
+            if self._closing.is_set():
+                return
+            self._choice.forget(number)  # its successor's cache is empty
+            self._take(number, StepLoad(0))
 
     def _linked(self, number: int) -> EngineLink:
         link = self._links[number]
@@ -271,13 +249,7 @@ class EngineClient:
             raise _loading()
         return link
 
-    def _ended(self, number: int) -> None:
-        if not self._closing:
-            self._choice.forget(number)  # its successor's cache is empty
-            self._tell(number, StepLoad(0))
-            self._connectors[number].lost()
-
-    def _tell(self, number: int, new: KVCacheStats | StepLoad) -> None:
+    def _take(self, number: int, new: KVCacheStats | StepLoad) -> None:
         """Take statistics of an engine; a cache that is gone counts on in the sum."""
         if isinstance(new, StepLoad):
             self._step_requests[number] = new.requests

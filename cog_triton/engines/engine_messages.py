@@ -41,9 +41,13 @@ class Hello:
 @message
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """To a client, first: requests that the engine computes at once."""
+    """To a client, first: requests that the engine computes at once.
+
+    An engine that takes the address of one that has died has a higher `generation`.
+    """
 
     max_batch_size: int
+    generation: int = 1
 
 
 @message

@@ -30,6 +30,7 @@ from cog_triton.engines.engine_messages import (
     Submit,
     Welcome,
 )
+from cog_triton.engines.engine_orders import Serve
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import StepBuffer
@@ -158,7 +159,7 @@ class Loop(Protocol):
 
 
 class EngineServer:
-    """Serves `engine` to who connects to `listener`, for as long as `control`'s other end is there.
+    """Serves `engine` at the address that `control` brings, while `control`'s other end is there.
 
     Not thread-safe: all of it runs in the loop's thread.
     """
@@ -168,14 +169,14 @@ class EngineServer:
         engine: ServedEngine,
         loop: Loop,
         control: Connection,
-        listener: socket.socket,
         on_order: Callable[[Any], None],
     ) -> None:
-        """`on_order` gets what `control` brings, and the error of its end."""
+        """`on_order` gets what else `control` brings, and the error of its end."""
         self._engine = engine
         self._loop = loop
         self._control = control
-        self._listener = listener
+        self._listener: socket.socket | None = None
+        self._generation = 0
         self._on_order = on_order
         self._strangers: set[Peer] = set()
         self._peers: list[Peer] = []  # those that get steps first
@@ -183,7 +184,6 @@ class EngineServer:
         self._running: dict[int, Running] = {}
         self._numbers = itertools.count(1)
         self._next_stats = 0.0
-        loop.add_reader(listener.fileno(), self._accept)
         loop.add_reader(control.fileno(), self._receive_order)
 
     @property
@@ -245,10 +245,22 @@ class EngineServer:
         for peer in (*self._peers, *self._strangers):
             self._hang_up(peer)
         for source in (self._listener, self._control):
-            self._loop.remove_reader(source.fileno())
-            source.close()
+            if source is not None:
+                self._loop.remove_reader(source.fileno())
+                source.close()
+
+    def _listen(self, order: Serve) -> None:
+        # Not before it is loaded: what the engine forks would listen, too.
+        self._generation = order.generation
+        try:
+            self._listener = local_socket.listen(order.address)
+        except OSError as error:
+            self._on_order(error)
+        else:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
+        assert self._listener is not None
         accepted = local_socket.accept(self._listener)
         if accepted is not None:
             peer = Peer(accepted)
@@ -267,7 +279,10 @@ class EngineServer:
                 self._loop.remove_reader(self._control.fileno())
                 self._on_order(error)
                 return
-            self._on_order(order)
+            if isinstance(order, Serve):
+                self._listen(order)
+            else:
+                self._on_order(order)
             timeout = 0.0
 
     def _receive(self, peer: Peer) -> None:
@@ -293,7 +308,7 @@ class EngineServer:
         self._strangers.discard(peer)
         self._peers.append(peer)
         self._peers.sort(key=lambda peer: peer.role != "steps")
-        self._send(peer, Welcome(self._engine.max_batch_size))
+        self._send(peer, Welcome(self._engine.max_batch_size, self._generation))
 
     def _take(self, peer: Peer, message: Any) -> None:
         if isinstance(message, Cancel):

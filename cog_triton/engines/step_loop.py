@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import math
 import select
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
 from cog_triton.engines.base import StepEngine
+from cog_triton.engines.engine_orders import Stop
 from cog_triton.engines.engine_server import EngineServer
 from cog_triton.ipc.connection import Connection
-from cog_triton.keeper.keeper_messages import Stop
 from cog_triton.system.shared_time import SharedTime
 
 
-def run_engine(
-    engine: StepEngine, control: Connection, listener: socket.socket, progress: SharedTime
-) -> None:
-    """Serve `engine` to who connects to `listener`, until `control` brings `Stop`.
+def run_engine(engine: StepEngine, control: Connection, progress: SharedTime) -> None:
+    """Serve `engine` from when `control` brings `Serve`, until it brings `Stop`.
 
     `progress` is set to when the next step is due. Raises EOFError or OSError when the process at
     the other end of `control` is gone.
     """
-    loop = _StepLoop(engine, control, listener, progress)
+    loop = _StepLoop(engine, control, progress)
     try:
         loop.run()
     finally:
@@ -53,19 +50,13 @@ class _Poller:
 
 
 class _StepLoop:
-    def __init__(
-        self,
-        engine: StepEngine,
-        control: Connection,
-        listener: socket.socket,
-        progress: SharedTime,
-    ) -> None:
+    def __init__(self, engine: StepEngine, control: Connection, progress: SharedTime) -> None:
         self._engine = engine
         self._progress = progress
         self._progressed = True
         self._closed = False
         self._poller = _Poller()
-        self.server = EngineServer(engine, self._poller, control, listener, self._obey)
+        self.server = EngineServer(engine, self._poller, control, self._obey)
 
     def run(self) -> None:
         engine, server, poller = self._engine, self.server, self._poller

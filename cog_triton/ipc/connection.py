@@ -1,16 +1,12 @@
-"""Connections of own processes, which carry messages and block; `streams` has them in asyncio.
-
-Both ends of a local socket are of our own user, see `cog_triton.system.local_socket`.
-"""
+"""Connections of own processes, which carry messages and block; `streams` has them in asyncio."""
 
 from __future__ import annotations
 
 import socket
-from typing import Any, Self
+from typing import Any
 
 from cog_triton.ipc.framing import CONTROL_LIMIT, FrameSocket
 from cog_triton.ipc.messages import decode, encode
-from cog_triton.system import local_socket
 
 
 class Connection:
@@ -18,11 +14,6 @@ class Connection:
 
     def __init__(self, own: socket.socket) -> None:
         self._frames = FrameSocket(own, CONTROL_LIMIT)
-
-    @classmethod
-    def to(cls, name: str) -> Self:
-        """Connect to the local socket `name`; raises OSError while nobody listens there."""
-        return cls(local_socket.connect(name))
 
     def fileno(self) -> int:
         """Descriptor, for select; see `FrameSocket.fileno`."""
@@ -45,9 +36,3 @@ class Connection:
     def close(self) -> None:
         """Hang up."""
         self._frames.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -24,9 +24,9 @@ from cog_triton.engines.vllm import compiler_caches, parser_child
 from cog_triton.engines.vllm.family import LEADER, REASONING_PARSER, VLLMFamily
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, InvalidArgument, ModelUnavailable
-from cog_triton.keeper.keeper_client import ONE, EngineReplicas, share_gpus
 from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.pictures.image_limits import ImageLimits
+from cog_triton.processes.engine_replicas import ONE, EngineReplicas, share_gpus
 from cog_triton.serving import memory_check, sealed_engine
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.settings import Settings

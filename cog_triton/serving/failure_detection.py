@@ -129,13 +129,13 @@ class FailureDetection:
 
     async def wait(self) -> Failure:
         """Wait for the first sign of failure, and describe it; kills an engine that is at fault."""
-        keeper = self._server.keeper
+        engines = self._server.engines
         with ProcessLiveness(self._server.root_pid) as processes:
             deaths: list[asyncio.Future[Any]] = [
                 asyncio.ensure_future(processes.wait_for_failure())
             ]
-            if keeper is not None:
-                deaths.append(asyncio.ensure_future(keeper.wait_for_death()))
+            if engines is not None:
+                deaths.append(asyncio.ensure_future(engines.wait_for_death()))
             check = asyncio.ensure_future(self.checks.watch())
             watches = [*deaths, check, asyncio.ensure_future(self._watch_readiness())]
             try:
@@ -147,10 +147,10 @@ class FailureDetection:
                 found = first.result()
                 if isinstance(found, str):
                     return Failure(found, engine_only=False)
-                if keeper is None or keeper.lost:
+                if engines is None:
                     return Failure(found.reason, engine_only=False)
                 if isinstance(found, Sick):
-                    keeper.kill_engine(found.reason, found.replica)
+                    engines.end(found.reason, found.replica)
                     if found.replica is None:
                         return Failure(found.reason, engine_only=True)
                     _, of_engine = deaths
@@ -159,7 +159,9 @@ class FailureDetection:
                         return Failure(found.reason, engine_only=True)
                     found = of_engine.result()
                 others = self._replicas is not None and found.serving
-                return Failure(found.reason, True, found.replica if others else None)
+                return Failure(
+                    found.reason, found.lasted is not None, found.replica if others else None
+                )
             finally:
                 for watch in watches:
                     watch.cancel()
@@ -194,7 +196,7 @@ class FailureDetection:
 
     async def _look(self) -> bool:
         """Whether Triton is ready; notes whether an engine inside it has requests of others."""
-        if self._server.keeper is None:
+        if self._server.engines is None:
             self._transport.note_active(await self._client.active_requests())
         return await self._client.is_ready()
 

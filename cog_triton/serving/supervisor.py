@@ -35,7 +35,7 @@ class Supervisor:
     stream receives a byte either, or, after a failed request, two of one token that fail, too.
     Then admission is paused, so that requests in flight wait, at most RESUME_TIMEOUT; without
     RESUME it is closed, which fails them with E2105. Where only the engine's process died or is at
-    fault, the engine keeper replaces it; else all of Triton's processes are killed, and it is
+    fault, another takes its place; else all of Triton's processes are killed, and it is
     restarted on the same ports, at once and then with a backoff that doubles from 0.5 s to 30 s.
     It gives up after TRITON_MAX_RESTARTS restarts in a row that brought less than 5 s of readiness;
     a death for which a single request is to blame does not count.
@@ -118,14 +118,14 @@ class Supervisor:
 
     def engine_memory(self) -> Mapping[str, int]:
         """Host memory of engine processes; none where engines compute inside tritonserver."""
-        keeper = self._server.keeper
-        return keeper.engine_memory() if keeper is not None else {}
+        engines = self._server.engines
+        return engines.memory() if engines is not None else {}
 
     @property
     def engines(self) -> int:
         """Number of engines that serve; 1 where they compute inside tritonserver."""
-        keeper = self._server.keeper
-        return keeper.serving if keeper is not None else int(self.state is SupervisorState.READY)
+        engines = self._server.engines
+        return engines.serving if engines is not None else int(self.state is SupervisorState.READY)
 
     def check_engine(self) -> None:
         """Check the engine with a one-token request, since a request has failed."""
@@ -185,7 +185,7 @@ class Supervisor:
             await self._restart(reason, stable=stable, engine_only=failure.engine_only)
 
     async def _lose(self, replica: int, reason: str) -> None:
-        """One of several engines has died; Triton's stub leases another in its place."""
+        """One of several engines has died; another takes its place."""
         assert self._replicas is not None
         _log.error("engine %d: %s%s; others serve", replica, reason, self._server.oom_hint())
         self.restarts += 1
@@ -236,26 +236,13 @@ class Supervisor:
         self._life.ready()
 
     async def _verify(self) -> None:
-        """Check the engine with a real request, as soon as it is leased to Triton.
+        """Check an engine with a real request, as soon as it serves."""
+        engines = self._server.engines
+        generations = {} if engines is None else await engines.wait_until_serving()
+        await asyncio.to_thread(self._open_and_probe, generations)
 
-        E2105 is no answer yet: on a busy machine a stub may still be at the last steps of an engine
-        that has died, when another is leased already.
-        """
-        try:
-            await self._check_leased()
-        except TritonUnavailable as error:
-            _log.info("the first request is sent again: %s", error)
-            self._transport.disconnect()
-            await self._check_leased()
-
-    async def _check_leased(self) -> None:
-        if (keeper := self._server.keeper) is not None:
-            await keeper.wait_until_leased()
-            keeper.forget_deaths()
-        await asyncio.to_thread(self._open_and_probe)
-
-    def _open_and_probe(self) -> None:
-        self._transport.open()
+    def _open_and_probe(self, generations: Mapping[int, int]) -> None:
+        self._transport.open(generations)
         self._probe()
 
     async def _restart(self, reason: str, *, stable: bool, engine_only: bool) -> None:

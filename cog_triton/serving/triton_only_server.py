@@ -13,7 +13,8 @@ from typing import Any
 
 from cog_triton.artifact.compatibility import require_image
 from cog_triton.errors import InvalidArgument, TritonUnavailable
-from cog_triton.keeper.keeper_client import ONE, EngineReplicas, KeeperClient
+from cog_triton.processes.engine_fleet import EngineFleet
+from cog_triton.processes.engine_replicas import ONE, EngineReplicas
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.serving.supervisor import STABLE_S
 from cog_triton.settings import Settings, url_host
@@ -214,45 +215,47 @@ async def _wait_for_exit(
     stop: asyncio.Future[None],
 ) -> None:
     engines: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    stopped = asyncio.ensure_future(liveness.wait_until_stopped(server.root_pid))
-    if server.keeper is not None:
+    failed = asyncio.ensure_future(_wait_for_failure(settings, server.root_pid))
+    if server.engines is not None:
         engines = asyncio.ensure_future(
-            _require_engines(server.keeper, settings.triton_max_restarts)
+            _require_engines(server.engines, settings.triton_max_restarts)
         )
-    waits: list[asyncio.Future[Any]] = [stop, engines, stopped]
+    waits: list[asyncio.Future[Any]] = [stop, engines, failed]
     try:
-        while server.alive:
+        while server.alive and not failed.done():
             _require_open(door)
             await asyncio.wait(waits, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
                 return
             if engines.done():
                 engines.result()
-            if stopped.done():
-                raise TritonUnavailable(f"{stopped.result()}; stopping")
     finally:
         engines.cancel()
-        stopped.cancel()
-    if not stop.done():
-        raise TritonUnavailable(
-            f"Triton has died; its last lines (of {server.log}):\n{server.log_tail()}"
-        )
+        failed.cancel()
+    reason = failed.result() if failed.done() else "Triton has died"
+    raise TritonUnavailable(f"{reason}; its last lines (of {server.log}):\n{server.log_tail()}")
 
 
-async def _require_engines(keeper: KeeperClient, restarts: int) -> None:
-    """Watch engines die, which the keeper replaces; raises E2105 after too many in a row.
+async def _wait_for_failure(settings: Settings, root: int) -> str:
+    """Wait until a process of Triton was stopped, or a server or stub of rank 0 has died."""
+    if settings.cog_triton_rank:  # its processes may be still to come
+        return await liveness.wait_until_stopped(root)
+    with liveness.ProcessLiveness(root) as processes:
+        return await processes.wait_for_failure()
+
+
+async def _require_engines(fleet: EngineFleet, restarts: int) -> None:
+    """Watch engines die, which others replace; raises E2105 after too many in a row.
 
     Of several, the last one counts.
     """
     failures = 0
     while True:
-        await keeper.wait_until_leased()
-        leased_at = time.monotonic()
-        death = await keeper.wait_for_death()
+        death = await fleet.wait_for_death()
         if death.serving:
             continue
-        failures = 1 if time.monotonic() - leased_at >= STABLE_S else failures + 1
-        if keeper.lost or failures > restarts:
+        failures = 1 if (death.lasted or 0.0) >= STABLE_S else failures + 1
+        if failures > restarts or death.lasted is None:
             raise TritonUnavailable(
                 f"given up after {failures - 1} restarts in a row (TRITON_MAX_RESTARTS):"
                 f" {death.reason}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import cog_triton
@@ -16,8 +17,8 @@ OWN_PACKAGES = ".cog-triton-packages"
 """File in a directory of packages that we have added to PYTHONPATH for our own Python."""
 
 
-def environment(link_dir: Path) -> dict[str, str]:
-    """Environment without our Python's directories; `link_dir` is filled with this package."""
+def environment(link_dir: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """`base` without our Python's directories; `link_dir` is filled with this package."""
     package = Path(cog_triton.__file__).resolve().parent
     link_dir.mkdir(parents=True, exist_ok=True)
     link = link_dir / "cog_triton"
@@ -28,14 +29,14 @@ def environment(link_dir: Path) -> dict[str, str]:
         ours = [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
         return [
             entry
-            for entry in os.environ.get(variable, "").split(os.pathsep)
+            for entry in base.get(variable, "").split(os.pathsep)
             if entry
             and Path(entry) != package.parent
             and not (Path(entry) / OWN_PACKAGES).exists()
             and not any(Path(entry).is_relative_to(prefix) for prefix in ours)
         ]
 
-    kept = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONHOME")}
+    kept = {k: v for k, v in base.items() if k not in ("VIRTUAL_ENV", "PYTHONHOME")}
     return {
         **kept,
         "PATH": os.pathsep.join(others("PATH")) or os.defpath,

@@ -94,11 +94,6 @@ def _sees_all_users() -> bool:
         os.close(owner)
 
 
-def peer_pid(own: socket.socket) -> int:
-    """Process id of who listens at the other end."""
-    return _peer(own)[0]
-
-
 def _peer(own: socket.socket) -> tuple[int, ...]:
     raw = own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(raw)

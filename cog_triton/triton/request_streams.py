@@ -83,8 +83,8 @@ class RequestStreams:
         """See `TokenTransport.has_ended`; a dead Triton's is gone."""
         return True
 
-    def open(self) -> None:
-        """See `TokenTransport.open`."""
+    def open(self, generations: Mapping[int, int]) -> None:
+        """See `TokenTransport.open`; the engine computes inside Triton."""
         self.stream.connect()
 
     def disconnect(self) -> None:

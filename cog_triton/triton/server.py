@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import re
-import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -19,9 +18,10 @@ import httpx
 
 from cog_triton.engines import step_pipe
 from cog_triton.engines.base import rendered_engine
+from cog_triton.engines.engine_spec import EngineSpec
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonStartFailed, TritonUnavailable
-from cog_triton.keeper.keeper_client import ONE, EngineReplicas, KeeperClient
-from cog_triton.keeper.keeper_messages import EngineSpec
+from cog_triton.processes.engine_fleet import EngineFleet
+from cog_triton.processes.engine_replicas import ONE, EngineReplicas
 from cog_triton.settings import Settings
 from cog_triton.settings.addresses import url_host
 from cog_triton.system import log_format, process_tuning, reaper
@@ -157,10 +157,10 @@ class TritonServer:
         self._work_dir = work_dir
         self.log = work_dir / "triton.log"
         self._process: reaper.Reaped | None = None
-        self.keeper: KeeperClient | None = None
-        """Keeper of the engine processes, for engines that run in one; it outlives tritonserver."""
-        if _has_engine_process(repository):
-            self.keeper = KeeperClient(work_dir, spare=settings.spare_engine, replicas=replicas)
+        self.engines: EngineFleet | None = None
+        """Engine processes, of an engine that runs in one; they outlive tritonserver."""
+        if (spec := self._engine_spec()) is not None:
+            self.engines = EngineFleet(work_dir, spec, replicas, spare=settings.spare_engine)
         self.steps_key = token_urlsafe(32)
         """Secret of its model ``engine_steps``."""
         self._grpc_socket = Path()
@@ -170,6 +170,16 @@ class TritonServer:
         self._oom_kills = OomKills()
         self._crash: signal.Signals | None = None
         self._was_ready = False
+
+    def _engine_spec(self) -> EngineSpec | None:
+        """The engine of the rendered repository; None if it computes inside tritonserver."""
+        model = self._repository / ENGINE_MODEL
+        engine = rendered_engine(model)
+        if engine is None:
+            return None
+        rendered = read_config(model / "config.pbtxt").parameters
+        parameters = {name: rendered[name].string_value for name in rendered}
+        return EngineSpec.of(engine, parameters, "python3")  # the stubs' own: the first in PATH
 
     @property
     def alive(self) -> bool:
@@ -229,7 +239,7 @@ class TritonServer:
         self._was_ready = True
 
     async def _launch(self) -> None:
-        """Start the process, and the keeper if need be."""
+        """Start the process, and the engines if need be."""
         if self.log.exists():
             self.log.replace(self.log.with_name("triton.previous.log"))
         self._oom_kills = OomKills()
@@ -252,12 +262,11 @@ class TritonServer:
         )
         self._stop_signal = command.stop_signal
         environment = without_secrets(command.environment, self._secrets)
-        if self.keeper is not None:
-            if not self.keeper.alive:
-                await self.keeper.start(environment, self._engine_ahead(environment))
+        if self.engines is not None:
+            self.engines.start(environment)
             # Engine processes do without: what computes has other needs of malloc.
             malloc = process_tuning.malloc_variables()
-            environment = {**malloc, **environment, **self.keeper.variables}
+            environment = {**malloc, **environment, **self.engines.variables}
             environment[VISIBLE_GPUS] = ""  # else it holds half a GB of each, and computes nothing
         descriptor, form = log_format.own()
         descriptor = os.dup(descriptor)
@@ -275,21 +284,6 @@ class TritonServer:
                 pass_fds=[descriptor],
             )
 
-    def _engine_ahead(self, environment: Mapping[str, str]) -> EngineSpec | None:
-        """The engine that Triton's stub will lease, to load while Triton starts.
-
-        Its Python is the stub's, which is the first one in PATH. If it were another after all, this
-        one would be ended.
-        """
-        model = self._repository / ENGINE_MODEL
-        python = shutil.which("python3", path=environment.get("PATH"))
-        engine = rendered_engine(model)
-        if engine is None or python is None:
-            return None
-        rendered = read_config(model / "config.pbtxt").parameters
-        parameters = {name: rendered[name].string_value for name in rendered}
-        return EngineSpec.of(engine, parameters, python)
-
     async def wait_until_ready(
         self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]
     ) -> None:
@@ -297,15 +291,17 @@ class TritonServer:
         self._crash = None
         watch = asyncio.ensure_future(self._wait_for_exit())
         stopped = asyncio.ensure_future(liveness.wait_until_stopped(self.root_pid))
-        lost = asyncio.ensure_future(self._wait_for_keeper())
+        failed = asyncio.ensure_future(self._wait_for_engines_failure())
         ready = asyncio.ensure_future(self._probe_when_ready(is_ready, probe))
-        waits: set[asyncio.Future[Any]] = {watch, stopped, lost, ready}
+        waits: set[asyncio.Future[Any]] = {watch, stopped, failed, ready}
         try:
             await asyncio.wait(
                 waits,
                 timeout=self._settings.triton_start_timeout,
                 return_when=asyncio.FIRST_COMPLETED,
             )
+            if failed.done():
+                raise TritonStartFailed(failed.result())
             if ready.done() and isinstance(ready.exception(), TritonUnavailable):
                 await asyncio.wait({watch}, timeout=1)
             if watch.done():
@@ -321,9 +317,8 @@ class TritonServer:
                     f"{self._port_in_use_hint()}{self.oom_hint()}; its last lines (of {self.log}):"
                     f"\n{self.log_tail()}"
                 )
-            for trouble in (stopped, lost):
-                if trouble.done():
-                    raise TritonStartFailed(f"{trouble.result()} during start-up")
+            if stopped.done():
+                raise TritonStartFailed(f"{stopped.result()} during start-up")
             if not ready.done():
                 raise TritonStartFailed(
                     f"Triton was not ready within {self._settings.triton_start_timeout:g} s"
@@ -342,11 +337,11 @@ class TritonServer:
         await self.stop_triton()
         if self._relay is not None:
             await self._relay.stop()
-        if self.keeper is not None:
-            await self.keeper.stop()
+        if self.engines is not None:
+            await self.engines.stop()
 
     async def stop_triton(self) -> None:
-        """Stop all but the keeper and its engine processes; running requests get some seconds."""
+        """Stop all but the engine processes; running requests get some seconds."""
         if self._process is None:
             return
         self._process.signal(self._stop_signal)
@@ -362,9 +357,9 @@ class TritonServer:
             self._process = None
 
     def kill_engines(self) -> None:
-        """Kill the keeper and its engine processes; the next start starts them anew."""
-        if self.keeper is not None:
-            self.keeper.kill()
+        """Kill the engine processes; the next start starts others."""
+        if self.engines is not None:
+            self.engines.kill()
 
     def log_tail(self) -> str:
         """The last lines of the log, without tables of options and models."""
@@ -393,12 +388,12 @@ class TritonServer:
             await asyncio.sleep(_POLL_S)
         return code
 
-    async def _wait_for_keeper(self) -> str:
-        """What the loss of the keeper was, once it is lost."""
-        if self.keeper is None:
+    async def _wait_for_engines_failure(self) -> str:
+        """See `EngineFleet.wait_until_failed`; never without engine processes."""
+        if self.engines is None:
             await asyncio.get_running_loop().create_future()
-        assert self.keeper is not None
-        return await self.keeper.wait_until_lost()
+        assert self.engines is not None
+        return await self.engines.wait_until_failed()
 
     async def _probe_when_ready(
         self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]
@@ -406,9 +401,3 @@ class TritonServer:
         while not await is_ready():
             await asyncio.sleep(_POLL_S)
         await probe()
-
-
-def _has_engine_process(repository: Path) -> bool:
-    """Whether the engine is a Python model of ours, which leases an engine process."""
-    path = repository / ENGINE_MODEL / "config.pbtxt"
-    return path.is_file() and str(read_config(path).backend) == "python"

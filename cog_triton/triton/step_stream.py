@@ -12,7 +12,6 @@ import itertools
 import logging
 import math
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,7 +30,7 @@ from cog_triton.triton.token_transport import Put, failure
 _log = logging.getLogger(__name__)
 
 _REOPEN_S = 1.0
-_OPENING_S = 60.0
+_OPENING_S, _OPENING_LOOK_S = 60.0, 0.005
 _DEATH_S = 5.0
 
 MakeRequest = Callable[[EngineRequest, Mapping[str, Any]], EngineRequest]
@@ -68,8 +67,9 @@ class EngineChannel:
         self.running: dict[int, StepSubmission] = {}
         self.serves = False
         """Whether it takes requests."""
+        self.generation = 0
+        """Which of the engines at its address it was connected with last."""
         self.error: CogTritonError | None = None
-        self.changed = threading.Event()
         self.reopen_at = 0.0
         self.last_token_at = 0.0
         self.lag = self.lost = 0
@@ -111,7 +111,7 @@ class EngineChannel:
         """Open it, unless it is open; on the stream's thread."""
         if self._name or not self._stream.connected:
             return
-        self._name = f"{secrets.token_hex(8)}-{self.replica}"
+        self._name, self.error = f"{secrets.token_hex(8)}-{self.replica}", None
         self._start()
         self._call(step_pipe.open_call(self.replica, self._streams.key()), self)
 
@@ -163,7 +163,6 @@ class EngineChannel:
         if not isinstance(error, TritonUnavailable):
             error = TritonUnavailable(f"the engine's steps have ended: {error}")
         self.error = error
-        self.changed.set()
         for submission in list(self.running.values()):
             self._fail(submission, error)
         self._streams.reopen(self, time.monotonic())
@@ -183,8 +182,7 @@ class EngineChannel:
         elif isinstance(message, Others):
             self.others_until = math.inf if message.run else time.monotonic()
         elif isinstance(message, Welcome):
-            self.serves, self.error = True, None
-            self.changed.set()
+            self.serves, self.generation, self.error = True, message.generation, None
             waiting, self._waiting = self._waiting, []
             for submission, content in waiting:
                 self._submit(submission, content)
@@ -272,18 +270,20 @@ class StepStreams:
     def note_active(self, requests: int | None) -> None:
         """See `TokenTransport.note_active`; engines in processes of their own say more."""
 
-    def open(self) -> None:
+    def open(self, generations: Mapping[int, int]) -> None:
         """See `TokenTransport.open`; waits until an engine's process is connected, too."""
         self._wanted = True
-        self.stream.connect(self._begin)
+        self.stream.connect(self._open_all)
         deadline = time.monotonic() + _OPENING_S
-        while not self.serving:
-            if (left := deadline - time.monotonic()) <= 0:
-                raise TritonUnavailable(f"no engine was connected within {_OPENING_S:g} s")
-            first = self._engines[0]
-            first.changed.wait(left if len(self._engines) == 1 else min(left, 0.02))
-            if len(self._engines) == 1 and first.error is not None:
-                raise first.error
+        awaited = [(self._engines[replica], number) for replica, number in generations.items()]
+        while not any(engine.serves and engine.generation >= number for engine, number in awaited):
+            if time.monotonic() > deadline or not self._wanted:
+                said = next((engine.error for engine, _ in awaited if engine.error), "no answer")
+                raise TritonUnavailable(f"no engine is connected after {_OPENING_S:g} s: {said}")
+            for engine, number in awaited:
+                if engine.error is not None and engine.generation >= number:
+                    raise engine.error
+            time.sleep(_OPENING_LOOK_S)
 
     def disconnect(self) -> None:
         """See `TokenTransport.disconnect`."""
@@ -311,11 +311,6 @@ class StepStreams:
     def forget(self, replica: int) -> None:
         """Take an engine that has died for one without prompts in its cache."""
         self._choice.forget(replica)
-
-    def _begin(self) -> None:
-        """Notice what fails from now on, whatever failed before."""
-        self._engines[0].changed.clear()
-        self._open_all()
 
     def _open_all(self) -> None:
         for engine in self._engines:

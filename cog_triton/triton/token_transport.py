@@ -43,8 +43,11 @@ class TokenTransport(Protocol):
     def note_active(self, requests: int | None) -> None:
         """An engine inside tritonserver has so many requests; None if Triton does not say."""
 
-    def open(self) -> None:
-        """Connect, after Triton has started; blocks, and raises E2105 if that fails."""
+    def open(self, generations: Mapping[int, int]) -> None:
+        """Connect, after Triton has started; blocks, and raises E2105 if that fails.
+
+        It is open once an engine of at least one of these `generations` is there, by replica.
+        """
 
     def disconnect(self) -> None:
         """Disconnect before Triton is stopped, which would wait for open streams."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import killed_worker
@@ -58,15 +57,10 @@ class Parking:
             said: list[str] = []
             until = time.monotonic() + min(_SPARE_S, self._driver.until - time.monotonic() - 30)
             while len(said) < number and time.monotonic() < until:
-                said = re.findall(_OF_SPARE, _keeper_log(server))
+                said = re.findall(_OF_SPARE, server.log.read_text("utf-8", "replace"))
                 time.sleep(0.5)
             asleep = len(said) >= number and said[-1].startswith("asleep")
             phase.check(f"{name} {number}: the spare is asleep", asleep, said)
         row = streams.kill(*killed_worker.victim(server, ()))
         phase.add(f"{name}: returns", {"number": number, **row})
         streams.check(phase, f"{name} {number}", row)
-
-
-def _keeper_log(server: Ours) -> str:
-    paths: list[Path] = [path for path in server.logs() if path.name == "keeper.log"]
-    return "".join(path.read_text("utf-8", "replace") for path in paths)

@@ -35,7 +35,7 @@ _SAID = {
     "all_reduce": r"Using (\[[^]]*\]) all-reduce backends .* for group 'tp",
 }
 
-_LOG = re.compile(r"(triton.*|keeper|engine-\d+)\.log")
+_LOG = re.compile(r"(triton.*|engine-\d+)\.log")
 
 
 class NotStarted(Exception):
@@ -97,7 +97,7 @@ class Server:
         return "\n".join(path.read_text("utf-8", "replace")[-size:] for path in self.logs())
 
     def logs(self) -> list[Path]:
-        """Its log, and those of the Triton, the engine keeper and the engines within it."""
+        """Its log, and those of its Triton and its engines."""
         found = self.log.parent.glob("work/**/*.log")
         return [self.log, *sorted(path for path in found if _LOG.match(path.name))]
 

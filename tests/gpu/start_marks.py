@@ -50,7 +50,7 @@ _PARTS = {
 _SEALED = {"sealed-small": 150, "predicted-small": 150, "sealed": 300}
 """Seconds of a build, its proof, and a start of what it made."""
 MARKS = {
-    "keeper": r"engine process 1 starts",
+    "process": r"engine process 1 starts",
     "imported": r"vLLM \S+ is imported",
     "configured": r"vLLM is configured",
     "core": r"Initializing a V1 LLM engine",

@@ -14,10 +14,10 @@ from mpi import needs_mpirun, simulates_machines
 from stack import wait_until
 
 from cog_triton.engines import tensor_contract
+from cog_triton.engines.engine_spec import ADDRESS_VARIABLE
 from cog_triton.engines.generate_stream import GenerateEndpoint
 from cog_triton.engines.registry import open_engine
 from cog_triton.errors import TritonStartFailed, TritonUnknownError
-from cog_triton.keeper.keeper_messages import KEEPER_VARIABLE
 from cog_triton.serving.admission import admission_for
 from cog_triton.serving.supervisor import Supervisor, SupervisorState
 from cog_triton.settings import load_settings
@@ -31,16 +31,16 @@ from cog_triton.triton.server import TritonClient, TritonServer
 pytestmark = [pytest.mark.integration, needs_mpirun]
 
 MODEL = Path(__file__).parent / "ranks"
-# What stands for ssh: it stays here, in an environment as bare as a login's, but for the name of
-# the engine keeper, which no engine of several machines has. Two daemons on one machine would share
-# the files that each has on its own elsewhere, so these get a place per host.
+# What stands for ssh: it stays here, in an environment as bare as a login's, but for the address of
+# the engine's process, which no engine of several machines has. Two daemons on one machine would
+# share the files that each has on its own elsewhere, so these get a place per host.
 AGENT = """#!/bin/sh
 host=$1
 echo $host >> {here}/hosts
 mkdir {here}/$host
 shift
 exec env -i TMPDIR={here}/$host PATH=/usr/bin:/bin HOME=/nonexistent \\
-  {keeper}="${keeper}" sh -c "$*"
+  {address}="${address}" sh -c "$*"
 """
 PROMPT = [504, 3575, 282, 260]
 
@@ -234,7 +234,7 @@ def test_rank_that_cannot_start_fails_the_start(tmp_path: Path, engine_dir: Path
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_ranks_run_on_two_machines(tmp_path: Path, engine_dir: Path, how: str) -> None:
     agent = tmp_path / "way"
-    agent.write_text(AGENT.format(here=tmp_path, keeper=KEEPER_VARIABLE))
+    agent.write_text(AGENT.format(here=tmp_path, address=ADDRESS_VARIABLE))
     agent.chmod(0o755)
     ranks = Ranks(
         tmp_path / "run",

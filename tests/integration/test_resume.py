@@ -134,14 +134,12 @@ def test_a_request_that_kills_the_engine_ends_alone(
     assert stack.health() == "READY"
 
 
-@pytest.mark.parametrize(
-    "watched", ["keeper.keeper_process", "backend.engine_process", "bin/tritonserver"]
-)
+@pytest.mark.parametrize("watched", ["backend.engine_process", "bin/tritonserver"])
 @pytest.mark.parametrize("reaper", [False, True])
 def test_no_stream_is_lost_when_a_process_or_its_reaper_is_stopped(
     make_stack: Callable[..., Stack], says: Callable[[int], str], watched: str, reaper: bool
 ) -> None:
-    """The engine dies at the same time, which a stopped keeper cannot tell."""
+    """The engine dies at the same time, which its stopped reaper cannot report."""
     stack = make_stack(**MOCK)
     clients, streams, tokens = Clients(stack), 6, 400
     with ThreadPoolExecutor(streams) as pool:

@@ -145,12 +145,11 @@ def served(
         cog_triton_tenants_at_door=True,  # no relay, which would need this event loop
     )
     server = TritonServer(settings, target, directory)
-    server.keeper = None  # the stand-in computes in its stub
     running = Served(settings, server, family, seen)
 
     async def start() -> None:
         async def probe() -> None:
-            running.transport.open()
+            running.transport.open({})
             await asyncio.to_thread(running.generator.probe)
 
         async with running.client:

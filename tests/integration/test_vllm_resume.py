@@ -55,7 +55,7 @@ def core_dies(stack: VLLMStack) -> None:
 
 def host_dies(stack: VLLMStack) -> None:
     """In the double, EngineCore with it."""
-    (host,) = hosts(stack)
+    (host,) = wait_until(lambda: hosts(stack), PATIENCE_S)  # the one that comes back
     os.kill(host, signal.SIGKILL)
     wait_until(lambda: host not in hosts(stack))
 

@@ -76,11 +76,10 @@ def test_every_process_is_stopped_and_killed() -> None:
     commands = (
         ("python", "cog-triton", "serve"),
         (*REAPER, "python", "-m", "cog_triton.door", "--watched"),
-        ("python", "-m", "cog_triton.keeper.keeper_process"),
-        (*REAPER, "python", "-m", "cog_triton.keeper.keeper_process", "x"),
         (*REAPER, "/x/tritonserver", "--y"),
         ("/x/tritonserver", "--y"),
         ("python3", "-m", "cog_triton.backend.engine_process", "x"),
+        (*REAPER, "python3", "-m", "cog_triton.backend.engine_process", "x"),
     )
     found = {role_of([*words]): number for number, words in enumerate(commands)}
     struck = list(plan(found, ""))
@@ -89,12 +88,11 @@ def test_every_process_is_stopped_and_killed() -> None:
     ]
     meanwhile = {role: dies for role, name, dies in struck if name == "SIGSTOP" and dies}
     assert meanwhile == {
-        "keeper": "engine",
-        "reaper of keeper": "keeper",
+        "reaper of engine": "engine",
         "reaper of tritonserver": "tritonserver",
     }
     assert {role for role, *_ in plan(found, "reaper")} == {
-        *("reaper of door", "reaper of keeper", "reaper of tritonserver")
+        *("reaper of door", "reaper of engine", "reaper of tritonserver")
     }
 
 
@@ -104,7 +102,7 @@ def test_every_process_is_stopped_and_killed() -> None:
         ("engine", {"right": 8}, "served again", 2.0, False),
         ("engine", {"right": 8}, "served again", 240.0, True),
         ("engine", {"right": 7, "wrong: hangs": 1}, "served again", 2.0, True),
-        ("keeper", {"E2105": 1}, "wrong: the server ended", 2.0, True),
+        ("engine", {"E2105": 1}, "wrong: the server ended", 2.0, True),
         ("door", {"wrong: cut off: x": 8}, "ended, as it may", 5.0, False),
         ("worker", {"wrong: cut off: x": 8}, "ended, as it may", 5.0, True),
         ("worker", {"wrong: cut off: cannot connect": 8}, "ended, as it may", 5.0, False),
@@ -121,9 +119,9 @@ def test_what_a_stop_may_cost(
 def test_a_stream_with_text_goes_on_unless_its_front_end_has_died() -> None:
     answer = Answer(kinds.KINDS[0], "mock", Question("x", 2, "one two"), 0.0)
     answer.error = "E2105 TritonUnavailable: x"
-    assert said(answer, "keeper") == said(answer, "cog") == "E2105"
+    assert said(answer, "engine") == said(answer, "cog") == "E2105"
     answer.reads.append(1.0)
-    assert said(answer, "keeper") == "wrong: E2105 amid its text"
+    assert said(answer, "engine") == "wrong: E2105 amid its text"
     assert said(answer, "reaper of cog") == "E2105"
 
 
@@ -191,7 +189,7 @@ def test_reports_are_tables_of_the_pages(tmp_path: Path, monkeypatch: pytest.Mon
     findings.problem("others waited", "a body", "7.5 s")
     inputs = {"undisturbed_s": 0.1, "growth": 1.2, "found": {"bombs": findings.row()}}
     inputs["memory"] = {"before": {"door": 100}, "after": {"door": 130}}
-    stop = Outcome("keeper", "SIGSTOP", Counter(right=8), 3.0, "served again", 2.0)
+    stop = Outcome("engine", "SIGSTOP", Counter(right=8), 3.0, "served again", 2.0)
     tar = _hostile_tars.Outcome("a pickle", "told", "E1306", "E1306", 2.0, 100.0, ["it ran"])
     first = report_of(inputs=inputs, tars=[tar.row()])
     _attack_report.save(first)
@@ -199,7 +197,7 @@ def test_reports_are_tables_of_the_pages(tmp_path: Path, monkeypatch: pytest.Mon
     _attack_report.write()
     text = (tmp_path / "page.md").read_text()
     assert "| bombs | mock | 2 |  | 0 | 7.5 | 0 | 0 of 0 right | others waited |" in text
-    assert "| keeper | mock | SIGSTOP | 8 x right | served again | 3 | 2 |  |" in text
+    assert "| engine | mock | SIGSTOP | 8 x right | served again | 3 | 2 |  |" in text
     assert "| a pickle | told | E1306 | E1306 | 2 | 100 | it ran |" in text
     assert "seed 3" in text
     assert text.count("\nold\n") == 2  # neither drains nor keys were run

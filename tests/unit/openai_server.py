@@ -117,7 +117,7 @@ def api(
     with ScriptedTriton(answer) as triton:
         if transport is None:
             transport = triton.transport()
-            transport.open()
+            transport.open({})
         generator = TextGenerator(
             settings, limits, tokenizer, transport, to_error, admission, observer=metrics
         )

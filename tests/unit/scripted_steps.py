@@ -53,8 +53,8 @@ class ScriptedPipe:
     def say(self, message: Any) -> None:
         self.send(frame(engine_messages.encode(message)))
 
-    def welcome(self) -> None:
-        self.say(Welcome(64))
+    def welcome(self, generation: int = 1) -> None:
+        self.say(Welcome(64, generation))
 
     def fail(self, error: str) -> None:
         self._send(_pb.ModelStreamInferResponse(error_message=error))

@@ -1,4 +1,4 @@
-"""Engine processes that a test starts in the keeper's place."""
+"""Engine processes that a test starts in the server's place."""
 
 from __future__ import annotations
 
@@ -9,37 +9,18 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from cog_triton.engines.engine_client import EngineClient
-from cog_triton.engines.engine_connectors import Connector
+from cog_triton.engines.engine_orders import NotOpened, Opened, Serve, Stop
 from cog_triton.ipc.connection import Connection
-from cog_triton.keeper.keeper_messages import Attach, NotOpened, Opened, Stop
-from cog_triton.system import isolated_python, local_socket
+from cog_triton.system import isolated_python
+from cog_triton.system.shared_time import SharedTime
 
 PATIENCE_S = 60
 _PROGRAM = "cog_triton.backend.engine_process"
-
-
-class Directly(Connector):
-    """Finds one engine, at a known address; `dead` is set when it has hung up."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self.dead = threading.Event()
-
-    def start(self) -> None:
-        self.on_address(self._address)
-
-    def lost(self) -> None:
-        self.dead.set()
-
-    def close(self) -> None:
-        pass
 
 
 class StartedEngine(EngineClient):
@@ -47,18 +28,21 @@ class StartedEngine(EngineClient):
 
     def __init__(self, engine: str, parameters: Mapping[str, str]) -> None:
         """Raises the engine's coded error, or RuntimeError when it does not load."""
-        keeper = f"cog-triton-test-{secrets.token_hex(8)}"
-        self.socket = f"{keeper}-1"
+        self.socket = f"cog-triton-test-{secrets.token_hex(8)}"
         python, environment = parameters.get("engine_python"), None
-        self._links = Path(tempfile.gettempdir(), keeper)
+        self._package_links = Path(tempfile.gettempdir(), self.socket)
         if python:
-            environment = isolated_python.environment(self._links)
-        listener = local_socket.listen(keeper)
+            environment = isolated_python.environment(self._package_links)
+        ours, its = socket.socketpair()
+        progress = SharedTime()
+        descriptors = its.fileno(), progress.descriptor
         program = [python or sys.executable, "-m", _PROGRAM, engine, json.dumps(dict(parameters))]
-        self._process = subprocess.Popen([*program, keeper, "1", self.socket], env=environment)
-        with listener:
-            self._control = self._accepted(listener)
-        assert self._control.receive() == Attach(1, self._process.pid)
+        self._process = subprocess.Popen(
+            [*program, *map(str, descriptors)], env=environment, pass_fds=descriptors
+        )
+        its.close()
+        progress.close()
+        self._control = Connection(ours)
         try:
             opened = self._control.receive()
         except EOFError as error:
@@ -68,19 +52,12 @@ class StartedEngine(EngineClient):
             self._control.close()
             self._process.wait()
             raise opened.error
-        assert opened == Opened()
+        assert opened == Opened(self._process.pid)
+        self._control.send(Serve(self.socket, 1))
         coalesce = parameters.get("coalesce") != "false"
-        self.connector = Directly(self.socket)
-        super().__init__([self.connector], "owner", coalesce=coalesce)
+        super().__init__([self.socket], "owner", coalesce=coalesce)
         self.start()
-
-    def _accepted(self, listener: socket.socket) -> Connection:
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline and self._process.poll() is None:
-            if (accepted := local_socket.accept(listener)) is not None:
-                return Connection(accepted)
-            time.sleep(0.005)
-        raise RuntimeError("the engine's process does not attach")
+        self.wait_until_linked()
 
     def close(self) -> None:
         """End the owner's connection and the process."""
@@ -90,4 +67,4 @@ class StartedEngine(EngineClient):
                 self._control.send(Stop())
         self._control.close()
         self._process.wait(PATIENCE_S)
-        shutil.rmtree(self._links, ignore_errors=True)
+        shutil.rmtree(self._package_links, ignore_errors=True)

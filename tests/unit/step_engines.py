@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ class CountingEngine:
     A prompt that starts with REFUSED is refused, with BROKEN ends the process in an exception
     of the engine's own, with HUGE gets a million tokens at once, with HANGING sleeps for ever in a
     step, with SPINNING computes for ever in one. The child's pid is written to the file that the
-    parameter ``pid_file`` names.
+    parameter ``pid_file`` names; with the parameter ``leaves`` it has a child that ignores SIGTERM.
     """
 
     waits_for_readers = True
@@ -42,6 +43,8 @@ class CountingEngine:
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
         if "pid_file" in parameters:
             Path(parameters["pid_file"]).write_text(str(os.getpid()))
+        if "leaves" in parameters:
+            subprocess.Popen(["sh", "-c", "trap '' TERM; exec sleep 600"])
         if "corrupt" in parameters:
             raise EngineCorrupt(f"{parameters['corrupt']}: torn in two")
         engine = cls(int(parameters["max_batch_size"]))

@@ -67,7 +67,7 @@ def engine() -> Engine:
 def streams(engine: Engine) -> Iterator[RequestStreams]:
     with ScriptedTriton(engine) as triton:
         made = triton.transport()
-        made.open()
+        made.open({})
         yield made
         made.close()
 
@@ -125,7 +125,7 @@ def test_a_request_whose_adapter_is_never_loaded_ends_after_the_timeout(engine: 
     engine.gate.clear()
     with ScriptedTriton(engine) as triton:
         streams = triton.transport(0.3)
-        streams.open()
+        streams.open({})
         (item,) = ask(streams)
         engine.gate.set()
         streams.close()

@@ -1,31 +1,26 @@
-"""Engine replicas: shares of the GPUs, engines leased side by side, and one that dies."""
+"""Engine replicas: shares of the GPUs, engines side by side, and one that dies."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import queue
 import signal
-import threading
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from started_keeper import PATIENCE_S, Keeper, keeping, until
+from started_fleet import PATIENCE_S, StartedFleet, started, until
 from step_engines import ENGINE
+from vllm_hosts import HANDLES, Inbox, ask, tokens
 
-from cog_triton.engines.engine_client import EngineClient, leased_engines
-from cog_triton.engines.engine_connectors import GuestConnector
+from cog_triton.engines.engine_spec import EngineSpec
 from cog_triton.engines.kv_cache_stats import KVCacheStats
-from cog_triton.engines.request import EngineRequest, TokenEvent
-from cog_triton.errors import EngineCorrupt, EngineIncompatible, TritonUnavailable
-from cog_triton.keeper.engine_lease import locate_engine
-from cog_triton.keeper.keeper_client import EngineReplicas, share_gpus
-from cog_triton.keeper.keeper_messages import EngineSpec
-from cog_triton.text.sampling import SamplingParams
-
-FOREVER = 10**9
-HANDLES = itertools.count(1)
+from cog_triton.errors import EngineIncompatible, TritonUnavailable
+from cog_triton.processes import engine_fleet
+from cog_triton.processes.engine_child import EngineChild
+from cog_triton.processes.engine_replicas import EngineReplicas, share_gpus
 
 
 @pytest.mark.parametrize(
@@ -74,122 +69,79 @@ def test_caches_of_several_engines_are_told_as_one() -> None:
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[Keeper]:
-    with keeping(tmp_path, replicas=EngineReplicas(2, ("5", "6,7"))) as keeper:
-        yield keeper
+def fleet(tmp_path: Path) -> Iterator[StartedFleet]:
+    # Of a Python of its own, whose environment is made of the given one.
+    parameters = {"max_batch_size": "4", "pid_file": str(tmp_path / "pid")}
+    spec = EngineSpec.of(ENGINE, {**parameters, "engine_python": sys.executable})
+    with started(tmp_path, spec, EngineReplicas(2, ("5", "6,7"))) as fleet:
+        until(lambda: len(fleet.client.loads()) == 2)
+        yield fleet
 
 
-class Engines:
-    """Two engines, and what their requests got."""
-
-    def __init__(self, keeper: Keeper, **parameters: str) -> None:
-        self.keeper = keeper
-        values = {"max_batch_size": "4", **parameters}
-        self.engine = leased_engines(
-            keeper.client.name, EngineSpec.of(ENGINE, values), owner=0, count=2
-        )
-
-    def gpus(self) -> dict[int, str]:
-        """CUDA_VISIBLE_DEVICES of each engine process."""
-        found = {}
-        for pid in self.keeper.pids:
-            process = Path(f"/proc/{pid}")
-            try:
-                line = (process / "cmdline").read_bytes()
-                variables = (process / "environ").read_text()
-            except OSError:  # it has just ended
-                continue
-            if b"engine_process" not in line or b"reaper" in line:
-                continue
-            for item in variables.split("\0"):
-                name, _, value = item.partition("=")
-                if name == "CUDA_VISIBLE_DEVICES":
-                    found[pid] = value
-        return found
-
-    def submit(self, first: int, count: int) -> queue.Queue[TokenEvent]:
-        events: queue.Queue[TokenEvent] = queue.Queue()
-        request = EngineRequest(input_ids=[first], sampling=SamplingParams(max_tokens=count))
-        self.engine.submit(next(HANDLES), request, events.put)
-        return events
+def gpus(fleet: StartedFleet, replica: int) -> str:
+    """CUDA_VISIBLE_DEVICES of an engine's process."""
+    variables = Path(f"/proc/{fleet.pid(replica)}/environ").read_text().split("\0")
+    return dict(item.split("=", 1) for item in variables if item)["CUDA_VISIBLE_DEVICES"]
 
 
-def test_each_engine_has_its_gpus_and_a_dead_one_is_replaced_there(keeper: Keeper) -> None:
-    engines = Engines(keeper)
-    try:
-        before = engines.gpus()
-        assert sorted(before.values()) == ["5", "6,7"]
-        running = [engines.submit(1, FOREVER), engines.submit(1, FOREVER)]
-        for events in running:
-            assert events.get(timeout=PATIENCE_S).error is None
-        assert engines.engine.stats().active == 2
-        victim = next(pid for pid, gpus in before.items() if gpus == "6,7")
-        os.kill(victim, signal.SIGKILL)
-        death = keeper.run(keeper.client.wait_for_death())
-        assert death.serving == 1  # type: ignore[attr-defined]
-        until(lambda: engines.engine.stats().active < 2)
-        left = [events for events in running if _goes_on(events)]
-        assert len(left) == 1, "only its own requests end"
-        for _ in range(4):  # none goes to the dead one, nor to its successor too early
-            assert engines.submit(1, 2).get(timeout=PATIENCE_S).error is None
-        until(lambda: len(engines.gpus()) == keeper.client.serving == 2)
-        assert sorted(engines.gpus().values()) == ["5", "6,7"]
-        assert victim not in engines.gpus()
-    finally:
-        engines.engine.close()
-
-
-def _goes_on(events: queue.Queue[TokenEvent]) -> bool:
-    """Whether a request still gets tokens, rather than E2105."""
-    while not events.empty():
-        if (event := events.get_nowait()).error is not None:
-            assert isinstance(event.error, TritonUnavailable)
-            return False
-    return events.get(timeout=PATIENCE_S).error is None
-
-
-def test_guests_use_all_engines_and_ask_each(keeper: Keeper) -> None:
-    engines = Engines(keeper)
-    name = keeper.client.name
-    locates = [lambda n=n: locate_engine(name, 0, n) for n in range(2)]  # type: ignore[misc]
-    guests = EngineClient([GuestConnector(locate) for locate in locates], "tokens")
-    guests.start()
-    try:
-        until(lambda: len(guests.loads()) == 2)
-        request = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=FOREVER))
-        for handle in (1, 2):
-            guests.submit(handle, request, lambda event: None)
-        assert guests.loads() == {0: 1, 1: 1}
-        answers: list[Mapping[int, TokenEvent]] = []
-        answered = threading.Event()
-        short = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=1))
-        guests.ask_all(3, short, lambda found: (answers.append(found), answered.set()))
-        assert answered.wait(PATIENCE_S)
-        assert sorted(answers[0]) == [0, 1]
-    finally:
-        guests.close()
-        engines.engine.close()
-
-
-def test_engines_that_do_not_load_are_told(keeper: Keeper) -> None:
-    with pytest.raises(EngineCorrupt, match=r"x\.bin: torn in two"):
-        Engines(keeper, corrupt="x.bin")
+def test_each_engine_has_its_gpus_and_a_dead_one_is_replaced_there(fleet: StartedFleet) -> None:
+    assert [gpus(fleet, replica) for replica in range(2)] == ["5", "6,7"]
+    assert len(fleet.pids) == 4
+    running = {next(HANDLES): Inbox() for _ in range(2)}
+    for handle, inbox in running.items():
+        fleet.client.submit(handle, tokens([1], 10**9), inbox)
+    assert fleet.client.loads() == {0: 1, 1: 1}
+    fleet.call(fleet.fleet.end, "it fails every request", 1)
+    death = fleet.death()
+    assert (death.reason, death.replica, death.serving) == ("it fails every request", 1, 1)
+    until(lambda: fleet.client.loads() == {0: 1})
+    for handle in running:
+        fleet.client.cancel(handle)
+    ends = [inbox.until_end()[-1] for inbox in running.values()]
+    assert [end.finish for end in ends if end.error is None] == ["cancelled"]
+    assert [type(end.error) for end in ends if end.error is not None] == [TritonUnavailable]
+    for _ in range(4):  # none goes to the dead one, nor to its successor too early
+        assert ask(fleet.client, tokens([1], 2))[-1].error is None
+    until(lambda: len(fleet.client.loads()) == 2)
+    assert [gpus(fleet, replica) for replica in range(2)] == ["5", "6,7"]
+    assert fleet.run(fleet.fleet.wait_until_serving()) == {0: 1, 1: 2}
+    answers: queue.Queue[Mapping[int, Any]] = queue.Queue()
+    fleet.client.ask_all(next(HANDLES), tokens([1], 1), answers.put)
+    assert sorted(answers.get(timeout=PATIENCE_S)) == [0, 1]
 
 
 def test_one_that_does_not_come_back_is_tried_again_while_the_other_serves(
-    keeper: Keeper, tmp_path: Path
+    fleet: StartedFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     blocked = tmp_path / "pid"
-    engines = Engines(keeper, pid_file=str(blocked))
-    try:
-        victim = next(iter(engines.gpus()))
-        blocked.unlink()
-        blocked.mkdir()  # so that the next one cannot write it
-        os.kill(victim, signal.SIGKILL)
-        logs = tmp_path.glob
-        until(lambda: any("IsADirectoryError" in log.read_text() for log in logs("e*.log")))
-        assert engines.submit(1, 1).get(timeout=PATIENCE_S).error is None
-        blocked.rmdir()
-        until(lambda: keeper.client.serving == 2)
-    finally:
-        engines.engine.close()
+    blocked.unlink()
+    blocked.mkdir()  # so that the next one cannot write it
+    os.kill(fleet.pid(0), signal.SIGKILL)
+    assert fleet.death().serving == 1
+    until(lambda: caplog.text.count("engine 0 is not back, and is tried again: ") > 1)
+    assert "IsADirectoryError" in caplog.text
+    assert ask(fleet.client, tokens([1], 1))[-1].error is None
+    blocked.rmdir()
+    until(lambda: fleet.fleet.serving == 2)
+    assert fleet.fleet._deaths.empty()
+    assert fleet.fleet._failure.empty()
+
+
+def test_one_that_does_not_load_at_first_is_a_failure_whoever_else_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pid")  # which nobody reads
+    parameters = {"max_batch_size": "4", "pid_file": str(tmp_path / "pid")}
+    fast, slow = EngineSpec.of(ENGINE, {"max_batch_size": "4"}), EngineSpec.of(ENGINE, parameters)
+
+    def child(number: int, spec: EngineSpec, *args: Any) -> EngineChild:
+        return EngineChild(number, slow if args[-1] == "1" else spec, *args)
+
+    monkeypatch.setattr(engine_fleet, "EngineChild", child)
+    with started(tmp_path, fast, EngineReplicas(2, ("0", "1"))) as fleet:
+        fleet.serving(0)
+        (other,) = fleet.call(lambda: fleet.fleet._living - {fleet.fleet._serving[0]})
+        os.kill(other.root_pid, signal.SIGKILL)
+        assert fleet.run(fleet.fleet.wait_until_failed()).startswith("the engine did not load: ")
+        death = fleet.death()
+        assert (death.replica, death.serving, death.lasted) == (1, 1, None)

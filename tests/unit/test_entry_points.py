@@ -24,7 +24,6 @@ RUN_WITH_M = {
     "cog_triton.engines.vllm.parser_child": "vLLM's parsers, with limits of CPU and memory",
     "cog_triton.engines.vllm.core_process": "vLLM's EngineCore, begun before vLLM is imported",
     "cog_triton.engines.vllm.seal_start": "a vLLM engine, started for its seal",
-    "cog_triton.keeper.keeper_process": "engine processes, leased to Triton's stubs",
     "cog_triton.serving.coglet.http_server": "Cog's HTTP server",
     "cog_triton.serving.coglet.prediction_directory": "a try whether it may be private",
     "cog_triton.text.template_child": "chat templates, with limits of CPU and memory",

@@ -53,7 +53,7 @@ def generating(
     """A generator whose Triton answers as told."""
     with ScriptedTriton(answer) as server:
         transport = server.transport()
-        transport.open()
+        transport.open({})
         try:
             yield (
                 TextGenerator(

@@ -21,8 +21,9 @@ FLOORS = (
     ("system",),
     ("ipc",),
     ("text", "artifact", "pictures"),
-    ("download", "build_scripts", "keeper"),
+    ("download", "build_scripts"),
     ("engines", "sizing", "oci"),
+    ("processes",),
     ("inspection", "backend", "triton", "packages"),
     ("serving", "builder", "bench"),
     ("door", "models", "doctor"),
@@ -63,11 +64,13 @@ STUBS = (
     "backend.vllm_text_model",
 )
 ENGINES = ("backend.engine_process", "engines.mock.engine")
-SETTINGS = ("pydantic", "pydantic_settings", "asyncio", "yaml")
+CONFIGURED = ("pydantic", "pydantic_settings", "yaml", "cog_triton.settings")
+SETTINGS = (*CONFIGURED, "asyncio")
 CLIENTS = ("httpx", "requests", "grpc", "huggingface_hub")
 PROCESSES = {
     "stub": (STUBS, (*SETTINGS, *CLIENTS)),
     "engine process": (ENGINES, (*SETTINGS, *CLIENTS)),
+    "engine fleet": (("processes.engine_fleet",), (*CONFIGURED, *CLIENTS, "numpy", "tokenizers")),
     "front door": (("door.__main__",), (*CLIENTS, "numpy", "tokenizers")),
     "Cog server": (("serving.coglet.http_server",), (*SETTINGS, *CLIENTS, "numpy", "tokenizers")),
     "command line": (

@@ -3,78 +3,57 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import secrets
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 
 import pytest
 
+from cog_triton.engines.engine_orders import Opened, Serve, Stop
 from cog_triton.ipc import framing
 from cog_triton.ipc.connection import Connection
 from cog_triton.ipc.framing import FrameError
-from cog_triton.ipc.streams import Server, Stream
-from cog_triton.keeper.keeper_messages import Leased, Locate
+from cog_triton.ipc.streams import Stream
 
 PATIENCE_S = 60
+Pair = tuple[Connection, socket.socket]
 
 
-def name() -> str:
-    return f"cog-triton-test-{secrets.token_hex(8)}"
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    own, other = socket.socketpair()
+    connection = Connection(own)
+    yield connection, other
+    connection.close()
+    other.close()
 
 
-async def double(stream: Stream) -> None:
-    """Answer one `Locate` after the other."""
-    while True:
-        asked = await stream.receive()
-        stream.send(Leased(str(2 * asked.owner)))
-
-
-def test_a_server_answers_blocking_and_asynchronous_clients() -> None:
-    def ask(where: str) -> list[Leased]:
-        with Connection.to(where) as connection:
-            for owner in (1, 2):
-                connection.send(Locate(owner))
-            return [connection.receive(PATIENCE_S) for _ in range(2)]
+def test_a_connection_and_a_stream_understand_each_other(pair: Pair) -> None:
+    connection, other = pair
 
     async def main() -> None:
-        where = name()
-        server = Server(where, double)
-        expected = [Leased("2"), Leased("4")]
-        assert await asyncio.to_thread(ask, where) == expected
-        stream = await Stream.to(where)
-        stream.send(Locate(1))
-        assert await stream.receive() == expected[0]
-        server.close()
-        await server.stop()
+        stream = await Stream.of(other)
+        for sent in (Serve("address", 2), Stop()):
+            stream.send(sent)
+            assert connection.receive(PATIENCE_S) == sent
+            connection.send(Opened(7))
+            assert await stream.receive() == Opened(7)
+        connection.close()
         with pytest.raises(EOFError):
             await stream.receive()
-        with pytest.raises(ConnectionRefusedError):
-            await Stream.to(where)
         stream.close()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
-def test_of_one_name_there_is_one_server() -> None:
-    async def main() -> None:
-        where = name()
-        server = Server(where, double)
-        with pytest.raises(OSError, match="in use"):
-            Server(where, double)
-        server.close()
-
-    asyncio.run(main())
-
-
-def test_silence_ends_a_receive_in_time() -> None:
-    ours, theirs = map(Connection, socket.socketpair())
-    with ours, theirs:
-        with pytest.raises(TimeoutError):
-            ours.receive(0.01)
-        theirs.send(Leased(None))
-        assert ours.receive(PATIENCE_S) == Leased(None)
+def test_silence_ends_a_receive_in_time(pair: Pair) -> None:
+    connection, other = pair
+    with pytest.raises(TimeoutError):
+        connection.receive(0.01)
+    other.close()
+    with pytest.raises(EOFError):
+        connection.receive(PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -85,49 +64,36 @@ def test_silence_ends_a_receive_in_time() -> None:
         (framing.frame(b'\0\0\0\x0a["No", {}]'), "'No'"),
     ],
 )
-def test_what_is_no_message_ends_its_connection_alone(
-    content: bytes, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    def send(where: str) -> None:
-        with Connection.to(where) as connection:
-            connection._frames.socket.sendall(content)
-            with pytest.raises((EOFError, ConnectionError)):
-                connection.receive(PATIENCE_S)
+def test_what_is_no_message_is_an_error(pair: Pair, content: bytes, said: str) -> None:
+    connection, other = pair
+    other.sendall(content)
+    with pytest.raises(FrameError, match=said):
+        connection.receive(PATIENCE_S)
 
     async def main() -> None:
-        where = name()
-        server = Server(where, double)
-        with caplog.at_level(logging.WARNING):
-            await asyncio.to_thread(send, where)
-        stream = await Stream.to(where)
-        stream.send(Locate(3))
-        assert await stream.receive() == Leased("6")
-        stream.close()
-        server.close()
-        await server.stop()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            stream = await Stream.of(ours)
+            theirs.sendall(content)
+            with pytest.raises(FrameError, match=said):
+                await stream.receive()
+            stream.close()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
-    assert said in caplog.text
-    ours, theirs = map(Connection, socket.socketpair())
-    with ours, theirs:
-        theirs._frames.socket.sendall(content)
-        with pytest.raises(FrameError):
-            ours.receive(PATIENCE_S)
 
 
-def test_another_thread_ends_a_receive_by_closing() -> None:
-    ours, theirs = map(Connection, socket.socketpair())
+def test_another_thread_ends_a_receive_by_closing(pair: Pair) -> None:
+    connection, _ = pair
     ended: list[BaseException] = []
 
     def wait() -> None:
         try:
-            ours.receive()
+            connection.receive()
         except (EOFError, OSError) as error:
             ended.append(error)
 
     thread = threading.Thread(target=wait)
     thread.start()
-    ours.close()
+    connection.close()
     thread.join(PATIENCE_S)
-    theirs.close()
     assert ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import venv
 from pathlib import Path
 
@@ -106,3 +107,9 @@ def test_foreign_path_entries_are_kept(tmp_path: Path, monkeypatch: pytest.Monke
     assert found["PYTHONPATH"] == f"{tmp_path}/python:/mounted"
     assert "PYTHONHOME" not in found
     assert isolated_python.environment(tmp_path / "python") == found
+
+
+def test_another_environment_may_be_the_base(tmp_path: Path) -> None:
+    base = {"PATH": f"{sys.prefix}/bin:/theirs", "PYTHONHOME": "/ours", "GIVEN": "1"}
+    found = isolated_python.environment(tmp_path / "python", base)
+    assert found == {"PATH": "/theirs", "PYTHONPATH": f"{tmp_path}/python", "GIVEN": "1"}

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from fake_tritonserver import FakeTritonServer
 
+from cog_triton.errors import TritonUnavailable
+from cog_triton.serving.triton_only_server import _wait_for_exit
 from cog_triton.system import reaper
 from cog_triton.triton.liveness import ProcessLiveness
 
@@ -114,5 +116,20 @@ def test_no_file_descriptor_is_leaked(triton: FakeTritonServer) -> None:
                 watch.cancel()
                 await asyncio.gather(watch, return_exceptions=True)
         assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+    asyncio.run(main())
+
+
+def test_the_death_of_a_stub_ends_a_triton_without_cog(triton: FakeTritonServer) -> None:
+    async def main() -> None:
+        await ready(triton)
+        stop = asyncio.get_running_loop().create_future()
+        waiting = asyncio.ensure_future(_wait_for_exit(triton.settings, triton.server, None, stop))
+        await asyncio.sleep(0.1)
+        (stub,) = of(triton, "preprocessing/1/model.py")
+        os.kill(stub, signal.SIGKILL)
+        said = rf"the stub of preprocessing \(process {stub}\) has died; its last lines"
+        with pytest.raises(TritonUnavailable, match=said):
+            await asyncio.wait_for(waiting, PATIENCE_S)
 
     asyncio.run(main())

@@ -41,10 +41,10 @@ def test_a_process_that_cannot_be_looked_at_is_not_called_dead() -> None:
 def test_a_request_whose_stream_gets_no_socket_says_to_try_again() -> None:
     with ScriptedTriton([event(output_ids=5)]) as triton:
         streams = triton.transport()
-        streams.open()
+        streams.open({})
         streams.disconnect()
         with no_descriptors():
-            streams.open()
+            streams.open({})
             _, error = Running(streams).wait()
         assert re.match(r"E2105 (.|\n)*Too many open files(.|\n)*; try again", str(error))
         assert Running(streams).wait() == ([5], None)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from started_keeper import until
+from scripted_server import wait_until
 
 from cog_triton.system import page_cache
 from cog_triton.system.host_memory import HostMemory
@@ -40,7 +40,7 @@ def test_what_is_not_cached_is_read(
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(page_cache, "_is_cached", lambda *_: cached)
     with page_cache.reading_ahead([file, file]):
-        until(lambda: "read ahead" in caplog.text)
+        wait_until(lambda: "read ahead" in caplog.text)
     assert f"read ahead: {0 if cached else 4} MB of weights" in caplog.text
 
 
@@ -73,7 +73,7 @@ def test_it_stops_where_memory_gets_short(
     monkeypatch.setattr(page_cache, "_is_cached", lambda *_: False)
     monkeypatch.setattr(page_cache, "host_memory", left(1 << 40, page_cache.ROOM - 1))
     with page_cache.reading_ahead([file]):
-        until(lambda: "read ahead: 0 MB" in caplog.text)
+        wait_until(lambda: "read ahead: 0 MB" in caplog.text)
     assert threads() == []
 
 

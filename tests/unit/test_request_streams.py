@@ -27,7 +27,7 @@ def connected(
 ) -> Iterator[tuple[RequestStreams, ScriptedTriton]]:
     with ScriptedTriton(answer) as triton:
         streams = triton.transport(timeout)
-        streams.open()
+        streams.open({})
         try:
             yield streams, triton
         finally:
@@ -209,7 +209,7 @@ def test_close_fails_what_runs() -> None:
         with pytest.raises(TritonUnavailable):
             Running(streams)
         streams = triton.transport()
-        streams.open()
+        streams.open({})
         streams.stream.call = lambda _: streams.close()  # type: ignore[method-assign]
         assert_fails(Running(streams), [], "E2105 .*try again")  # it came while they were closed
 
@@ -219,7 +219,7 @@ def test_many_requests_at_once_by_two_transports() -> None:
     answer = [event(output_ids=1), all_here, event(output_ids=2)]
     with connected(answer) as (streams, triton):
         others = triton.transport()
-        others.open()
+        others.open({})
         running = [Running(each) for _ in range(count) for each in (streams, others)]
         triton.request(2 * count - 1)
         all_here.set()

@@ -23,15 +23,14 @@ from sealed_engines import (
     unpacked,
 )
 from started_engines import StartedEngine
-from started_keeper import keeping, until
+from started_fleet import says, started, until
 from vllm_hosts import ABC, HOST, ask, token_ids, tokens
 
-from cog_triton.engines.engine_client import leased_engines
+from cog_triton.engines.engine_spec import SPARE_LOADS, EngineSpec
 from cog_triton.engines.vllm import compiler_caches
 from cog_triton.engines.vllm.compiler_caches import REQUIRED, TRUSTED
 from cog_triton.engines.vllm.sealed_caches import AOT
-from cog_triton.errors import EngineIncompatible, TritonUnavailable
-from cog_triton.keeper.keeper_messages import SPARE_LOADS, EngineSpec
+from cog_triton.errors import EngineIncompatible
 from cog_triton.serving import sealed_engine
 from cog_triton.settings import Settings
 
@@ -194,8 +193,9 @@ def one_rank(engine: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("vllm_environment")
 def test_an_engine_and_its_spare_start_from_the_seal_of_what_can_sleep(
-    tmp_path: Path, gpu: Callable[..., None]
+    tmp_path: Path, gpu: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "cog_triton")
     builds = SealedBuilds(tmp_path / "builds", {})
     gpu()
     config = {**CONFIG, "args": {"gpu_memory_utilization": 0.4}, "spare": True}
@@ -204,23 +204,13 @@ def test_an_engine_and_its_spare_start_from_the_seal_of_what_can_sleep(
     trust = {TRUSTED: digest_of(engine), REQUIRED: "true"}
     spec = EngineSpec.of(HOST, given(engine, tmp_path, **trust, **{SPARE_LOADS: "beside"}))
 
-    log = tmp_path / "keeper.log"
-
-    def parked() -> int:
-        return log.read_text().count(" is parked: asleep in ")
-
-    def says() -> list[int]:
-        events = ask(leased, tokens(ABC, max_tokens=4))
-        return [] if isinstance(events[-1].error, TritonUnavailable) else token_ids(events)
-
-    with keeping(tmp_path, spare=True) as keeper:
-        leased = leased_engines(keeper.client.name, spec)
-        until(lambda: parked() == 1)
-        assert says() == list(b"abca")
-        keeper.kill_engine("by the test")
-        assert until(says) == list(b"abca")
-        until(lambda: parked() == 2)  # and the next spare
-        leased.close()
+    with started(tmp_path, spec, spare=True) as fleet:
+        until(lambda: "spare engine 2 is parked" in caplog.text)
+        assert says(fleet.client, ABC) == list(b"abca")
+        fleet.call(fleet.fleet.end, "by the test")
+        fleet.death()
+        assert says(fleet.client, ABC) == list(b"abca")
+        until(lambda: "spare engine 3 is parked" in caplog.text)  # and the next spare
     assert nothing_compiled(journal)
     assert len(compiled(journal, "read")) == 3 * 4  # each opened the seal's kernels
     (caches,) = (tmp_path / "work").iterdir()

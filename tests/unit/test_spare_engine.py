@@ -1,110 +1,123 @@
-"""Spare engines of the keeper: they take over, and are parked where their family can be."""
+"""Spare engines: they take over, and are parked if their family can be."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from started_keeper import Keeper, keeping, until
+from started_fleet import StartedFleet, says, started, until
 from step_engines import ENGINE
 from vllm_engines import vllm_engine
-from vllm_hosts import ABC, ask, token_ids, tokens
+from vllm_hosts import ABC, HOST
 
-from cog_triton.engines.engine_client import EngineClient, leased_engines
-from cog_triton.errors import TritonUnavailable
-from cog_triton.keeper.keeper_messages import SPARE_LOADS, EngineSpec
+from cog_triton.engines.engine_spec import SPARE_LOADS, EngineSpec
+from cog_triton.processes import engine_child, engine_fleet
 
-HOST = "cog_triton.engines.vllm.engine_host:VLLMHost"
 pytestmark = pytest.mark.usefixtures("vllm_environment")
+Logged = Callable[[str], None]
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[Keeper]:
-    with keeping(tmp_path, spare=True) as keeper:
-        yield keeper
+def logged(caplog: pytest.LogCaptureFixture) -> Logged:
+    """Waits until a text is in the log."""
+    caplog.set_level("INFO", "cog_triton")
+    return lambda text: until(lambda: text in caplog.text)
 
 
-def leased(keeper: Keeper, loads: str) -> EngineClient:
-    """An engine whose spare loads beside it or first."""
-    directory = keeper.directory / "engine"
-    vllm_engine(directory)
-    parameters = {"engine_dir": str(directory), SPARE_LOADS: loads}
-    return leased_engines(keeper.client.name, EngineSpec.of(HOST, parameters))
+def of_vllm(tmp_path: Path, loads: str = "beside") -> EngineSpec:
+    """Of an engine whose spare loads beside it, or first."""
+    directory = vllm_engine(tmp_path / "engine")
+    return EngineSpec.of(HOST, {"engine_dir": str(directory), SPARE_LOADS: loads})
 
 
-def parked(keeper: Keeper, number: int) -> None:
-    """Wait until an engine is parked."""
-    log = keeper.directory / "keeper.log"
-    until(lambda: f"spare engine {number} is parked: asleep in " in log.read_text())
+def kill(fleet: StartedFleet) -> None:
+    """Kill the engine that serves, and wait until another does."""
+    assert says(fleet.client, ABC) == [*b"abca"]
+    os.kill(fleet.pid(), signal.SIGKILL)
+    fleet.death()
+    assert says(fleet.client, ABC) == [*b"abca"]
 
 
-def pid_of(keeper: Keeper, number: int) -> int:
-    """The process of an engine, by its socket's name among its arguments."""
-    mark = f"{keeper.client.name}-{number}".encode()
-    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in keeper.pids}
-    (pid,) = (p for p, line in lines.items() if mark in line.split(b"\0") and b"reaper" not in line)
-    return pid
+def test_a_parked_spare_takes_over_and_is_replaced(tmp_path: Path, logged: Logged) -> None:
+    with started(tmp_path, of_vllm(tmp_path), spare=True) as fleet:
+        for spare in (2, 3):
+            logged(f"spare engine {spare} is parked: asleep in ")
+            kill(fleet)
+            assert fleet.serving().number == spare
+            logged(f"engine {spare} is back in ")
 
 
-def says(engine: EngineClient, prompt: list[int] = ABC) -> list[int]:
-    """Tokens of a request, sent until one is not lost with an engine that was killed."""
-
-    def answered() -> list[int] | None:
-        events = ask(engine, tokens(prompt, max_tokens=4))  # type: ignore[arg-type]
-        lost = isinstance(events[-1].error, TritonUnavailable)
-        return None if lost else token_ids(events)
-
-    found: list[int] = until(answered)
-    return found
-
-
-def test_a_parked_spare_takes_over_and_is_replaced(keeper: Keeper) -> None:
-    engine = leased(keeper, "beside")
-    for serving in (1, 2):
-        parked(keeper, serving + 1)
-        assert says(engine) == [*b"abca"]
-        os.kill(pid_of(keeper, serving), signal.SIGKILL)
-        assert says(engine) == [*b"abca"]
-        log = (keeper.directory / "keeper.log").read_text()
-        assert f"engine {serving + 1} is back in " in log
-    engine.close()
+def test_a_spare_is_parked_first_if_two_engines_have_no_room(
+    tmp_path: Path, logged: Logged, caplog: pytest.LogCaptureFixture
+) -> None:
+    with started(tmp_path, of_vllm(tmp_path, "first"), spare=True) as fleet:
+        assert fleet.serving().number == 2
+        parked = caplog.text.index("spare engine 1 is parked: asleep in ")
+        assert parked < caplog.text.index("engine process 2 starts")
+        kill(fleet)
+        assert fleet.serving().number == 1
+        logged("engine 1 is back in ")
+        logged("spare engine 3 is parked: asleep in ")  # beside it, once there is room
 
 
-def test_a_spare_is_parked_first_if_two_engines_have_no_room(keeper: Keeper) -> None:
-    engine = leased(keeper, "first")
-    parked(keeper, 1)
-    until(lambda: "engine process 2 is leased" in (keeper.directory / "keeper.log").read_text())
-    os.kill(pid_of(keeper, 2), signal.SIGKILL)
-    assert says(engine) == [*b"abca"]
-    assert "engine 1 is back in " in (keeper.directory / "keeper.log").read_text()
-    engine.close()
+def test_a_spare_that_cannot_be_parked_is_ready(
+    tmp_path: Path, logged: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(tmp_path, EngineSpec.of(ENGINE, {"max_batch_size": "4"}), spare=True) as fleet:
+        logged("spare engine 2 is ready")
+        memory = fleet.fleet.memory()
+        assert min(memory["leased"], memory["spare"]) > 5e6  # each has Python and numpy
+        monkeypatch.setattr(engine_fleet, "_SPARE_DELAY_S", 1e6)
+        for successor in (2, 3):  # which is not started yet
+            os.kill(fleet.pid(), signal.SIGKILL)
+            fleet.death()
+            assert says(fleet.client, [7]) == [8, 9, 10, 11]
+            assert fleet.serving().number == successor
 
 
-def test_a_spare_that_cannot_be_parked_is_ready(keeper: Keeper) -> None:
-    path = keeper.directory / "pid"
-    spec = EngineSpec.of(ENGINE, {"max_batch_size": "4", "pid_file": str(path)})
-    engine = leased_engines(keeper.client.name, spec)
-    log = keeper.directory / "keeper.log"
-    first = path.read_text()
-    until(lambda: "spare engine 2 is ready" in log.read_text())
-    spare = path.read_text()
-    assert spare != first
-    memory = until(keeper.client.engine_memory)
-    assert min(memory["leased"], memory["spare"]) > 5e6  # each has Python and numpy
-    os.kill(int(first), signal.SIGKILL)
-    assert says(engine, [7]) == [8, 9, 10, 11]
-    assert Path(f"/proc/{spare}").exists()
-    until(lambda: "spare engine 3 is ready" in log.read_text())
-    engine.close()
+def test_a_spare_that_has_no_room_in_host_memory_is_ready(tmp_path: Path, logged: Logged) -> None:
+    spec = of_vllm(tmp_path)
+    os.truncate(tmp_path / "engine" / "model.safetensors", 1 << 43)
+    with started(tmp_path, spec, spare=True) as fleet:
+        logged("spare engine 2 stays on the GPU: E2110 ")
+        kill(fleet)
+        assert fleet.serving().number == 2
 
 
-def test_a_parked_spare_that_dies_is_replaced(keeper: Keeper) -> None:
-    engine = leased(keeper, "beside")
-    parked(keeper, 2)
-    os.kill(pid_of(keeper, 2), signal.SIGKILL)
-    parked(keeper, 3)
-    assert says(engine) == [*b"abca"]
-    engine.close()
+@pytest.mark.parametrize(("loads", "serving"), [("beside", 1), ("first", 2)])
+def test_a_spare_that_does_not_fall_asleep_is_the_last(
+    loads: str, serving: int, tmp_path: Path, logged: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_child, "_SLEEP_S", 0.0)
+    monkeypatch.setattr(engine_fleet, "_SPARE_DELAY_S", 0.0)
+    with started(tmp_path, of_vllm(tmp_path, loads), spare=True) as fleet:
+        logged("no spare engine any more: E2111 ")
+        assert fleet.serving().number == serving
+        until(lambda: (spare := fleet.fleet._spare) is None or spare.done())
+        kill(fleet)
+        assert fleet.serving().number == 3
+        assert fleet.run(fleet.fleet.wait_until_serving()) == {0: 2}
+
+
+def test_a_spare_that_does_not_wake_up_is_replaced(
+    tmp_path: Path, logged: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_child, "_WAKE_S", 0.0)
+    with started(tmp_path, of_vllm(tmp_path), spare=True) as fleet:
+        logged("spare engine 2 is parked")
+        kill(fleet)
+        logged("spare engine 2 does not wake up: E2111 ")
+        assert fleet.serving().number == 3
+
+
+def test_a_parked_spare_that_dies_is_replaced(tmp_path: Path, logged: Logged) -> None:
+    with started(tmp_path, of_vllm(tmp_path), spare=True) as fleet:
+        logged("spare engine 2 is parked")
+        (spare,) = fleet.call(lambda: fleet.fleet._living - {fleet.fleet._serving[0]})
+        os.kill(spare._pid, signal.SIGKILL)
+        logged("spare engine 3 is parked")
+        kill(fleet)
+        assert fleet.serving().number == 3

@@ -19,7 +19,6 @@ from step_engines import REFUSED, CountingEngine
 
 from cog_triton.engines import engine_messages, engine_server
 from cog_triton.engines.engine_client import EngineClient
-from cog_triton.engines.engine_connectors import GuestConnector
 from cog_triton.engines.engine_messages import (
     Cancel,
     Event,
@@ -29,6 +28,7 @@ from cog_triton.engines.engine_messages import (
     Submit,
     Welcome,
 )
+from cog_triton.engines.engine_orders import Serve, Stop
 from cog_triton.engines.engine_server import EngineServer
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
@@ -38,7 +38,6 @@ from cog_triton.engines.vllm.host_messages import MetricsEvent, MetricsRequest
 from cog_triton.errors import TritonUnavailable
 from cog_triton.ipc import framing
 from cog_triton.ipc.connection import Connection
-from cog_triton.keeper.keeper_messages import Stop
 from cog_triton.system import local_socket
 from cog_triton.system.shared_time import SharedTime
 from cog_triton.text.sampling import SamplingParams
@@ -73,15 +72,16 @@ class Engine(CountingEngine):
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, address: str = "") -> None:
         self.engine = Engine()
         self.progress = SharedTime()
-        self.socket = f"cog-triton-test-{secrets.token_hex(8)}"
+        self.socket = address or new_address()
         self.control, self._theirs = map(Connection, socket.socketpair())
-        self._listener = local_socket.listen(self.socket)
         self.ended: list[object] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+        self.control.send(Serve(self.socket, 3))
+        until(self._listens)
         self.guests: list[RawClient] = []
         self.owner = self.greeted("owner")
 
@@ -104,16 +104,26 @@ class World:
         for connection in [*self.guests, self.control, self._theirs]:
             connection.close()
 
+    def _listens(self) -> bool:
+        with suppress(ConnectionRefusedError):
+            local_socket.connect(self.socket).close()
+            return True
+        return False
+
     def until_over(self) -> None:
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
-            run_engine(self.engine, self._theirs, self._listener, self.progress)
+            run_engine(self.engine, self._theirs, self.progress)
             self.ended.append(None)
         except (EOFError, OSError) as error:
             self.ended.append(error)
+
+
+def new_address() -> str:
+    return f"cog-triton-test-{secrets.token_hex(8)}"
 
 
 @pytest.fixture
@@ -135,14 +145,13 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_the_end_of_the_keeper_is_told_once_whatever_takes_its_time() -> None:
-    listener = local_socket.listen(f"cog-triton-test-{secrets.token_hex(8)}")
+def test_the_end_of_the_server_comes_once_whatever_takes_its_time() -> None:
     control, theirs = map(Connection, socket.socketpair())
     orders: list[object] = []
 
     async def end() -> None:
         loop = asyncio.get_running_loop()
-        server = EngineServer(Engine(), loop, theirs, listener, orders.append)
+        server = EngineServer(Engine(), loop, theirs, orders.append)
         control.close()
         for _ in range(20):
             await asyncio.sleep(0)
@@ -346,31 +355,31 @@ def test_a_guest_that_leaves_at_once_does_no_harm(world: World) -> None:
 
 
 def test_the_next_step_is_due_while_requests_run(world: World) -> None:
-    due = world.progress._time
-    until(lambda: due[0] == math.inf)
+    due = world.progress.read
+    until(lambda: due() == math.inf)
     submit(world.owner, 1, 1, FOREVER)
     world.owner.receive()
-    assert due[0] <= time.monotonic()
-    before = due[0]
-    until(lambda: due[0] > before)
+    assert due() <= time.monotonic()
+    before = due()
+    until(lambda: due() > before)
     world.owner.cancel(1)
-    until(lambda: due[0] == math.inf)
+    until(lambda: due() == math.inf)
 
 
 def test_messages_are_no_progress_of_an_engine_that_hangs(world: World) -> None:
     world.engine.hangs = True
     submit(world.owner, 1, 1, FOREVER)
-    until(lambda: world.progress._time[0] <= time.monotonic())
-    due = world.progress._time[0]
+    until(lambda: world.progress.read() <= time.monotonic())
+    due = world.progress.read()
     submit(world.owner, 2, 1, FOREVER)
     until(lambda: world.engine.live == 2)
     steps = world.engine.steps
     world.owner.cancel(2)
     until(lambda: world.engine.steps > steps)
-    assert world.progress._time[0] == due
+    assert world.progress.read() == due
 
 
-def test_the_keeper_ends_the_engine(world: World) -> None:
+def test_the_server_ends_the_engine(world: World) -> None:
     guest = world.greeted()
     submit(guest, 1, 1, FOREVER)
     guest.receive()
@@ -382,10 +391,20 @@ def test_the_keeper_ends_the_engine(world: World) -> None:
             guest.receive()
 
 
-def test_the_keepers_death_is_an_error(world: World) -> None:
+def test_the_servers_death_is_an_error(world: World) -> None:
     world.control.close()
     world.until_over()
     assert isinstance(world.ended[0], EOFError | OSError)
+
+
+def test_an_address_that_is_taken_is_an_error(world: World) -> None:
+    world.control.send(Serve(world.socket, 4))
+    world.until_over()
+    assert "in use" in str(world.ended[0])
+
+
+def test_an_engine_says_which_generation_it_is(world: World) -> None:
+    assert world.guest().receive() == Welcome(64, 3)
 
 
 @pytest.mark.parametrize("hello", ["owner", "steps", "tokens"])
@@ -406,23 +425,23 @@ def test_a_peer_that_dies_leaves_nothing_and_another_takes_its_place(
     assert successor.items()[0].handle == 1
 
 
-def test_a_guest_client_connects_once_the_engine_listens(world: World) -> None:
-    client = EngineClient([GuestConnector(lambda: world.socket)], "tokens")
-    client.start()
-    events: list[TokenEvent] = []
+def test_a_client_connects_once_an_engine_listens_and_again_to_its_successor() -> None:
+    address = new_address()
     request = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=2))
-    until(lambda: client.serves)
-    client.submit(4, request, events.append)
-    until(lambda: bool(events) and events[-1].finish is not None)
-    assert [token for event in events for token in event.token_ids] == [2, 3]
-    client.close()
-
-    early = EngineClient([GuestConnector(lambda: f"{world.socket}-nobody")], "tokens")
-    early.start()
+    client = EngineClient([address], "tokens")
+    client.start()
+    client.cancel(1)
     with pytest.raises(TritonUnavailable, match="still loading"):
-        early.submit(1, request, events.append)
-    early.cancel(1)
-    early.close()
+        client.submit(1, request, lambda event: None)
+    for _ in range(2):
+        world, events = World(address), list[TokenEvent]()
+        until(lambda: bool(client.loads()))
+        client.submit(4, request, events.append)
+        until(lambda events=events: bool(events) and events[-1].finish is not None)  # type: ignore[misc]
+        assert [token for event in events for token in event.token_ids] == [2, 3]
+        world.close()
+        until(lambda: not client.loads())
+    client.close()
 
 
 def test_owners_get_the_kv_cache_and_the_number_of_requests_of_steps(world: World) -> None:

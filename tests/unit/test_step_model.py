@@ -105,9 +105,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setenv(step_pipe.KEY_VARIABLE, "secret")
     module: Any = importlib.import_module("cog_triton.backend.step_model")
     address = f"cog-triton-test-{secrets.token_hex(8)}"
-    monkeypatch.setattr(module, "locate_engine", lambda *_: address)
-    monkeypatch.setattr(module, "keeper_name", lambda: "keeper")
-    monkeypatch.setattr(module, "replica_count", lambda: 1)
+    monkeypatch.setattr(module, "own_addresses", lambda: [address])
     monkeypatch.setattr(module.triton_log, "install", lambda: None)
     monkeypatch.setattr(module.process_tuning, "tune_for_serving", lambda: None)
     with local_socket.listen(address) as listener:

@@ -28,6 +28,7 @@ from cog_triton.text.sampling import SamplingParams
 from cog_triton.triton.step_stream import EngineChannel, StepStreams, StepSubmission
 
 REQUEST = EngineRequest(input_ids=[5, 300, 70_000], sampling=SamplingParams(max_tokens=9))
+ONE = {0: 1}
 LONG = replace(REQUEST, input_ids=list(range(4000)))
 
 
@@ -84,7 +85,7 @@ def triton() -> Iterator[ScriptedSteps]:
 @pytest.fixture
 def streams(triton: ScriptedSteps) -> Iterator[StepStreams]:
     with closing(connect(triton)) as streams:
-        streams.open()
+        streams.open(ONE)
         yield streams
 
 
@@ -123,7 +124,7 @@ def test_opening_waits_for_the_engine_and_requests_do_too(triton: ScriptedSteps)
     triton.welcomes = False
     streams = connect(triton)
     with ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(streams.open)
+        opening = pool.submit(streams.open, ONE)
         pipe = triton.pipe()
         assert not streams.serving
         early = Running(streams)
@@ -137,15 +138,28 @@ def test_opening_waits_for_the_engine_and_requests_do_too(triton: ScriptedSteps)
     streams.close()
 
 
-def test_opening_fails_with_what_the_model_says(triton: ScriptedSteps) -> None:
+def test_opening_waits_for_the_engine_that_serves_and_fails_with_its_death_only(
+    streams: StepStreams, triton: ScriptedSteps
+) -> None:
     triton.welcomes = False
-    streams = connect(triton)
+    gone = "E2105 TritonUnavailable: the engine's process has ended"
     with ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(streams.open)
-        triton.pipe().fail("E1005 InvalidArgument: engine_steps: not for you")
-        with pytest.raises(TritonUnavailable, match="not for you"):
+        opening = pool.submit(streams.open, {0: 2})
+        with pytest.raises(TimeoutError):
+            opening.result(0.2)  # the one before it serves
+        triton.pipe(0).fail(gone)
+        triton.pipe(1).fail(gone)  # no other is opened at once
+        pipe = triton.pipe(2)
+        assert not opening.done()
+        pipe.welcome(2)
+        opening.result(PATIENCE_S)
+        streams._engines[0].reopen_at = streams._reopening_at = math.inf
+        pipe.fail(gone)
+        wait_until(lambda: not streams.serving)
+        opening = pool.submit(streams.open, {0: 2})
+        triton.pipe(3).fail(gone)
+        with pytest.raises(TritonUnavailable, match="has ended"):
             opening.result(PATIENCE_S)
-    streams.close()
 
 
 @pytest.mark.parametrize("of_engine", [True, False])
@@ -181,7 +195,7 @@ def test_malformed_bytes_end_the_pipe_only(
 
 def test_a_request_that_gets_nothing_times_out_and_is_cancelled(triton: ScriptedSteps) -> None:
     streams = connect(triton, timeout=0.3)
-    streams.open()
+    streams.open(ONE)
     running, pipe = Running(streams), triton.pipe()
     assert running.error().startswith("E2101 TritonTimeout")
     wait_until(lambda: Cancel(pipe.submits[0].handle) in pipe.messages)
@@ -240,7 +254,7 @@ def test_each_replica_has_a_pipe_and_an_engines_end_is_its_own(triton: ScriptedS
     streams = connect(triton, 2)
     with pytest.raises(TritonUnavailable, match="no engine is there"):
         Running(streams)
-    streams.open()
+    streams.open({1: 1})
     wait_until(lambda: len(streams.serving) == 2)
     pipes = {pipe.replica: pipe for pipe in triton.pipes}
     first = Running(streams, LONG)
@@ -272,11 +286,11 @@ def test_stopping_fails_what_runs_and_ends_the_pipe(
     assert triton.pipe().closed.wait(PATIENCE_S)
     with pytest.raises(TritonUnavailable):
         Running(streams)
-    streams.open()
+    streams.open(ONE)
     serves_again(streams, triton, 1)
     streams.close()
     with pytest.raises(TritonUnavailable):
-        streams.open()
+        streams.open(ONE)
 
 
 ITEMS = [made(handle, offset, *range(handle)) for offset in range(3) for handle in range(5)]

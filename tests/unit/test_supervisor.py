@@ -146,22 +146,6 @@ def test_requests_during_a_restart_get_reason_and_delay(supervised: Supervised) 
     supervised.until(SupervisorState.READY)
 
 
-def test_a_first_request_to_an_engine_that_is_gone_is_sent_again(
-    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    probe, sent = supervised.generator.probe, itertools.count(1)
-
-    def fail_first() -> None:
-        if next(sent) == 1:
-            raise TritonUnavailable("the engine's process has ended; try again later")
-        probe()
-
-    monkeypatch.setattr(supervised.supervisor, "_probe", fail_first)
-    supervised.start()
-    assert supervised.supervisor.state is SupervisorState.READY
-    assert next(sent) == 3
-
-
 @pytest.mark.parametrize("planned", [False, True], ids=["after a death", "as planned"])
 @pytest.mark.parametrize("lacking", [errors.DiskFull("no space"), OSError(24, "no descriptor")])
 def test_a_start_that_lacks_something_is_tried_again(

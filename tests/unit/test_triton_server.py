@@ -14,16 +14,15 @@ from typing import Any
 import pytest
 from scripted_server import ScriptedServer, serving, whole
 
+from cog_triton.engines.engine_spec import EngineSpec
 from cog_triton.errors import (
     EngineIncompatible,
     InvalidArgument,
     TritonStartFailed,
     TritonUnavailable,
 )
-from cog_triton.keeper import keeper_client
-from cog_triton.keeper.keeper_client import KeeperClient
+from cog_triton.processes.engine_fleet import EngineFleet
 from cog_triton.settings import load_settings
-from cog_triton.system import reaper
 from cog_triton.system.ports import free_ports
 from cog_triton.triton import installation
 from cog_triton.triton.server import TritonClient, TritonServer
@@ -356,35 +355,32 @@ def test_wheels_backends_are_linked_with_the_stub(
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(signal.SIGUSR1, r"\) hangs: asleep"), (signal.SIGSTOP, "was stopped")]
+    ("number", "said"), [(signal.SIGKILL, "its process has ended"), (signal.SIGSTOP, "was stopped")]
 )
-def test_the_loss_of_the_keeper_ends_the_start(
+def test_an_engine_that_dies_while_it_loads_ends_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
 ) -> None:
-    """An engine that loads for long does not hide it: TRITON_START_TIMEOUT is minutes."""
-    monkeypatch.setattr(keeper_client, "_PROGRAM", "hanging_keeper")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    triton = server(tmp_path, "echo $$ > pids\nexec sleep 600", triton_start_timeout=300)
-    triton.keeper = keeper = KeeperClient(tmp_path)
-    readiness = Readiness(tmp_path)
+    body = "echo $$ > started\nmv started pids\nexec sleep 600"
+    triton, readiness = server(tmp_path, body, triton_start_timeout=300), Readiness(tmp_path)
+    python = executable(tmp_path / "engine" / "python", body)
+    triton.engines = EngineFleet(tmp_path, EngineSpec.of("a:b", {}, str(python)))
+    files = [tmp_path / "triton" / "bin" / "pids", python.with_name("pids")]
 
-    async def scenario() -> None:
+    async def scenario() -> list[int]:
         start = asyncio.ensure_future(triton.start(readiness.is_ready, readiness.probe))
-        while not (tmp_path / "triton" / "bin" / "pids").exists():
+        while not all(file.exists() for file in files):
             await asyncio.sleep(0.01)
-        assert keeper._process is not None
-        (pid,) = reaper.descendants(keeper._process.process.pid)
-        assert b"CUDA_VISIBLE_DEVICES=0" in Path(f"/proc/{pid}/environ").read_bytes()
-        (own,) = Path(tmp_path / "triton" / "bin" / "pids").read_text().split()
-        assert b"CUDA_VISIBLE_DEVICES=\0" in Path(f"/proc/{own}/environ").read_bytes()
-        os.kill(pid, number)
-        with pytest.raises(TritonStartFailed, match=f"process .*{pid}.*{said}.* during start-up"):
+        started = [int(file.read_text()) for file in files]
+        own, engine = (Path(f"/proc/{pid}/environ").read_bytes() for pid in started)
+        assert b"CUDA_VISIBLE_DEVICES=\0" in own
+        assert b"CUDA_VISIBLE_DEVICES=0\0" in engine
+        os.kill(started[1], number)
+        with pytest.raises(TritonStartFailed, match=f"the engine did not load: .*{said}"):
             await start
-        assert not keeper.alive
+        return started
 
-    run(scenario())
-    assert living(tmp_path) == []
+    assert not [pid for pid in asyncio.run(asyncio.wait_for(scenario(), 60)) if _runs(pid)]
 
 
 def port_of(triton: ScriptedServer) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from started_keeper import until
+from scripted_server import wait_until
 from vllm_engines import calls, double_environment, vllm_engine
 from vllm_hosts import ABC, HOST, ask, over_double, token_ids, tokens
 
@@ -136,16 +136,13 @@ def test_a_vllm_that_starts_it_in_another_way_is_told_of(
 SERVER = """
 import asyncio, os, sys
 from pathlib import Path
-from cog_triton.ipc.connection import Connection
-from cog_triton.keeper.keeper_client import KeeperClient
-from cog_triton.keeper.keeper_messages import EngineSpec, LeaseRequest
+from cog_triton.engines.engine_spec import EngineSpec
+from cog_triton.processes.engine_child import EngineChild
 
 async def main():
-    client = KeeperClient(Path(sys.argv[1]))
-    await client.start(os.environ)
-    print(client._process.process.pid, flush=True)
-    lease = Connection.to(client.name)
-    lease.send(LeaseRequest(EngineSpec.of(sys.argv[2], {"engine_dir": sys.argv[3]}), 0))
+    spec = EngineSpec.of(sys.argv[2], {"engine_dir": sys.argv[3]})
+    engine = EngineChild(1, spec, Path(sys.argv[1]), os.environ)
+    print(await engine.wait_until_loaded(), flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())
@@ -153,7 +150,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("loading", [False, True])
-@pytest.mark.parametrize("victim", ["host", "keeper", "server"])
+@pytest.mark.parametrize("victim", ["host", "server"])
 def test_it_is_gone_soon_after_what_is_above_it(victim: str, loading: bool, tmp_path: Path) -> None:
     """Killed at once, while it loads, and once it is ready."""
     journal = tmp_path / "journal"
@@ -166,15 +163,14 @@ def test_it_is_gone_soon_after_what_is_above_it(victim: str, loading: bool, tmp_
     )
     assert server.stdout is not None
     try:
-        reaper = int(server.stdout.readline())
-        (told,) = until(lambda: calls(journal, "engine_core"))
-        core = told["pid"]
         if not loading:
-            until(lambda: "has loaded" in (tmp_path / "keeper.log").read_text())
+            assert server.stdout.readline() == b"True\n"
+        wait_until(lambda: calls(journal, "engine_core"))
+        (told,) = calls(journal, "engine_core")
+        core = told["pid"]
         host = int(Path(f"/proc/{core}/stat").read_text().rpartition(")")[2].split()[1])
-        (keeper,) = Path(f"/proc/{reaper}/task/{reaper}/children").read_text().split()
-        os.kill({"host": host, "keeper": int(keeper), "server": server.pid}[victim], signal.SIGKILL)
-        until(lambda: not Path(f"/proc/{core}").exists())
+        os.kill({"host": host, "server": server.pid}[victim], signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{core}").exists())
     finally:
         server.kill()
         server.wait()
@@ -192,4 +188,4 @@ def test_it_is_gone_with_a_host_that_dies_before_it_says_what_to_run() -> None:
     host.kill()
     host.wait()
     host.stdout.close()
-    until(lambda: not Path(f"/proc/{core}").exists())
+    wait_until(lambda: not Path(f"/proc/{core}").exists())

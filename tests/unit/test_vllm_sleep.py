@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from vllm_engines import DOUBLES, calls, vllm_engine
 
+from cog_triton.engines.engine_orders import FallAsleep, WakeUp
 from cog_triton.engines.vllm import engine_api, engine_sleep
 from cog_triton.engines.vllm.engine_sleep import EngineSleep, parkable
 from cog_triton.engines.vllm.model_directory import read_model
-from cog_triton.keeper.keeper_messages import FallAsleep, WakeUp
 from cog_triton.system.host_memory import HostMemory
 
 Open = Callable[..., Any]

@@ -8,16 +8,10 @@ import os
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from started_keeper import Keeper
 
-from cog_triton.ipc.streams import Stream
-from cog_triton.keeper import kept_engine, watchdog
-from cog_triton.keeper.keeper_messages import EngineDied
-from cog_triton.keeper.kept_engine import KeptEngine
+from cog_triton.processes import watchdog
 from cog_triton.triton import liveness
 
 NO_DESCRIPTOR = OSError(errno.EMFILE, "Too many open files")
@@ -75,47 +69,3 @@ def test_the_watch_over_tritons_start_keeps_the_processes_that_it_knew(
 
     said = found_after_errors(watch, *pids)
     assert said == f"a process of Triton (process {pids[1]}) was stopped"
-
-
-@pytest.mark.parametrize(
-    ("error", "reasons"),
-    [
-        (NO_DESCRIPTOR, [f"the engine's process (1) cannot be watched: {NO_DESCRIPTOR}"]),
-        (FileNotFoundError(), []),
-    ],
-)
-def test_an_engine_that_cannot_be_watched_is_killed_unless_it_has_ended(
-    monkeypatch: pytest.MonkeyPatch, error: OSError, reasons: list[str]
-) -> None:
-    def fail(_file: object) -> None:
-        raise error
-
-    monkeypatch.setattr(kept_engine, "SharedTimeReader", fail)
-    told: list[str] = []
-    engine = SimpleNamespace(root_pid=1, kill=told.append)
-    asyncio.run(KeptEngine._watch(engine, 1, 3))  # type: ignore[arg-type]
-    assert told == reasons
-
-
-@pytest.mark.parametrize(
-    ("module", "name"), [(watchdog, "watch"), (Stream, "receive")], ids=["watch", "read"]
-)
-def test_a_keeper_that_cannot_be_watched_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: object, name: str
-) -> None:
-    async def fail(*_: object) -> None:
-        raise NO_DESCRIPTOR
-
-    keeper = Keeper(tmp_path)
-    try:
-        with monkeypatch.context() as patched:
-            patched.setattr(module, name, fail)
-            keeper.start()
-            wait = asyncio.wait_for(keeper.client.wait_for_death(), 60)
-            death = keeper.run(wait)
-        assert death == EngineDied(f"the engine keeper cannot be watched: {NO_DESCRIPTOR!r}")
-        assert keeper.client.lost
-        keeper.start()
-        assert keeper.client.alive
-    finally:
-        keeper.close()

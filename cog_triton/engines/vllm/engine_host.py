@@ -14,6 +14,8 @@ from typing import Any, Self
 
 from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.async_loop import AsyncEngine
+from cog_triton.engines.engine_orders import FallAsleep, SleepChanged, WakeUp
+from cog_triton.engines.engine_spec import PARKABLE
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, check_prompt
 from cog_triton.engines.vllm import compiler_caches, engine_api, request_import
@@ -43,7 +45,6 @@ from cog_triton.engines.vllm.model_directory import VLLMModel, enter_model, read
 from cog_triton.engines.vllm.sampling_arguments import LORA_NAME, from_engine_request
 from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_version
 from cog_triton.errors import CogTritonError, InvalidArgument, PromptTooLong, VLLMUnknownError
-from cog_triton.keeper.keeper_messages import PARKABLE, FallAsleep, SleepChanged, WakeUp
 from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.system import page_cache
 
@@ -212,9 +213,9 @@ class VLLMHost(AsyncEngine):
                 raise
             await asyncio.sleep(_HEALTH_PERIOD_S)
 
-    async def obey(self, order: FallAsleep | WakeUp, running: int) -> SleepChanged:
+    async def obey(self, order: FallAsleep | WakeUp) -> SleepChanged:
         """See `AsyncEngine.obey`."""
-        return await self._sleep.obey(order, running=running)
+        return await self._sleep.obey(order)
 
     def shutdown(self, *, ordered: bool) -> None:
         """See `AsyncEngine.shutdown`."""

@@ -11,9 +11,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from cog_triton.engines.engine_orders import FallAsleep, SleepChanged, WakeUp
 from cog_triton.engines.vllm.model_directory import weight_bytes
 from cog_triton.errors import CogTritonError, EngineNotParked
-from cog_triton.keeper.keeper_messages import FallAsleep, SleepChanged, WakeUp
 from cog_triton.system.host_memory import host_memory
 
 _OF_A_PROCESS = 4 << 30
@@ -26,25 +26,23 @@ def parkable(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class EngineSleep:
-    """Falling asleep and waking up of one AsyncLLM, which must be idle meanwhile."""
+    """Falling asleep and waking up of one AsyncLLM, which has not served before it sleeps."""
 
     def __init__(self, engine: Any, arguments: Mapping[str, Any]) -> None:
         self._engine = engine
         self._arguments = arguments
 
-    async def obey(self, order: FallAsleep | WakeUp, *, running: int = 0) -> SleepChanged:
-        """Do what is ordered; what goes wrong is in the answer, as with requests `running`."""
+    async def obey(self, order: FallAsleep | WakeUp) -> SleepChanged:
+        """Do what is ordered; what goes wrong is in the answer."""
         try:
             if isinstance(order, FallAsleep):
-                if running:
-                    raise EngineNotParked(f"{running} requests run in it")
                 self._check()
                 await self._engine.sleep(level=1)
             else:
                 await self._engine.wake_up()
         except CogTritonError as error:
             return SleepChanged(error)
-        except Exception as error:  # noqa: BLE001 - the keeper must get whatever it is
+        except Exception as error:  # noqa: BLE001 - the server must get whatever it is
             return SleepChanged(EngineNotParked(f"vLLM: {type(error).__name__}: {error}"))
         return SleepChanged()
 

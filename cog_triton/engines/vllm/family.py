@@ -15,6 +15,7 @@ from cog_triton.engines.base import (
     EngineLimits,
     ResumeRules,
 )
+from cog_triton.engines.engine_spec import SPARE_LOADS
 from cog_triton.engines.vllm import compiler_caches
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.image_decoding import images_of
@@ -30,7 +31,6 @@ from cog_triton.engines.vllm.vllm_version import (
     require_tested,
 )
 from cog_triton.errors import EngineIncompatible, InvalidPredictorConfig, nearest
-from cog_triton.keeper.keeper_messages import SPARE_LOADS
 from cog_triton.system.redaction import HUB_TOKENS
 from cog_triton.text import generation_config
 from cog_triton.text.sampling import ABILITIES

@@ -29,7 +29,7 @@ def known_versions() -> Sequence[Mapping[str, str]]:
 def installed_version(engine_python: str = "") -> str | None:
     """Version of the vLLM that a Python has, by package metadata; None if that cannot be told.
 
-    `engine_python` is run as the engine keeper runs it; by default the current Python is meant.
+    `engine_python` is run as an engine process is; by default the current Python is meant.
     """
     if not engine_python:
         try:

@@ -1,6 +1,6 @@
-"""Watchdog of an engine process, or of the keeper: notices one that was stopped, or hangs.
+"""Watchdog of an engine process: notices one that was stopped, or hangs.
 
-A process hangs whose next step, or sign of life, is overdue while all of its threads sleep and use
+A process hangs whose next step is overdue while all of its threads sleep and use
 no CPU, look after look. A step that computes, or waits for a disk or for its turn on a busy CPU, is
 none, however long it takes: prompts of 100,000 tokens take minutes on a CPU.
 """

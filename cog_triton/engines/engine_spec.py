@@ -1,0 +1,89 @@
+"""Specification of an engine process, and the addresses at which engines listen."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from cog_triton.errors import TritonUnavailable
+
+ADDRESS_VARIABLE = "COG_TRITON_ENGINE_ADDRESS"
+"""Environment variable of tritonserver with the address of its engines, without their numbers."""
+REPLICAS_VARIABLE = "COG_TRITON_ENGINE_REPLICAS"
+"""Environment variable of tritonserver with the number of its engines."""
+PARKABLE = "parkable"
+"""Parameter of an engine: "true" if it is to be able to sleep."""
+SPARE_LOADS = "spare_loads"
+"""Parameter of an engine that can be parked: whether a spare loads "beside" one that serves, or
+"first", since the GPU has no room for both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """Specification of an engine process: those with equal ones can stand in for each other.
+
+    `engine` is ``module:class``, opened by ``from_parameters(parameters)`` in `python`. An
+    `isolated` Python gets this package and nothing else of ours.
+    """
+
+    engine: str
+    parameters: tuple[tuple[str, str], ...]
+    python: str
+    isolated: bool = False
+
+    @property
+    def is_parkable(self) -> bool:
+        """Whether such engines can be parked."""
+        return dict(self.parameters).get(PARKABLE) == "true"
+
+    @property
+    def is_spare_first(self) -> bool:
+        """Whether the spare must be loaded and parked before the engine that serves is."""
+        return self.is_parkable and dict(self.parameters)[SPARE_LOADS] == "first"
+
+    def parkable(self) -> Self:
+        """That of an engine which can be parked, if its family can be; else the same."""
+        if SPARE_LOADS not in dict(self.parameters):
+            return self
+        return replace(self, parameters=tuple(sorted({*self.parameters, (PARKABLE, "true")})))
+
+    @classmethod
+    def of(cls, engine: str, parameters: Mapping[str, str], python: str = sys.executable) -> Self:
+        """For the Python that `parameters` name as ``engine_python``, else `python`, ours."""
+        other = parameters.get("engine_python")
+        return cls(
+            engine=engine,
+            parameters=tuple(sorted(parameters.items())),
+            python=other or python,
+            isolated=bool(other),
+        )
+
+
+def new_addresses(count: int) -> Sequence[str]:
+    """Addresses for `count` engines of one start of a server, which nobody can guess."""
+    return _numbered(f"cog-triton-{secrets.token_hex(16)}", count)
+
+
+def variables(addresses: Sequence[str]) -> Mapping[str, str]:
+    """Variables by which the stubs of a tritonserver know these addresses."""
+    prefix, _, _ = addresses[0].rpartition("-")
+    return {ADDRESS_VARIABLE: prefix, REPLICAS_VARIABLE: str(len(addresses))}
+
+
+def own_addresses() -> Sequence[str]:
+    """Addresses of the engines of this stub's server; raises E2105 if it has none."""
+    prefix = os.environ.get(ADDRESS_VARIABLE)
+    if not prefix:
+        raise TritonUnavailable(
+            f"{ADDRESS_VARIABLE} is not set: `cog-triton serve` starts the process of this engine"
+            " beside tritonserver, on the same machine"
+        )
+    return _numbered(prefix, int(os.environ.get(REPLICAS_VARIABLE) or 1))
+
+
+def _numbered(prefix: str, count: int) -> Sequence[str]:
+    return [f"{prefix}-{number}" for number in range(count)]

@@ -1,1 +1,0 @@
-"""Engine keeper: starts engine processes and leases them to Triton's stubs."""

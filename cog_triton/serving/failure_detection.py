@@ -18,7 +18,6 @@ from cog_triton.errors import CogTritonError
 from cog_triton.serving.admission import Admission
 from cog_triton.settings import Settings
 from cog_triton.triton import liveness
-from cog_triton.triton.liveness import ProcessLiveness
 from cog_triton.triton.server import TritonClient, TritonServer
 from cog_triton.triton.step_stream import EngineChannel, StepStreams
 from cog_triton.triton.token_transport import TokenTransport
@@ -130,42 +129,39 @@ class FailureDetection:
     async def wait(self) -> Failure:
         """Wait for the first sign of failure, and describe it; kills an engine that is at fault."""
         engines = self._server.engines
-        with ProcessLiveness(self._server.root_pid) as processes:
-            deaths: list[asyncio.Future[Any]] = [
-                asyncio.ensure_future(processes.wait_for_failure())
-            ]
-            if engines is not None:
-                deaths.append(asyncio.ensure_future(engines.wait_for_death()))
-            check = asyncio.ensure_future(self.checks.watch())
-            watches = [*deaths, check, asyncio.ensure_future(self._watch_readiness())]
-            try:
-                done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-                if done.isdisjoint(deaths):
-                    # What is dead refuses requests, too, but its death is the better reason.
-                    await asyncio.wait(deaths, timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
-                first = next(watch for watch in watches if watch.done())
-                found = first.result()
-                if isinstance(found, str):
-                    return Failure(found, engine_only=False)
-                if engines is None:
-                    return Failure(found.reason, engine_only=False)
-                if isinstance(found, Sick):
-                    engines.end(found.reason, found.replica)
-                    if found.replica is None:
-                        return Failure(found.reason, engine_only=True)
-                    _, of_engine = deaths
-                    await asyncio.wait({of_engine}, timeout=_DEATH_S)
-                    if not of_engine.done():
-                        return Failure(found.reason, engine_only=True)
-                    found = of_engine.result()
-                others = self._replicas is not None and found.serving
-                return Failure(
-                    found.reason, found.lasted is not None, found.replica if others else None
-                )
-            finally:
-                for watch in watches:
-                    watch.cancel()
-                await asyncio.gather(*watches, return_exceptions=True)
+        deaths: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._server.wait_for_failure())]
+        if engines is not None:
+            deaths.append(asyncio.ensure_future(engines.wait_for_death()))
+        check = asyncio.ensure_future(self.checks.watch())
+        watches = [*deaths, check, asyncio.ensure_future(self._watch_readiness())]
+        try:
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            if done.isdisjoint(deaths):
+                # What is dead refuses requests, too, but its death is the better reason.
+                await asyncio.wait(deaths, timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
+            first = next(watch for watch in watches if watch.done())
+            found = first.result()
+            if isinstance(found, str):
+                return Failure(found, engine_only=False)
+            if engines is None:
+                return Failure(found.reason, engine_only=False)
+            if isinstance(found, Sick):
+                engines.end(found.reason, found.replica)
+                if found.replica is None:
+                    return Failure(found.reason, engine_only=True)
+                _, of_engine = deaths
+                await asyncio.wait({of_engine}, timeout=_DEATH_S)
+                if not of_engine.done():
+                    return Failure(found.reason, engine_only=True)
+                found = of_engine.result()
+            others = self._replicas is not None and found.serving
+            return Failure(
+                found.reason, found.lasted is not None, found.replica if others else None
+            )
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
 
     async def blames(self, replica: int | None = None, *, of_engine: bool) -> bool:
         """Whether requests of ours may be blamed for a death: no others ran, nor did just now.

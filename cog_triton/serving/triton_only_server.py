@@ -21,7 +21,7 @@ from cog_triton.settings import Settings, url_host
 from cog_triton.system import ports, process_tuning, reaper
 from cog_triton.system.redaction import SERVER_KEYS
 from cog_triton.system.work_dir import fresh_run_dir, require_usable
-from cog_triton.triton import launch, liveness
+from cog_triton.triton import launch
 from cog_triton.triton.server import TritonClient, TritonServer
 
 _CLOSE_S = 5.0
@@ -215,7 +215,7 @@ async def _wait_for_exit(
     stop: asyncio.Future[None],
 ) -> None:
     engines: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    failed = asyncio.ensure_future(_wait_for_failure(settings, server.root_pid))
+    failed = asyncio.ensure_future(server.wait_for_failure())
     if server.engines is not None:
         engines = asyncio.ensure_future(
             _require_engines(server.engines, settings.triton_max_restarts)
@@ -234,14 +234,6 @@ async def _wait_for_exit(
         failed.cancel()
     reason = failed.result() if failed.done() else "Triton has died"
     raise TritonUnavailable(f"{reason}; its last lines (of {server.log}):\n{server.log_tail()}")
-
-
-async def _wait_for_failure(settings: Settings, root: int) -> str:
-    """Wait until a process of Triton was stopped, or a server or stub of rank 0 has died."""
-    if settings.cog_triton_rank:  # its processes may be still to come
-        return await liveness.wait_until_stopped(root)
-    with liveness.ProcessLiveness(root) as processes:
-        return await processes.wait_for_failure()
 
 
 async def _require_engines(fleet: EngineFleet, restarts: int) -> None:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
 
 from cog_triton.system import reaper
 from cog_triton.system.process_state import process_state, stopped, with_descendants
@@ -22,7 +21,7 @@ _ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB", re.M)
 
 
 class ProcessLiveness:
-    """Liveness watch over a reaper and all its descendants; use as a context manager.
+    """Liveness watch over a reaper and all its descendants, one wait at a time.
 
     The kernel reports the death of a server or stub (pidfd_open(2)); that of other processes is
     ignored. A SIGSTOP is seen in proc(5) within 0.25 s.
@@ -32,28 +31,20 @@ class ProcessLiveness:
         """`root` is the reaper; create this when all of them run."""
         self._pids = with_descendants(root)
         self._names = _named(self._pids)
-        self._descriptors: dict[int, int] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
 
     async def wait_for_failure(self) -> str:
-        """Wait until a process has died or was stopped; describes which and what."""
+        """Wait until a process has died, be it before, or was stopped; describes which and what."""
         loop = asyncio.get_running_loop()
+        descriptors: list[int] = []
         died = asyncio.Event()
         try:
             for pid in self._names:
                 try:
-                    self._descriptors[pid] = os.pidfd_open(pid)
+                    descriptors.append(os.pidfd_open(pid))
                 except ProcessLookupError:
                     died.set()
                 else:
-                    loop.add_reader(self._descriptors[pid], died.set)
+                    loop.add_reader(descriptors[-1], died.set)
             while True:
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(died.wait(), _POLL_S)
@@ -68,8 +59,9 @@ class ProcessLiveness:
                 if died.is_set():  # and could not be looked at
                     await asyncio.sleep(_POLL_S)
         finally:
-            for descriptor in self._descriptors.values():
+            for descriptor in descriptors:
                 loop.remove_reader(descriptor)
+                os.close(descriptor)
 
 
 async def wait_until_stopped(root: int) -> str:

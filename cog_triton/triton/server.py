@@ -157,6 +157,7 @@ class TritonServer:
         self._work_dir = work_dir
         self.log = work_dir / "triton.log"
         self._process: reaper.Reaped | None = None
+        self._processes: liveness.ProcessLiveness | None = None
         self.engines: EngineFleet | None = None
         """Engine processes, of an engine that runs in one; they outlive tritonserver."""
         if (spec := self._engine_spec()) is not None:
@@ -230,6 +231,8 @@ class TritonServer:
                         error.detail,
                     )
                     self.kill()
+            if not self._settings.cog_triton_rank:  # another rank's may be still to come
+                self._processes = liveness.ProcessLiveness(self.root_pid)
             if self._relay is not None:
                 await self._relay.start()
         except BaseException:
@@ -240,6 +243,7 @@ class TritonServer:
 
     async def _launch(self) -> None:
         """Start the process, and the engines if need be."""
+        self._processes = None
         if self.log.exists():
             self.log.replace(self.log.with_name("triton.previous.log"))
         self._oom_kills = OomKills()
@@ -290,10 +294,10 @@ class TritonServer:
         """Wait for readiness, and verify it with `probe`; raises E2106 as `start` does."""
         self._crash = None
         watch = asyncio.ensure_future(self._wait_for_exit())
-        stopped = asyncio.ensure_future(liveness.wait_until_stopped(self.root_pid))
+        broken = asyncio.ensure_future(self.wait_for_failure())
         failed = asyncio.ensure_future(self._wait_for_engines_failure())
         ready = asyncio.ensure_future(self._probe_when_ready(is_ready, probe))
-        waits: set[asyncio.Future[Any]] = {watch, stopped, failed, ready}
+        waits: set[asyncio.Future[Any]] = {watch, broken, failed, ready}
         try:
             await asyncio.wait(
                 waits,
@@ -317,8 +321,8 @@ class TritonServer:
                     f"{self._port_in_use_hint()}{self.oom_hint()}; its last lines (of {self.log}):"
                     f"\n{self.log_tail()}"
                 )
-            if stopped.done():
-                raise TritonStartFailed(f"{stopped.result()} during start-up")
+            if broken.done():
+                raise TritonStartFailed(f"{broken.result()} during start-up")
             if not ready.done():
                 raise TritonStartFailed(
                     f"Triton was not ready within {self._settings.triton_start_timeout:g} s"
@@ -331,6 +335,12 @@ class TritonServer:
         finally:
             for wait in waits:
                 wait.cancel()
+
+    async def wait_for_failure(self) -> str:
+        """Wait until a process of it was stopped or, since it was ready, has died; says which."""
+        if self._processes is None:
+            return await liveness.wait_until_stopped(self.root_pid)
+        return await self._processes.wait_for_failure()
 
     async def stop(self) -> None:
         """Let running requests end for a few seconds, then kill what is left; end the engines."""
@@ -354,7 +364,7 @@ class TritonServer:
         """Kill its processes but for the engines'; none is left when this returns."""
         if self._process is not None:
             self._process.kill()
-            self._process = None
+            self._process = self._processes = None
 
     def kill_engines(self) -> None:
         """Kill the engine processes; the next start starts others."""

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from fake_tritonserver import FakeTritonServer
 
-from cog_triton.errors import TritonUnavailable
+from cog_triton.errors import TritonStartFailed, TritonUnavailable
 from cog_triton.serving.triton_only_server import _wait_for_exit
 from cog_triton.system import reaper
-from cog_triton.triton.liveness import ProcessLiveness
 
 PATIENCE_S = 60
 
@@ -51,12 +50,11 @@ def trouble_after(small: FakeTritonServer, word: str, number: int) -> str:
     async def main() -> str:
         await ready(small)
         (victim, *_) = [*of(small, word), small.server.root_pid]
-        with ProcessLiveness(small.server.root_pid) as liveness:
-            watch = asyncio.ensure_future(liveness.wait_for_failure())
-            await asyncio.sleep(0.1)
-            assert not watch.done()
-            os.kill(victim, number)
-            said = await asyncio.wait_for(watch, PATIENCE_S)
+        watch = asyncio.ensure_future(small.server.wait_for_failure())
+        await asyncio.sleep(0.1)
+        assert not watch.done()
+        os.kill(victim, number)
+        said = await asyncio.wait_for(watch, PATIENCE_S)
         assert str(victim) in said
         return said
 
@@ -86,23 +84,28 @@ def test_dead_or_stopped_process_is_named(
 def test_death_of_other_processes_is_ignored(triton: FakeTritonServer) -> None:
     async def main() -> None:
         await ready(triton)
-        with ProcessLiveness(triton.server.root_pid) as liveness:
-            watch = asyncio.ensure_future(liveness.wait_for_failure())
-            os.kill(of(triton, "sleep\x00601")[0], signal.SIGKILL)
-            assert (await asyncio.wait({watch}, timeout=0.6))[0] == set()
-            watch.cancel()
+        watch = asyncio.ensure_future(triton.server.wait_for_failure())
+        os.kill(of(triton, "sleep\x00601")[0], signal.SIGKILL)
+        assert (await asyncio.wait({watch}, timeout=0.6))[0] == set()
+        watch.cancel()
 
     asyncio.run(main())
 
 
-def test_process_that_died_before_the_watch_is_reported(triton: FakeTritonServer) -> None:
-    async def main() -> str:
-        await ready(triton)
-        with ProcessLiveness(triton.server.root_pid) as liveness:
-            os.kill(of(triton, "bin/tritonserver")[-1], signal.SIGKILL)
-            return await asyncio.wait_for(liveness.wait_for_failure(), PATIENCE_S)
+def test_a_death_while_an_engine_is_restarted_ends_that(triton: FakeTritonServer) -> None:
+    async def not_ready() -> bool:
+        return False
 
-    assert "tritonserver" in asyncio.run(main())
+    async def main() -> None:
+        await ready(triton)
+        (stub,) = of(triton, "preprocessing/1/model.py")
+        os.kill(stub, signal.SIGKILL)
+        said = rf"the stub of preprocessing \(process {stub}\) has died during start-up"
+        for _ in range(2):
+            with pytest.raises(TritonStartFailed, match=said):
+                await triton.server.wait_until_ready(not_ready, asyncio.Event().wait)
+
+    asyncio.run(main())
 
 
 def test_no_file_descriptor_is_leaked(triton: FakeTritonServer) -> None:
@@ -110,11 +113,10 @@ def test_no_file_descriptor_is_leaked(triton: FakeTritonServer) -> None:
         await ready(triton)
         before = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(3):
-            with ProcessLiveness(triton.server.root_pid) as liveness:
-                watch = asyncio.ensure_future(liveness.wait_for_failure())
-                await asyncio.sleep(0.01)
-                watch.cancel()
-                await asyncio.gather(watch, return_exceptions=True)
+            watch = asyncio.ensure_future(triton.server.wait_for_failure())
+            await asyncio.sleep(0.01)
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 
     asyncio.run(main())

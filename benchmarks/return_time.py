@@ -96,7 +96,7 @@ def is_ready(server: Server, http: httpx.Client) -> bool:
 
 def serving_engine(server: Server) -> int:
     """Process id of the engine that serves."""
-    number = re.findall(STAGES["serves"], server.log.read_text("utf-8"))[-1]
+    number = ["1", *re.findall(STAGES["serves"], server.log.read_text("utf-8"))][-1]
     for pid in server.pids:
         is_engine = _ENGINE in read(pid, "cmdline").split(b"\0")[1:3]
         if is_engine and Path(f"/proc/{pid}/fd/1").readlink().name == f"engine-{number}.log":

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -34,7 +32,6 @@ from cog_triton.system.gpus import VISIBLE_GPUS
 from cog_triton.system.process_state import with_descendants
 from cog_triton.system.shared_time import SharedTime
 
-_log = logging.getLogger(__name__)
 _PROGRAM = "cog_triton.backend.engine_process"
 _EXIT_GRACE_S = 5.0
 _REAP_S = 0.2
@@ -65,7 +62,6 @@ class EngineChild:
         self.asleep = False
         self._pid: int | None = None
         self._loop = asyncio.get_running_loop()
-        self._began = time.monotonic()
         self._ended = asyncio.Event()
         self._error: CogTritonError | None = None
         self._reason: str | None = None
@@ -126,8 +122,6 @@ class EngineChild:
             self._pid = message.pid
             with suppress(OSError):  # its reaper and its connection end, too
                 self._watch_exit(message.pid)
-            seconds = time.monotonic() - self._began
-            _log.info("engine process %d has loaded in %.2f s", self.number, seconds)
             self._watching.cancel()
             self._watching = asyncio.ensure_future(self._watch(message.pid))
             return self.alive

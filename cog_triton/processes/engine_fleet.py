@@ -173,9 +173,9 @@ class EngineFleet:
     async def _serve(self, replica: int, engine: EngineChild) -> float:
         """Have an engine serve, until it has died and its memory is free; returns the seconds."""
         began = time.monotonic()
+        self._note(replica, "engine process %d serves", engine.number)
         self._generations[replica] += 1
         engine.serve(self._addresses[replica], self._generations[replica])
-        _log.info("engine process %d serves", engine.number)
         self._serving[replica] = engine
         self._serves.set()
         if self._has_spare and self._spare is None:
@@ -207,19 +207,25 @@ class EngineFleet:
     async def _begin(self, replica: int) -> EngineChild | str:
         """Start an engine and wait until it is loaded; else why it is not."""
         gpus = self._replicas.gpus[replica] if self._replicas.gpus else None
-        number = next(self._numbers)
+        began, number = time.monotonic(), next(self._numbers)
         on = "" if gpus is None else f" on GPU {gpus}"
-        _log.info("engine process %d starts%s: %s", number, on, self._spec.engine)
+        self._note(replica, "engine process %d starts%s: %s", number, on, self._spec.engine)
         try:
             engine = EngineChild(number, self._spec, self._directory, self._environment, gpus)
         except OSError as error:
             return str(error)
         self._living.add(engine)
         if await engine.wait_until_loaded():
+            seconds = time.monotonic() - began
+            self._note(replica, "engine process %d has loaded in %.2f s", number, seconds)
             return engine
         why = engine.load_error()
         await self._clean_up(engine)
         return why
+
+    def _note(self, replica: int, text: str, *values: object) -> None:
+        """Log a stage of a start, below INFO for the first one, which the server reports itself."""
+        _log.log(logging.INFO if self._generations[replica] else logging.DEBUG, text, *values)
 
     async def _clean_up(self, engine: EngineChild) -> None:
         ending = None

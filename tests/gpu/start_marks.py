@@ -215,6 +215,7 @@ class Starts:
             return vllm_serve(name, model, driver.logs, driver.python, rust=True, **values)
         own = None if driver.rehearsal else driver.options.engine_python
         told = part.startswith("deterministic")
+        values["LOG_LEVEL"] = "debug"  # the first start of an engine is below INFO
         # Without a cache of all servers.
         return ours(name, model, driver.logs, own, deterministic=told, **values)
 

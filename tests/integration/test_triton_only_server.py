@@ -158,9 +158,8 @@ def test_an_engine_that_keeps_dying_ends_the_server(make: Callable[..., Alone]) 
     while server.process.poll() is None:
         for pid, line in processes_of(server.work_dir).items():
             engine = "cog_triton.backend.engine_process" in line.split()[1:3]
-            if engine and len(deaths) < len(
-                re.findall(r"engine process \d+ serves", server.output)
-            ):
+            served = 1 + len(re.findall(r"engine process \d+ serves", server.output))
+            if engine and len(deaths) < served:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 deaths.add(pid)

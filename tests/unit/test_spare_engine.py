@@ -23,7 +23,7 @@ Logged = Callable[[str], None]
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Logged:
     """Waits until a text is in the log."""
-    caplog.set_level("INFO", "cog_triton")
+    caplog.set_level("DEBUG", "cog_triton")
     return lambda text: until(lambda: text in caplog.text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from cog_triton.system.work_dir import fresh_run_dir, require_usable
 from cog_triton.triton import launch
 from cog_triton.triton.server import TritonClient, TritonServer
 
+_log = logging.getLogger(__name__)
 _CLOSE_S = 5.0
 
 
@@ -237,17 +239,21 @@ async def _wait_for_exit(
 
 
 async def _require_engines(fleet: EngineFleet, restarts: int) -> None:
-    """Watch engines die, which others replace; raises E2105 after too many in a row.
+    """Watch engines die, which others replace.
 
-    Of several, the last one counts.
+    Raises E2105 if one does not load, or after too many deaths in a row; of several, the last one
+    counts.
     """
     failures = 0
     while True:
         death = await fleet.wait_for_death()
+        if death.lasted is None:
+            raise TritonUnavailable(death.reason)
+        _log.error("engine %d: %s", death.replica, death.reason)
         if death.serving:
             continue
-        failures = 1 if (death.lasted or 0.0) >= STABLE_S else failures + 1
-        if failures > restarts or death.lasted is None:
+        failures = 1 if death.lasted >= STABLE_S else failures + 1
+        if failures > restarts:
             raise TritonUnavailable(
                 f"given up after {failures - 1} restarts in a row (TRITON_MAX_RESTARTS):"
                 f" {death.reason}"

@@ -27,6 +27,7 @@ from cog_triton.errors import TritonUnavailable
 from cog_triton.processes import engine_fleet, watchdog
 from cog_triton.processes.engine_fleet import EngineDeath
 from cog_triton.processes.watchdog import HangDetector
+from cog_triton.serving.triton_only_server import _require_engines
 from cog_triton.system import local_socket
 
 FOREVER = 10**9
@@ -110,7 +111,9 @@ def test_an_engine_that_does_not_load_says_why(engine: str, said: str, tmp_path:
         assert fleet.death() == EngineDeath(reason, 0, 0, lasted=None)
 
 
-def test_one_that_does_not_come_back_is_a_failure_until_the_next_start(tmp_path: Path) -> None:
+def test_one_that_does_not_come_back_is_a_failure_until_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     blocked = tmp_path / "pid"
     with started(tmp_path, counting(pid_file=str(blocked))) as fleet:
         pid = fleet.pid()
@@ -118,7 +121,9 @@ def test_one_that_does_not_come_back_is_a_failure_until_the_next_start(tmp_path:
         blocked.mkdir()  # so that the next one cannot write it
         os.kill(pid, signal.SIGKILL)
         assert "IsADirectoryError" in fleet.run(fleet.fleet.wait_until_failed())
-        assert [fleet.death().lasted is None for _ in range(2)] == [False, True]
+        with pytest.raises(TritonUnavailable, match="the engine did not load: its"):
+            fleet.run(_require_engines(fleet.fleet, 5))
+        assert f"engine 0: the engine's process ({pid}) has died" in caplog.messages
         blocked.rmdir()
         for generation in (2, 3):
             fleet.call(fleet.fleet.kill)

@@ -122,6 +122,11 @@ class EngineFleet:
         """Wait until an engine does not load while no other serves, or at the start."""
         return await self._failure.get()
 
+    @property
+    def has_died(self) -> bool:
+        """Whether `wait_for_death` would return at once."""
+        return not self._deaths.empty()
+
     async def wait_for_death(self) -> EngineDeath:
         """Wait until an engine that served has died, or `wait_until_failed`; one at a time."""
         return await self._deaths.get()

@@ -238,8 +238,11 @@ class Supervisor:
     async def _verify(self) -> None:
         """Check an engine with a real request, as soon as it serves."""
         engines = self._server.engines
-        generations = {} if engines is None else await engines.wait_until_serving()
-        await asyncio.to_thread(self._open_and_probe, generations)
+        while True:
+            generations = {} if engines is None else await engines.wait_until_serving()
+            await asyncio.to_thread(self._open_and_probe, generations)
+            if engines is None or not engines.has_died:  # else the next check forgets that death
+                return
 
     def _open_and_probe(self, generations: Mapping[int, int]) -> None:
         self._transport.open(generations)

@@ -11,8 +11,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from process_trees import running
@@ -27,6 +29,7 @@ from cog_triton.errors import TritonUnavailable
 from cog_triton.processes import engine_fleet, watchdog
 from cog_triton.processes.engine_fleet import EngineDeath
 from cog_triton.processes.watchdog import HangDetector
+from cog_triton.serving.supervisor import Supervisor
 from cog_triton.serving.triton_only_server import _require_engines
 from cog_triton.system import local_socket
 
@@ -94,6 +97,22 @@ def test_deaths_before_an_engine_serves_are_forgotten_and_a_stop_is_in_time(tmp_
         fleet.run(fleet.fleet.stop())
         assert process.returncode == 0
         assert not fleet.pids
+
+
+def test_a_death_during_the_check_of_a_start_is_no_failure_after_it(fleet: StartedFleet) -> None:
+    checked = []
+
+    def check(generations: Mapping[int, int]) -> None:
+        checked.append(generations)
+        if len(checked) == 1:
+            os.kill(fleet.pid(), signal.SIGKILL)
+            until(lambda: fleet.serving().number == 2)
+
+    server = SimpleNamespace(engines=fleet.fleet)
+    start = cast(Any, SimpleNamespace(_server=server, _open_and_probe=check))
+    fleet.run(Supervisor._verify(start))
+    assert checked == [{0: 1}, {0: 2}]
+    assert not fleet.fleet.has_died
 
 
 @pytest.mark.parametrize(

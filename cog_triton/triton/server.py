@@ -373,7 +373,7 @@ class TritonServer:
 
     def log_tail(self) -> str:
         """The last lines of the log, without tables of options and models."""
-        lines = self.log.read_text("utf-8", "replace").splitlines()
+        lines = self._log_text().splitlines()
         shown = [line for line in lines if line.strip() and not line.startswith(("|", "+"))]
         return "\n".join(shown[-_TAIL_LINES:])
 
@@ -382,11 +382,18 @@ class TritonServer:
         return self._oom_kills.hint()
 
     def _hint(self) -> str:
-        return hint(self.log.read_text("utf-8", "replace"))
+        return hint(self._log_text())
+
+    def _log_text(self) -> str:
+        """The log; blank if there is none, as the disk is full, or no descriptor is left."""
+        try:
+            return self.log.read_text("utf-8", "replace")
+        except OSError:
+            return ""
 
     def _port_in_use_hint(self) -> str:
         """Error text for a port that another program took since it was checked, else blank."""
-        found = _PORT_IN_USE.search(self.log.read_text("utf-8", "replace"))
+        found = _PORT_IN_USE.search(self._log_text())
         for name, (_, port) in self._settings.triton_ports.items():
             if found and int(found[1]) == port:
                 return f": {name}={port} is in use by now; choose another with {name}=..."

@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -198,6 +199,16 @@ def test_gives_up_after_max_restarts(make: Make, caplog: pytest.LogCaptureFixtur
     assert isinstance(error, TritonUnavailable)
     assert "a line of the log" not in str(error)
     assert caplog.messages[-1].startswith("The server stops: given up after 2 restarts")
+
+
+def test_a_log_that_cannot_be_opened_is_a_start_that_failed(make: Make, tmp_path: Path) -> None:
+    item = make(triton_max_restarts=1)
+    item.start()
+    item.triton.server.log = tmp_path / "no directory" / "triton.log"
+    os.kill(item.triton.starts[0], signal.SIGKILL)
+    assert item.failed.wait(PATIENCE_S)
+    assert "given up after 1 restarts" in str(item.supervisor.error)
+    assert "'no directory/triton.log'" in str(item.supervisor.error).replace(f"{tmp_path}/", "")
 
 
 @pytest.mark.parametrize(

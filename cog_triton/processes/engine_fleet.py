@@ -240,7 +240,7 @@ class EngineFleet:
             except (OSError, subprocess.TimeoutExpired) as error:  # no descriptor left, for example
                 _log.error("engine process %d is still there: %s", engine.number, error)
                 await asyncio.sleep(_FIRST_PAUSE_S)
-        _log.info("engine process %d %s", engine.number, ending)
+        _log.info("engine process %d %s (log: %s)", engine.number, ending, engine.log)
         self._living.discard(engine)
         self._logs.append(engine.log)
         while len(self._logs) > _LOGS_KEPT:

@@ -72,7 +72,8 @@ def test_another_listens_at_the_address_of_one_that_died_once_all_that_it_left_i
     assert says(fleet.client, [100]) == [101, 102, 103, 104]
     assert not before & fleet.pids
     assert fleet.fleet.serving == 1
-    lines = ("1 has died", "2 starts", "2 has loaded", "2 serves")
+    ended = f"1 has died (log: {fleet.directory}/engine-1.log)"
+    lines = (ended, "2 starts", "2 has loaded", "2 serves")
     places = [caplog.text.index(f"engine process {line}") for line in lines]
     assert places == sorted(places)
     death = fleet.death()

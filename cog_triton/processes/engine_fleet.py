@@ -56,7 +56,6 @@ class EngineFleet:
         spare: bool = False,
     ) -> None:
         """With a `spare`, of one replica, a second engine waits for the first one's death."""
-        self._addresses = engine_spec.new_addresses(replicas.count)
         self._generations = [0] * replicas.count
         self._directory = directory
         self._spec = spec.parkable() if spare else spec
@@ -68,6 +67,8 @@ class EngineFleet:
         self._clear()
 
     def _clear(self) -> None:
+        # Another user can see an address, and take it while no engine listens there.
+        self._addresses = engine_spec.new_addresses(self._replicas.count)
         self._tasks: list[asyncio.Task[None]] = []
         self._living: set[EngineChild] = set()
         self._serving: dict[int, EngineChild] = {}

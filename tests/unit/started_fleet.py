@@ -56,6 +56,10 @@ class StartedFleet:
         self._mark = f"FLEET_{secrets.token_hex(8)}"
         self.directory = directory
         self.fleet = EngineFleet(directory, spec, *args, **options)
+        self.connect()
+
+    def connect(self) -> None:
+        """Have a client at the addresses of now."""
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.fleet.variables.items():
                 patch.setenv(name, value)

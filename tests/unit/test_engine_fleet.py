@@ -146,8 +146,12 @@ def test_one_that_does_not_come_back_is_a_failure_until_the_next_start(
         assert f"engine 0: the engine's process ({pid}) has died" in caplog.messages
         blocked.rmdir()
         for generation in (2, 3):
+            before = fleet.addresses
             fleet.call(fleet.fleet.kill)
             assert not fleet.pids
+            fleet.client.close()
+            fleet.connect()
+            assert fleet.addresses != before
             fleet.start()
             fleet.start()  # which changes nothing
             assert says(fleet.client, [1]) == [2, 3, 4, 5]

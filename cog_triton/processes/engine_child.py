@@ -57,7 +57,6 @@ class EngineChild:
         Raises OSError if something is lacking.
         """
         self.number = number
-        self.spec = spec
         self.log = directory / f"engine-{number}.log"
         self.asleep = False
         self._pid: int | None = None
@@ -118,13 +117,13 @@ class EngineChild:
     async def wait_until_loaded(self) -> bool:
         """Wait until it is loaded, or has ended; returns whether it lives."""
         message = await self._next()
-        if isinstance(message, Opened):
+        if isinstance(message, Opened) and self.alive:
             self._pid = message.pid
             with suppress(OSError):  # its reaper and its connection end, too
                 self._watch_exit(message.pid)
             self._watching.cancel()
             self._watching = asyncio.ensure_future(self._watch(message.pid))
-            return self.alive
+            return True
         if isinstance(message, NotOpened):
             self._error = message.error
         await self._ended.wait()

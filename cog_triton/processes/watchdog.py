@@ -43,14 +43,12 @@ class HangDetector:
         return self._count >= self._looks
 
 
-async def watch(
-    what: str, pid: int, pids: Callable[[], set[int]], due: Callable[[], float] | None
-) -> str:
+async def watch(what: str, pid: int, pids: Callable[[], set[int]], due: Callable[[], float]) -> str:
     """Watch `pid`, the main process of `what`, and all of `pids`; returns what is wrong.
 
-    Without `due`, see `HangDetector`, a hang is not noticed here.
+    For `due`, see `HangDetector`.
     """
-    detector = None if due is None else HangDetector(pid, due)
+    detector = HangDetector(pid, due)
     looks, watched = 0, {pid}
     while True:
         if looks % _PIDS_LOOKS == 0:
@@ -59,7 +57,7 @@ async def watch(
         looks += 1
         if (one := stopped(watched)) is not None:
             return f"process {one} of {what} was stopped"
-        if detector is not None and detector.hangs():
+        if detector.hangs():
             seconds = _SLEEPING_LOOKS * _PERIOD_S
             return f"{what}'s process ({pid}) hangs: asleep for {seconds:g} s amid its work"
         await asyncio.sleep(_PERIOD_S)

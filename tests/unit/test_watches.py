@@ -30,7 +30,7 @@ def pids() -> Iterator[tuple[int, int]]:
 def found_after_errors(
     watch: Callable[[Callable[[], set[int]]], Awaitable[str]], *all_: int
 ) -> str:
-    """What a watch says once the last of `all_` is stopped, whose list could be read once only."""
+    """What a watch says once the last of `all_` is stopped, whose list can be read once."""
     looks = 0
 
     def read() -> set[int]:
@@ -54,7 +54,7 @@ def test_a_watchdog_keeps_the_processes_that_it_knew(
     pids: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog, "_PERIOD_S", 0.01)
-    said = found_after_errors(lambda read: watchdog.watch("it", pids[0], read, None), *pids)
+    said = found_after_errors(lambda read: watchdog.watch("it", pids[0], read, lambda: 9e9), *pids)
     assert said == f"process {pids[1]} of it was stopped"
 
 

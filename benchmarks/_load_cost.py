@@ -12,12 +12,12 @@ from _servers import Server
 from _streams import PREDICTIONS, Api
 
 QUICK_ACKS = "the client acknowledges each read at once, unless plain: Cog by itself waits for that"
-PARTS = ("door", "cog", "worker", "tritonserver", "stubs")
-COSTS = ("door", "cog", "worker", "triton", "stubs")
+PARTS = ("door", "server", "cog", "worker", "tritonserver", "stubs")
+COSTS = ("door", "server", "cog", "worker", "triton", "stubs")
 """Columns of `LoadCost.costs`, beside a column of the whole."""
 INCLUDED = (
-    "CPU is that of the front door, Cog, its worker, tritonserver and all stubs, and in the whole"
-    " that of the engine process, which runs the mock; the load client's is not in it"
+    "CPU is that of front door, server, Cog, its worker, tritonserver and all stubs, and in the"
+    " whole that of the engine process, which runs the mock; not the load client's"
 )
 
 
@@ -34,7 +34,7 @@ class LoadCost:
         return _load.us_each(max(sum(self.cpu.values()), _resource_usage.TICK_S), self.wave.tokens)
 
     def costs(self) -> list[float]:
-        """CPU microseconds a token of each of `PARTS`, as text; supervisors are left out."""
+        """CPU microseconds a token of each of `PARTS`; supervisors are left out."""
         sums = dict.fromkeys(PARTS, 0.0)
         for part, seconds in self.cpu.items():
             name = "stubs" if part.startswith("stub ") else part

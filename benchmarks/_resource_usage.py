@@ -18,7 +18,7 @@ _MODULES = {
     "cog_triton.door.large_bodies": "large-bodies child",
     "cog_triton.backend.engine_process": "engine",
     "cog_triton.text.template_child": "template child",
-    "cog_triton.serving.coglet.http_server": "cog",
+    "cog_triton.serving.server": "server",
     "cog.server.http": "cog",
 }
 
@@ -96,7 +96,7 @@ def own_bytes(smaps: str) -> int:
 
 
 def part_of(words: list[str]) -> str:
-    """Part of a server: door, cog, worker, tritonserver, engine, others, a stub's or child's name.
+    """Part of a server: door, server, cog, worker, tritonserver, engine, a stub's name, or others.
 
     Of NVIDIA Dynamo's: "dynamo.frontend" and "dynamo.mocker".
     """
@@ -115,7 +115,7 @@ def part_of(words: list[str]) -> str:
 
 
 def role_of(words: list[str]) -> str:
-    """As `part_of`, with a reaper told by what it keeps, and ``cog-triton serve`` by its name."""
+    """As `part_of`, with a reaper by its command, and ``cog-triton serve`` by its name."""
     if "--" in words and any(word.endswith("/reaper.py") for word in words[: words.index("--")]):
         return f"reaper of {role_of(words[words.index('--') + 1 :])}"
     part = part_of(words)

@@ -42,7 +42,7 @@ DEADLINE_S = 90.0
 MAY_WAIT_S = 45.0
 """What a stream may be silent for; the aim is 3 s and the resumption."""
 _NEWCOMER_S, _STREAMS, _TOKENS = 10.0, 3, {"mock": 200, "openvino": 20}
-_ENDING = re.compile("(reaper of )*(serve|door|cog|worker)")
+_ENDING = re.compile("(reaper of )*(serve|door|server|cog|worker)")
 """Roles whose loss is that of the server, for whoever started it to restart."""
 _TELLING = re.compile("(reaper of )*(serve|door)")
 """Roles without which nobody is left to tell clients more than the broken connection."""

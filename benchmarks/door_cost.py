@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def private_url(server: Server) -> str:
-    """Where Cog itself listens, as its environment says."""
+    """Where Cog listens, by its environment."""
     (port,) = set(private_ports(server.pid))
     return f"http://127.0.0.1:{port}"
 
@@ -82,7 +82,7 @@ def private_url(server: Server) -> str:
 def private_ports(root: int) -> Iterator[int]:
     for pid in reaper.descendants(root):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"cog_triton.serving.coglet.http_server" in words:
+        if b"cog.server.http" in words:
             for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 if line.startswith(b"PORT="):
                     yield int(line[5:])

@@ -1,6 +1,6 @@
-"""Profile of the hot path: CPU of a token and of a request by process, and what the worker does.
+"""Profile of the hot path: CPU of a token and of a request by process, and what the server does.
 
-The mock has a step clock. User and system time and wake-ups are those of /proc; what the worker's
+The mock has a step clock. User and system time and wake-ups are those of /proc; what the server's
 user time goes to is sampled by py-spy, where it is on PATH, in a wave of its own, as it costs.
 
     .venv/bin/python benchmarks/hot_path.py --write=docs/performance.md
@@ -26,8 +26,8 @@ TPS = 100
 MARKS = "<!-- made by benchmarks/hot_path.py -->\n", "<!-- end -->"
 PARTS = {
     "door": "door",
-    "cog": "cog",
-    "worker": "worker",
+    "server": "server",
+    "cog": ("cog", "worker"),
     "tritonserver": "tritonserver",
     "stubs": "stub ",
     "engine": "engine",
@@ -41,7 +41,7 @@ WHAT = {
     "generations": ("serving/gener", "serving/resume", "serving/admission", "openai/sequences"),
     "event loop, ASGI": ("asyncio/", "starlette", "uvicorn", "/openai/", "serving/inbox"),
 }
-"""What the worker does, by the innermost frame whose file is named here; the rest is others."""
+"""What the server does, by the innermost frame whose file is named here; the rest is others."""
 OTHERS = "others"
 _SAMPLES_PER_S = 250
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> Report:
     report = Report("hot_path", "what a token and a request cost, and where")
     titles = [f"us of CPU a {one}: user + system, wake-ups" for one in ("token", "request")]
     tokens_grid, requests_grid = (Grid(title, ("", "all", *PARTS)) for title in titles)
-    shares = Grid("us of the worker's user time a token", ("", *WHAT, OTHERS))
+    shares = Grid("us of the server's user time a token", ("", *WHAT, OTHERS))
     with _servers.mock_server(tps=TPS, clock=_servers.STEP_CLOCK) as server:
         for api in (CHAT, PREDICTIONS):
             _measure(server, api, 8, 8)  # warms up
@@ -64,12 +64,12 @@ def run(args: argparse.Namespace) -> Report:
                 report.figures.append(Figure(f"{name}: CPU a token", float(every), "us"))
                 report.notes += _load.busy_notes({name: wave})
                 if found := _sampled(server, api, round(TPS * seconds), count):
-                    each = used["worker"].user / wave.tokens * 1e6 / found.total()
+                    each = used["server"].user / wave.tokens * 1e6 / found.total()
                     shares.add(name, *(found[what] * each for what in (*WHAT, OTHERS)))
             wave, used = _measure(server, api, 2, 16, seconds)
             requests_grid.add(f"{api.name}, 16 at once", *_cells(used, len(wave.streams)))
     if not shares.rows:
-        report.notes.append("what the worker does is not told: there is no py-spy on PATH")
+        report.notes.append("what the server does is not told: there is no py-spy on PATH")
     report.grids += [tokens_grid, requests_grid, *([shares] if shares.rows else [])]
     if args.write:
         tables = (f"{grid.title}:\n\n{markdown_table(grid)}\n" for grid in report.grids)
@@ -100,14 +100,14 @@ def _cells(used: Mapping[str, Use], count: int) -> Iterator[str]:
 
 
 def _sampled(server: _servers.Server, api: Api, tokens: int, count: int) -> Counter[str]:
-    """Samples of the worker's threads that hold the GIL, by what they do; none without py-spy."""
+    """Samples of the server's threads that hold the GIL, by what they do; none without py-spy."""
     found: Counter[str] = Counter()
     sampler = shutil.which("py-spy")
     if sampler is None:
         return found
-    worker = next(pid for part, pid in tree(server.pid) if part == "worker")
+    pid = next(pid for part, pid in tree(server.pid) if part == "server")
     with tempfile.NamedTemporaryFile("r") as stacks:
-        command = f"record --pid {worker} --gil --rate {_SAMPLES_PER_S} --format raw --duration"
+        command = f"record --pid {pid} --gil --rate {_SAMPLES_PER_S} --format raw --duration"
         words = [sampler, *command.split(), f"{max(1, tokens // TPS)}", "--output", stacks.name]
         with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
             _load.wave(server.base(api), {"max_tokens": tokens}, count, api=api)

@@ -27,6 +27,7 @@ REMOVED = {
     **dict.fromkeys(("OIDC_TENANT_CLAIM", "OIDC_LEEWAY"), _OIDC),
     **dict.fromkeys(("SWAP_RESIDENCE", "SWAP_DRAIN", "COG_TRITON_SWAP"), _SWAP),
     **dict.fromkeys(("COG_TRITON_ENGINE_KEEPER_NAME", "cog-triton serve --swap"), _SWAP),
+    "COG_TRITON_DRAIN_FILE": "send the front door SIGTERM",
     "cog-triton roll": _ROLL,
     "cog-triton client": "use NVIDIA's tritonclient",
     **dict.fromkeys(("LWS_WORKER_INDEX", "cog-triton serve --node-rank"), _NODES),

@@ -1,5 +1,5 @@
-"""The mock server's Cog predictor; everything is in cog_triton.serving."""
+"""The mock server's Cog predictor."""
 
-from cog_triton.serving.mock_predictor import MockPredictor as Predictor
+from cog_triton.serving.coglet.predictor import MockPredictor as Predictor
 
 __all__ = ["Predictor"]

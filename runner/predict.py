@@ -1,5 +1,5 @@
-"""The runner's Cog predictor; everything is in cog_triton.serving."""
+"""The runner's Cog predictor."""
 
-from cog_triton.serving.predictor import Predictor
+from cog_triton.serving.coglet.predictor import Predictor
 
 __all__ = ["Predictor"]

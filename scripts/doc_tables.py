@@ -37,13 +37,13 @@ import vulnerabilities
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "deploy" / "helm" / "values.schema.json"
 NOT_OF_VALUES = frozenset(
-    """COG_HOST COG_TRITON_API_KEY COG_TRITON_CONFIG COG_TRITON_DRAIN_FILE COG_TRITON_ENGINE
-    COG_TRITON_KEYS COG_TRITON_KEY_AT_DOOR COG_TRITON_TENANTS_AT_DOOR COG_TRITON_WORK_DIR
+    """COG_HOST COG_TRITON_API_KEY COG_TRITON_CONFIG COG_TRITON_ENGINE COG_TRITON_KEYS
+    COG_TRITON_KEY_AT_DOOR COG_TRITON_TENANTS_AT_DOOR COG_TRITON_WORK_DIR
     COG_WEIGHTS DRAIN_TIMEOUT ENGINE_DIR LWS_LEADER_ADDRESS METRICS_PUBLIC
     MPIRUN_ARGS MPI_HOSTS OPENAI_API_KEY OPENAI_PORT PORT SERVED_MODEL_NAME TLS_CERT_FILE
     TLS_KEY_FILE TRITON_HTTP_PORT TRITON_METRICS_PORT TRITON_START_TIMEOUT""".split()  # noqa: SIM905
 )
-"""Variables that the value `settings` does not take: others decide on them, or the image does."""
+"""Variables that the value `settings` does not take: others, or the image, decide on them."""
 
 
 def chart_schema() -> str:

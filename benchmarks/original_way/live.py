@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
 
-from cog_triton.serving.coglet import concurrent_streaming
+from cog_triton.serving.coglet import streaming
 
 
 def live(
@@ -35,15 +36,12 @@ def live(
 
     task = asyncio.run_coroutine_threadsafe(pump(), loop)
 
-    def read() -> Generator[str, None, None]:
+    def read(_: None, hangup: streaming.Hangup) -> Generator[str, None, None]:
+        hangup.set(cast(Any, SimpleNamespace(shutdown=lambda _: task.cancel())))
         while (piece := arrived.get()) is not None:
             if isinstance(piece, BaseException):
                 raise piece
             yield piece
         finish()
 
-    return concurrent_streaming.cancellable_stream(read(), lambda: _cancel(task))
-
-
-def _cancel(task: Future[None]) -> None:
-    task.cancel()
+    return streaming.cancellable(read, None)

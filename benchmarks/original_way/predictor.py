@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import httpx
 from cog import BaseRunner, ConcatenateIterator, Input
 
-from cog_triton.serving.coglet import concurrent_streaming
+from cog_triton.serving.coglet import streaming
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.settings import load_settings
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -28,7 +28,7 @@ class Predictor(BaseRunner):
 
     async def setup(self) -> None:
         """Start Triton on the mock engine, with the original cog-triton's ensemble."""
-        concurrent_streaming.install(type(self).run)
+        streaming.install(type(self).run)
         self._loop = asyncio.get_running_loop()
         settings = load_settings(cog_triton_engine="mock")
         prepared = await prepare_engine(settings)

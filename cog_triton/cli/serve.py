@@ -105,6 +105,7 @@ def serve(
             rich_help_panel=_MOCK_PANEL,
         ),
     ] = None,
+    behind_cog: Annotated[bool, typer.Option("--behind-cog", hidden=True)] = False,
 ) -> None:
     """Serve an engine or a model through Triton behind Cog; Ctrl-C stops everything.
 
@@ -120,6 +121,10 @@ def serve(
 
     Example: cog-triton serve --engine mock --tps 100
     """
+    if behind_cog:  # Cog's worker starts this
+        from cog_triton.serving import server
+
+        raise typer.Exit(server.main())
     from cog_triton.models.model_name import recognize
 
     name = None
@@ -128,7 +133,7 @@ def serve(
             name = recognize(engine)  # before what follows is imported, which takes seconds
 
     from cog_triton.serving.cog_process import CogServer, require_ports
-    from cog_triton.serving.coglet.server_environment import MAX_SLOTS
+    from cog_triton.serving.coglet.cog_server import MAX_SLOTS
     from cog_triton.settings import load_settings
     from cog_triton.system.redaction import redact_address
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from cog_triton.artifact.compatibility import require_gpu, sm_names
 from cog_triton.doctor.report import Check, fail, ok, warn
 from cog_triton.errors import CogTritonError, EngineIncompatible, TritonStartFailed
-from cog_triton.serving.coglet import prediction_directory
+from cog_triton.serving.coglet import cog_server
 from cog_triton.system import ports
 from cog_triton.system.gpus import nvidia_smi
 from cog_triton.system.host_memory import HostMemory, host_memory
@@ -127,15 +127,13 @@ def disk(directory: Path, needed: int = 0) -> Check:
 
 def predictions() -> Check:
     """Check the directory that Cog makes others in for each prediction."""
-    place, refusal = prediction_directory.PLACE, prediction_directory.namespace_refusal()
     try:
-        prediction_directory.require_usable()
+        cog_server.take_place()
     except TritonStartFailed as error:
-        found, _, advice = error.detail.partition(": ")
-        return fail("predictions", found, advice)
-    if refusal is None:
-        return ok("predictions", f"each server has a private {place}")
-    return ok("predictions", f"all servers of this user share {place}: {refusal}")
+        found, _, advice = error.detail.rpartition(": ")
+        return warn("predictions", f"{found}; PORT answers 503 then", advice)
+    cog_server.leave_place()
+    return ok("predictions", f"Cog can write in {cog_server.PLACE}")
 
 
 def free_ports(wanted: Mapping[str, tuple[str, int]]) -> list[Check]:

@@ -21,8 +21,7 @@ from cog_triton.door.client_connection import BACKLOG
 from cog_triton.door.front_door import FrontDoor
 from cog_triton.door.upstream import Upstream, start_chain
 from cog_triton.errors import CogTritonError
-from cog_triton.serving.coglet import prediction_directory
-from cog_triton.settings import Settings, load_settings
+from cog_triton.settings import load_settings
 from cog_triton.system import log_format
 from cog_triton.system.ports import bind
 from cog_triton.system.process_tuning import raise_open_files, tune_for_serving
@@ -43,21 +42,19 @@ def main(arguments: Sequence[str]) -> int:
         log_format.requests.disabled = not settings.log_requests
         # Whoever reads the log slowly holds up no connection.
         log_format.lose_requests_rather_than_wait(*log_format.own())
-        if not options.beside_triton:
-            user_namespace = not (options.cog_only or settings.mpi_hosts)
-            prediction_directory.require_usable(user_namespace=user_namespace)
         descriptors = raise_open_files()
-        names = _TRITON if options.beside_triton else _public_names(settings, options.cog_only)
+        served = ("PORT",) if options.cog_only else tuple(settings.public_ports)
+        names = _TRITON if options.beside_triton else served
         sockets = {name: bind(name, *settings.public_ports[name], BACKLOG) for name in names}
         start = partial(start_chain, settings, names, for_cog)
         watches = not options.beside_triton and not options.watched
         door = FrontDoor(settings, descriptors, watches=watches)
+        if options.beside_triton:
+            start = partial(Upstream, dict(zip(_TRITON, options.beside_triton, strict=True)))
+        return uvloop.run(_serve(door, sockets, start))
     except CogTritonError as error:
         logging.getLogger(__name__).error("%s", error)
         return 1
-    if options.beside_triton:
-        start = partial(Upstream, dict(zip(_TRITON, options.beside_triton, strict=True)))
-    return uvloop.run(_serve(door, sockets, start))
 
 
 async def _serve(
@@ -65,10 +62,6 @@ async def _serve(
 ) -> int:
     tune_for_serving()
     return await door.serve(sockets, start)
-
-
-def _public_names(settings: Settings, cog_only: bool) -> Sequence[str]:
-    return ("PORT",) if cog_only else tuple(settings.public_ports)
 
 
 if __name__ == "__main__":

@@ -228,7 +228,9 @@ class ClientConnection(asyncio.Protocol):
             rule = f"{limit} connections ask for something, as many as may be open; try again"
             self._refuse(Refused(503, errors.Overloaded(rule)))
             return
-        self._wait(self._first_s, self.close)
+        # While the server stops, to refuse the first request by name.
+        first_s = _LINGER_S if self._connections.stopping else self._limits.idle_s
+        self._wait(first_s, self.close)
 
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing() or self._lingering:
@@ -250,7 +252,7 @@ class ClientConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         if self._lingering or not self._transport.can_write_eof():
             return False
-        asked = self._task is not None and self._relay_is_silent
+        asked = self._task is not None and not (self._relay and self._relay.begun)
         self._half_closed = asked and self._loop.time() - self._asked_at < _HALF_CLOSE_S
         return self._half_closed
 
@@ -315,15 +317,6 @@ class ClientConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Close the connection at once."""
         self._transport.abort()
-
-    @property
-    def _first_s(self) -> float:
-        """Seconds to wait for the first request; while the server stops, to refuse it by name."""
-        return _LINGER_S if self._connections.stopping else self._limits.idle_s
-
-    @property
-    def _relay_is_silent(self) -> bool:
-        return self._relay is None or not self._relay.begun
 
     def _take_bytes(self, count: int) -> bool:
         if not self._connections.take_bytes(count):
@@ -396,16 +389,18 @@ class ClientConnection(asyncio.Protocol):
                 ended.set_result((whole, keep_alive))
 
         relay = self._relay = Relay(forward, self._transport, keep_alive, on_end, self._coalescing)
-        connections, port = forward.connections, forward.port
+        connections, port, at_end = forward.connections, forward.port, forward.ended
         del forward
+        whole = False
         try:
             with connections.request():
                 await connections.connect(relay, port)
                 whole, keep_alive = await ended
         except OSError:
-            whole = False
+            pass
         finally:
             self._relay = None
+            at_end(whole)
         if not relay.begun:
             error = "the server behind this port does not answer; try again"
             raise Refused(503, errors.TritonUnavailable(error))

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import re
+import secrets
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from cog_triton import errors
 from cog_triton.door.gate import STOPPING, PrivateGate, cog_refusal, status_of
@@ -52,12 +55,6 @@ def worker_death(reason: str) -> TritonUnavailable | None:
     if not reason.startswith(_WORKER_DIED):
         return None
     return TritonUnavailable(f"Cog's worker has died: {reason}; try again")
-
-
-def code_first(body: bytes) -> bytes | None:
-    """A failed prediction whose error begins with its code; None if coglet's does, or has none."""
-    changed, count = _ERROR_FIRST.subn(rb"\1", body, count=1)
-    return changed if count else None
 
 
 class CodedEnd:
@@ -140,11 +137,11 @@ def require_safe_id(name: str) -> None:
         raise InvalidArgument(f"id={printable(name[:80])!r}: must be {rule}")
 
 
-def relayed(body: bytes, address: str) -> tuple[object, bytes] | None:
-    """The webhook of a prediction's JSON, and the JSON with one below `address` in its place.
+def relayed(body: bytes, address: str) -> tuple[object, object, bytes]:
+    """The id and the webhook of a prediction's JSON, and the JSON with one below `address` instead.
 
-    None if it names none. The end is always asked for; the address tells whether it is to be passed
-    on. The JSON is written anew, so that coglet reads nothing that was not seen here.
+    Each is None if it has none. The end is always asked for; the address says whether it is to be
+    passed on. Then the JSON is written again, so that coglet reads nothing that was not seen here.
 
     Raises:
         InvalidArgument: an unsafe id; not a JSON object; what no JSON can hold, such as 1e999.
@@ -156,14 +153,14 @@ def relayed(body: bytes, address: str) -> tuple[object, bytes] | None:
         if isinstance(request.get("id"), str):
             require_safe_id(request["id"])
         if (webhook := request.get("webhook")) is None:
-            return None
+            return request.get("id"), None, body
         events = request.get(_FILTER)
         tells_end = not isinstance(events, list) or "completed" in events
         if isinstance(events, list) and not tells_end:
             request[_FILTER] = [*events, "completed"]
         request["webhook"] = f"{address}{int(tells_end)}/{quote(str(webhook), safe='')}"
         text = json.dumps(request, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return webhook, text.encode()
+        return request.get("id"), webhook, text.encode()
     except ValueError as error:
         raise InvalidArgument(f"body: not JSON: {str(error)[:200]}") from error
 
@@ -226,11 +223,10 @@ _READ = ("/", "/openapi.json")
 _ID = r"[^/?#\s]{1,256}"
 _MAY_NAME_PLACES = re.compile(rb'"webhook"|"id"|\\u')  # a name may be written in escapes
 _PREDICT = re.compile(rf"POST /predictions|PUT /predictions/{_ID}")
-_OWN_ID = re.compile(rb'"id"\s{0,9}:\s{0,9}"([\w.:~@=+,-]{1,200})"')
 _NOT_JSON = re.compile(r"^Failed to parse the request body as JSON: (?:[^\s:]{1,80}: )?")
 _BLANKS = b" \t\r\n"
 _MOST_TEXT = 1000
-_CANCEL = re.compile(rf"POST /predictions/{_ID}/cancel")
+_CANCEL = re.compile(rf"POST /predictions/(?P<id>{_ID})/cancel")
 _STOP = "POST /shutdown"
 
 
@@ -245,6 +241,9 @@ class CogGate(PrivateGate):
     page_port: int | None = None
     """Public port with the page to try the model with, if there is one."""
     scheme: str = "http"
+
+    def __post_init__(self) -> None:
+        self._in_flight: Counter[str] = Counter()
 
     def refusal(self, status: int, error: errors.CogTritonError, path: str = "") -> Answer:
         """See `gate.Gate`."""
@@ -273,7 +272,14 @@ class CogGate(PrivateGate):
         if asked == "GET /" and self.page_port:
             page = f"{self.scheme}://{request.host_name or 'localhost'}:{self.page_port}/"
             return replace(self._forward(request), revise=partial(_with_page, page))
-        if _CANCEL.fullmatch(asked) or (reads and path in _READ):
+        if cancelled := _CANCEL.fullmatch(asked):
+            cancelled_id = unquote(cancelled["id"])
+            cancel = partial(self.route.upstream.cancel, cancelled_id)
+            if on_its_way := cancelled_id in self._in_flight:  # and Cog may not know it yet
+                cancel()
+            revise = partial(_cancelled, cancel, on_its_way)
+            return replace(self._forward(request), revise=revise)
+        if reads and path in _READ:
             return self._forward(request)
         if not _PREDICT.fullmatch(asked):
             raise errors.NotFound(f"{request.method[:20]} {path[:80]!r}: no such path or method")
@@ -287,15 +293,14 @@ class CogGate(PrivateGate):
             await self.large_bodies.run(len(body), require_objects, body)
         if body and not body.lstrip(_BLANKS).startswith(b"{"):  # coglet reads lists by position
             raise errors.InvalidArgument("body: must be a JSON object")
-        name = path.rpartition("/")[2] if request.method == "PUT" else ""
-        if name:
+        name: object = path.rpartition("/")[2] if request.method == "PUT" else None
+        if isinstance(name, str):
             require_safe_id(name)
         if _MAY_NAME_PLACES.search(body):
-            if not name and (own := _OWN_ID.search(body)):
-                name = own[1].decode()
-            to_us = self.webhooks.address()
-            if found := await self.large_bodies.run(len(body), relayed, body, to_us):
-                url, body = found
+            found = self.large_bodies.run(len(body), relayed, body, self.webhooks.address())
+            own, url, body = await found
+            name = name or own
+            if url is not None:
                 await self.webhooks.expect(url)
                 request = replace(request, body=body)
         if request.tenant is not None:
@@ -310,8 +315,21 @@ class CogGate(PrivateGate):
         if known := await state.input_names():
             for each in await self.large_bodies.run(len(body), unknown_inputs, body, known):
                 log_once(_log, f"input {printable(each)!r} of predictions is unknown, and ignored")
-        revise = partial(_revised, name)
-        return replace(self._forward(request), revise=revise, edit=CodedEnd())
+        if name is None:  # so that the server can cancel it from the first moment on
+            name = f"pred_{secrets.token_hex(8)}"
+            target = request.target.replace(b"/predictions", b"/predictions/" + name.encode(), 1)
+            request = replace(request, method="PUT", target=target)
+        self._in_flight[str(name)] += 1
+        ended, coded = partial(self._ended, str(name)), partial(_revised, str(name))
+        return replace(self._forward(request), revise=coded, edit=CodedEnd(), ended=ended)
+
+    def _ended(self, name: str, whole: bool) -> None:
+        """Have the server cancel a prediction whose client has left."""
+        self._in_flight[name] -= 1
+        if not self._in_flight[name]:
+            del self._in_flight[name]
+        if not whole:
+            self.route.upstream.cancel(name)
 
 
 def _require_json(request: Request) -> Request:
@@ -338,6 +356,15 @@ def _with_page(page: str, status: int, body: bytes) -> Answer | None:
     return json_answer(status, {**index, "page_url": page}) if isinstance(index, dict) else None
 
 
+def _cancelled(
+    cancel: Callable[[], None], on_its_way: bool, status: int, body: bytes
+) -> Answer | None:
+    """Have the server cancel what Cog knows; 200 for what it has cancelled before Cog knew it."""
+    if status == 200 and not on_its_way:
+        cancel()
+    return json_answer(200, {}) if status == 404 and on_its_way else None
+
+
 def _revised(name: str, status: int, body: bytes) -> Answer | None:
     """The answer that begins with a code in the place of one of coglet's own.
 
@@ -348,13 +375,14 @@ def _revised(name: str, status: int, body: bytes) -> Answer | None:
     if status == 409:
         full = errors.Overloaded("all slots of Cog are taken (COG_MAX_CONCURRENCY)")
         return _refused(full, name)
-    if status == 503:
+    if status == 503 and errors.from_text(body.decode("utf-8", "replace")) is None:
         down = errors.TritonUnavailable("Cog does not take predictions now; try again")
         return _refused(down, name)
     if status == 200 and b'"failed"' in body:
         if error := worker_death(str(member(body, "error"))):
             return cog_refusal(status_of(error), error)
-        if (changed := code_first(body)) is not None:
+        changed, count = _ERROR_FIRST.subn(rb"\1", body, count=1)
+        if count:
             return Answer(200, changed)
     return None
 
@@ -369,11 +397,9 @@ def _coded(name: str, status: int, body: bytes) -> Answer:
     error = errors.InvalidArgument(printable(text[:_MOST_TEXT]))
     log_refusal("predictions", error, id=name)
     refusal = cog_refusal(status, error)
-    return (
-        refusal
-        if detail is None
-        else json_answer(status, {**json.loads(refusal.body), "detail": detail})
-    )
+    if detail is None:
+        return refusal
+    return json_answer(status, {**json.loads(refusal.body), "detail": detail})
 
 
 def _refused(error: errors.CogTritonError, name: str) -> Answer:

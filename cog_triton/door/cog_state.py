@@ -99,8 +99,10 @@ class CogState:
         while True:
             try:
                 health = await asyncio.wait_for(self._read(), _TIMEOUT_S)
-                if health.get("status") in _READY and self._check_id is not None:
-                    await self._check(self._check_id)
+                if health.get("status") in _READY:
+                    await self.input_names()  # so that no prediction waits for them
+                    if self._check_id is not None:
+                        await self._check(self._check_id)
                 self._take(health)
             except ConnectionError:
                 self.listens = False

@@ -60,12 +60,6 @@ def cog_refusal(status: int, error: CogTritonError) -> Answer:
     return json_answer(status, body, *_headers(status))
 
 
-def openai_refusal(status: int, error: CogTritonError, path: str = "") -> Answer:
-    """An error as the API of `path` words it: OpenAI's, or Anthropic's."""
-    body = error_responses.error_body(error, status, path)
-    return json_answer(status, body, (_CODE, error.code.encode()), *_headers(status))
-
-
 def _headers(status: int) -> list[tuple[bytes, bytes]]:
     if status == 401:
         return [(b"www-authenticate", b"Bearer")]
@@ -250,8 +244,9 @@ class OpenAIGate(PrivateGate):
         return await super().decide(replace(request, target=quote(path).encode() + mark + query))
 
     def refusal(self, status: int, error: errors.CogTritonError, path: str = "") -> Answer:
-        """See `gate.Gate`."""
-        return openai_refusal(status, error, path)
+        """An error as the API of `path` words it: OpenAI's, or Anthropic's."""
+        body = error_responses.error_body(error, status, path)
+        return json_answer(status, body, (_CODE, error.code.encode()), *_headers(status))
 
     def _forward(self, request: Request) -> Forward:
         forward = super()._forward(request)

@@ -120,7 +120,7 @@ class Forward:
     place. `redact` gets every piece of a response that is an error, and keeps its length.
 
     `edit` gets every piece of an event stream, and may hold some of it back; `cut` is the event
-    that ends one which broke off.
+    that ends one which broke off. `ended` is called at the end: whether the response came whole.
     """
 
     connections: UpstreamConnections
@@ -134,6 +134,7 @@ class Forward:
     redact: Callable[[bytes], bytes] | None = None
     edit: Callable[[bytes], bytes] | None = None
     cut: bytes = b""
+    ended: Callable[[bool], None] = lambda _: None
 
     def encoded(self) -> bytes:
         """The request as sent: one Content-Length, one hop, closed by the server when answered."""

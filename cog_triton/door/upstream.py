@@ -10,17 +10,19 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 from cog_triton.door.cog_state import CogState
 from cog_triton.door.upstream_connections import UpstreamConnections
 from cog_triton.errors import CogTritonError
+from cog_triton.ipc.framing import frame
+from cog_triton.ipc.messages import encode
 from cog_triton.serving.cog_health import CogWatch
-from cog_triton.serving.drain_watch import request_drain
+from cog_triton.serving.cog_messages import ADDRESS_VARIABLE, Cancel, Drain
+from cog_triton.serving.coglet import cog_server
 from cog_triton.settings import Settings
-from cog_triton.system import reaper
+from cog_triton.system import local_socket, reaper
 from cog_triton.system.ports import reserve
 from cog_triton.system.reaper import Reaped
 
@@ -30,6 +32,7 @@ _POLL_S = 0.02
 _WEBHOOKS_S = 0.5
 # With those of the front door, 13.5 s: platforms are told to wait 15 s longer than DRAIN_TIMEOUT.
 _WORKER_S = 4.0
+_CANCEL_S = 5.0
 _EXIT_S = 5.0
 _ANSWER_S = 15.0
 _LOG = logging.getLogger(__name__)
@@ -50,14 +53,14 @@ class PrivatePorts:
 
 @dataclass(frozen=True)
 class Chain:
-    """Processes of an upstream: Cog's `reaper`, its ports and its drain file.
+    """Processes of an upstream: their `reaper`, their ports, and the `address` of the server.
 
-    A worker that builds has no drain file.
+    A Cog that builds has no server.
     """
 
     reaper: Reaped
     reserved: PrivatePorts
-    drain_file: Path | None
+    address: str | None
 
 
 class Upstream:
@@ -75,14 +78,14 @@ class Upstream:
         self.ports = ports
         self.chain = chain
         self.connections = UpstreamConnections({ports[port] for port in _WARM if port in ports})
-        drain_file = None if chain is None else chain.drain_file
-        check_id = drain_file.name if drain_file else None
-        self.state = CogState(ports.get("PORT", 0), check_id, start_timeout)
+        self._address = None if chain is None else chain.address
+        self.state = CogState(ports.get("PORT", 0), self._address, start_timeout)
         self.stopping = False
         """Whether the door drains: no new request is taken any more."""
         self.ask_to_stop: Callable[[], None] = lambda: None
         """Begins the graceful stop of the door."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._cancelling: set[asyncio.Future[None]] = set()
 
     def follow(self) -> None:
         """Keep `state` current."""
@@ -114,24 +117,39 @@ class Upstream:
         await self._until(lambda: not self.connections.in_flight, deadline)
         # Asynchronous predictions have no connection: the worker knows of them.
         if self.state.is_set_up:
-            await self._drain_worker(max(0.0, deadline - time.monotonic()))
+            left = max(0.0, deadline - time.monotonic())
+            await self._order(Drain(left), left + _WORKER_S)
         if self.chain is not None and self.exit_code() is None:
             await asyncio.sleep(_WEBHOOKS_S)
             self.chain.reaper.terminate()
             await self._until(lambda: False, time.monotonic() + _EXIT_S)
         await asyncio.to_thread(self.close)
 
-    async def _drain_worker(self, seconds: float) -> None:
-        """Have the worker refuse new requests, and end those that are left after `seconds`."""
-        file = self.chain.drain_file if self.chain is not None else None
-        if file is None:
+    def cancel(self, prediction: str) -> None:
+        """Have the server cancel a prediction, of which it may not know yet."""
+        if self._address is not None:
+            task = asyncio.ensure_future(self._order(Cancel(prediction), _CANCEL_S))
+            self._cancelling.add(task)
+            task.add_done_callback(self._cancelling.discard)
+
+    async def _order(self, order: object, seconds: float) -> None:
+        """Give the server an order, and wait until it has obeyed, or is gone."""
+        if self._address is None:
             return
+        own = socket.socket(socket.AF_UNIX)
+        own.setblocking(False)
         try:
-            request_drain(file, seconds)
-        except OSError as error:  # SIGTERM, which follows, drains too, but for webhooks
-            _LOG.warning("%s cannot be made, so Cog is stopped: %s", file, error)
-            return
-        await self._until(lambda: not file.exists(), time.monotonic() + seconds + _WORKER_S)
+            async with asyncio.timeout(seconds):
+                while not _connected(own, self._address):
+                    await asyncio.sleep(_POLL_S)
+                reader, writer = await asyncio.open_unix_connection(sock=own)
+                with closing(writer):
+                    writer.write(frame(encode(order)))
+                    await reader.read()
+        except (OSError, TimeoutError) as error:
+            level = logging.DEBUG if isinstance(order, Cancel) else logging.WARNING
+            _LOG.log(level, "%s: the server has not obeyed: %r", type(order).__name__, error)
+            own.close()
 
     def close(self) -> None:
         """Kill what is left of the chain, and give its ports back; blocks until it is gone."""
@@ -139,9 +157,6 @@ class Upstream:
         if self.chain is not None:
             self.chain.reaper.kill()
             self.chain.reserved.close()
-            if self.chain.drain_file is not None:
-                with suppress(OSError):
-                    self.chain.drain_file.unlink(missing_ok=True)
 
     def stop_watching(self) -> None:
         """End the tasks of `follow` and `watch`."""
@@ -171,6 +186,18 @@ class Upstream:
                 _LOG.warning("%s", line)
 
 
+def _connected(own: socket.socket, name: str) -> bool:
+    """Connect without waiting: False while the server's queue of connections is full.
+
+    An event loop takes a Unix socket for connected then.
+    """
+    try:
+        own.connect(local_socket.address(name))
+    except BlockingIOError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """Way from a public port to the servers behind it: `port` is the name of its setting."""
@@ -188,28 +215,27 @@ _LOOPBACK = "127.0.0.1"
 
 
 def start_chain(settings: Settings, names: Sequence[str], for_cog: Sequence[str]) -> Upstream:
-    """Start a Cog server with private ports for the public ones in `names`; it is not ready yet.
+    """Start a server with private ports for the public ones in `names`; it is not ready yet.
 
-    `for_cog` are arguments of cog.server.http. Raises OSError if that cannot be done.
+    Where only PORT is public, it is a Cog that builds. `for_cog` are arguments of cog.server.http.
+    Raises OSError if that cannot be done, and E2106 if another user has Cog's directory.
     """
     reserved = PrivatePorts(names)
     builds = "TRITON_HTTP_PORT" not in names
-    drain_file = None if builds else settings.work_dir.resolve() / f"drain-{secrets.token_hex(8)}"
-    environment = {
-        **cog_environment(settings, reserved.numbers),
-        "COG_TRITON_DRAIN_FILE": str(drain_file or ""),
-    }
-    command = [sys.executable, "-m", "cog_triton.serving.coglet.http_server"]
+    address = None if builds else f"cog-triton-{secrets.token_hex(16)}"
+    environment = _with_direct_loopback(cog_environment(settings, reserved.numbers))
+    if address is None:
+        cog_server.take_place()
+        command, environment = cog_server.command(for_cog), cog_server.environment(environment)
+    else:
+        command = [sys.executable, "-m", "cog_triton.serving.server", *for_cog]
+        environment[ADDRESS_VARIABLE] = address
     try:
-        process = reaper.spawn(
-            [*command, *for_cog, "--host", _LOOPBACK],
-            grace=settings.drain_timeout + _REAP_S,
-            env=_with_direct_loopback(environment),
-        )
+        process = reaper.spawn(command, grace=settings.drain_timeout + _REAP_S, env=environment)
     except BaseException:
         reserved.close()
         raise
-    chain = Chain(process, reserved, drain_file)
+    chain = Chain(process, reserved, address)
     return Upstream(reserved.numbers, chain, settings.triton_start_timeout)
 
 
@@ -228,7 +254,7 @@ def cog_environment(settings: Settings, private: Mapping[str, int]) -> dict[str,
     }
 
 
-def _with_direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
+def _with_direct_loopback(environment: dict[str, str]) -> dict[str, str]:
     """`environment` in which no proxy is asked for 127.0.0.1, where coglet posts webhooks."""
     direct = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
     if "*" not in direct.split(","):

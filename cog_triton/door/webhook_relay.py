@@ -75,10 +75,6 @@ class WebhookRules:
         """Rules of WEBHOOK_HOSTS; loopback is allowed where only this machine reaches Cog."""
         return cls(host_rules(settings.webhook_hosts), loopback=is_loopback(settings.cog_host))
 
-    def allow_name(self, host: str) -> bool:
-        """Whether `host` is allowed by name, whatever its addresses."""
-        return names_host(self.hosts, host)
-
     def allow_address(self, address: Address) -> bool:
         """Whether a host with `address` is allowed."""
         if self.hosts:
@@ -105,7 +101,7 @@ def check_webhook(
         raise InvalidArgument(f"webhook: {len(parts[0])} characters; must be at most {_MAX_URL}")
     host = parts["host"].strip("[]").rstrip(".").lower()
     addresses = tuple(ipaddress.ip_address(text) for text in resolve(host))
-    if rules.allow_name(host):
+    if names_host(rules.hosts, host):  # whatever its addresses
         return addresses
     if addresses and all(map(rules.allow_address, addresses)):
         return addresses

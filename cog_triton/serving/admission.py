@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from cog_triton.errors import CogTritonError, FatalRequest, Overloaded
-from cog_triton.serving.coglet.server_environment import MAX_SLOTS
+from cog_triton.serving.coglet.cog_server import MAX_SLOTS
 from cog_triton.serving.fair_queue import FairQueue, Queued
 from cog_triton.serving.resume_order import MAX_DEATHS, ResumeOrder, Stay
 from cog_triton.serving.tenants import Tenant

@@ -24,7 +24,8 @@ _EXIT_S = 15.0
 _PARENT_TIMEOUT_S = 2.0
 _ROLES = {
     b"\0cog_triton.door\0": "front door",
-    b"\0cog_triton.serving.coglet.http_server\0": "parent",
+    b"\0cog_triton.serving.server\0": "server",
+    b"\0cog.server.http\0": "parent",
     b"_run_worker": "worker",
 }
 """Names of the processes, by a part of their command line, where a NUL ends each word."""
@@ -52,15 +53,19 @@ class HealthClient:
         self._timeout = timeout
 
     def read(self) -> dict[str, Any]:
-        """The response's JSON object; empty if there is none, status `NO_ANSWER` if it is late."""
+        """The response's JSON object; empty if there is none, status `NO_ANSWER` if it is late.
+
+        Where Cog does not start, it is the server's own state.
+        """
         try:
             answered, body = self._ask("GET", "/health-check", self._timeout)
-            health = json.loads(body) if answered else {}
+            health = json.loads(body)
         except TimeoutError:
             return {"status": NO_ANSWER}
         except (OSError, HTTPException, ValueError):
             return {}
-        return health if isinstance(health, dict) else {}
+        found = health if isinstance(health, dict) else {}
+        return dict(found.get("without_cog", found if answered else {}))
 
     def parent_answers(self) -> bool:
         """Whether Cog's parent process answers, on a path that its worker has no part in.
@@ -153,7 +158,7 @@ class HealthMonitor:
 
 
 class CogProcesses:
-    """Cog's front door, parent and worker, and their reapers, from the process `root` on."""
+    """Front door, server, Cog's parent and worker, and reapers, from the process `root` on."""
 
     def __init__(self, root: int) -> None:
         self._root = root
@@ -166,11 +171,11 @@ class CogProcesses:
         return None
 
     def kill(self, role: str) -> bool:
-        """SIGKILL the worker or the parent, so that what is before it fails its requests.
+        """SIGKILL the server and the worker or the parent, so that their requests fail.
 
         Returns whether there is one.
         """
-        found = [pid for pid, has in self._roles().items() if has == role]
+        found = [pid for pid, has in self._roles().items() if has in ("server", role)]
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

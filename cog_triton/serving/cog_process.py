@@ -20,7 +20,6 @@ from cog_triton.serving.cog_health import (
     HealthClient,
     still_starting,
 )
-from cog_triton.serving.coglet import prediction_directory
 from cog_triton.settings import Settings, url_host
 from cog_triton.system import process_tuning, reaper
 from cog_triton.system.host_memory import OomKills
@@ -146,7 +145,6 @@ class CogServer:
         if settings.cog_triton_engine is None:
             require_image(settings.cog_triton_sm)
         require_usable(settings.work_dir)
-        prediction_directory.require_usable(user_namespace=not settings.mpi_hosts)
         process_tuning.raise_open_files()
         require_ports(settings, self._host, self._port)
         echo(f"cog-triton {__version__}: starting; the first start unpacks the engine")

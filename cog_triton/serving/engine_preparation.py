@@ -57,15 +57,13 @@ class PreparedEngine:
     replicas: EngineReplicas = ONE
 
 
-async def prepare_engine(
-    settings: Settings, weights: str | None = None, *, alone: bool = False
-) -> PreparedEngine:
+async def prepare_engine(settings: Settings, *, alone: bool = False) -> PreparedEngine:
     """Fetch the engine, check it against this machine, and render its model repository.
 
     Cheap checks come first: a bad config is reported before any weights are fetched. `alone` is as
     in `memory_check`. Raises the coded error of the first check that fails.
     """
-    family, config = await open_configured(settings, weights)
+    family, config = await open_configured(settings)
     if isinstance(family, VLLMFamily) and family.nodes > 1:
         _refuse_with_nodes(settings, family.nodes)
         _log.info("the engine is ready once vLLM runs on all %d nodes", family.nodes)
@@ -99,16 +97,13 @@ def _replicas(settings: Settings, family: EngineFamily) -> EngineReplicas:
     return share_gpus(count, family.gpus)
 
 
-async def open_configured(
-    settings: Settings, weights: str | None = None
-) -> tuple[EngineFamily, ServeConfig]:
+async def open_configured(settings: Settings) -> tuple[EngineFamily, ServeConfig]:
     """Fetch and open the engine; returns it with its serve config, which settings add to."""
     if settings.cog_triton_engine is None:
         compatibility.require_image(settings.cog_triton_sm)
     require_usable(settings.work_dir)
     config = find_serve_config(settings.cog_triton_config)
-    weights = weights or settings.cog_weights
-    directory = await _engine_directory(settings, weights)
+    directory = await _engine_directory(settings)
     family = open_engine(await asyncio.to_thread(sealed_engine.with_weights, settings, directory))
     if (family.world_size or family.gpus) and settings.cog_triton_sm != "cpu":
         compatibility.require_driver()
@@ -116,7 +111,7 @@ async def open_configured(
     if isinstance(family, MockFamily):
         more = settings.mock_options
     if isinstance(family, VLLMFamily):
-        more |= sealed_engine.options(settings, family.directory, weights)
+        more |= sealed_engine.options(settings, family.directory, settings.cog_weights)
         if settings.cog_triton_vllm_untested:
             more[ALLOW_UNTESTED] = "true"
         if settings.lws_leader_address and family.nodes > 1:
@@ -167,7 +162,8 @@ def _load_adapters(
     return store
 
 
-async def _engine_directory(settings: Settings, weights: str | None) -> Path:
+async def _engine_directory(settings: Settings) -> Path:
+    weights = settings.cog_weights
     if settings.cog_triton_engine is None:
         return await engine_directory(settings, weights)
     if weights:

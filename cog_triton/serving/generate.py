@@ -1,8 +1,7 @@
 """Text generation from token ids: admission, engine request, text pieces, cancellation.
 
-Both APIs, /predictions and OpenAI's, go through it: a thread drives a generation by
-`TextGenerator.stream`, an event loop by `Generation.advance` with what its inbox got. Prompts that
-the engine has died of are in quarantine.
+Both APIs, /predictions and OpenAI's, go through it: an event loop drives a generation by
+`Generation.advance` with what its inbox got. Prompts that the engine has died of are in quarantine.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,7 +35,7 @@ from cog_triton.serving.generation import (
     TextDecoder,
     TextPiece,
 )
-from cog_triton.serving.inbox import Inbox, ThreadInbox, ThreadInboxes
+from cog_triton.serving.inbox import Inbox
 from cog_triton.serving.quarantine import Quarantine
 from cog_triton.serving.resume import Resumption
 from cog_triton.serving.tenant_limits import TenantLimits
@@ -98,7 +98,6 @@ class TextGenerator:
         self.quarantine = Quarantine()
         self.tenant_limits = TenantLimits()
         self._priorities = priorities
-        self._inboxes = ThreadInboxes()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a prompt; raises E1002, often before all of it is encoded; blocks."""
@@ -145,14 +144,6 @@ class TextGenerator:
             return planned
         return replace(planned, engine=replace(engine, priority=planned.priority))
 
-    def stream(self, request: GenerationRequest, ticket: Ticket | None = None) -> Stream:
-        """Text as it is generated, for a thread to iterate; closing it stops the engine.
-
-        `ticket` is for its cancellation by another thread.
-        """
-        inbox = self._inboxes.new()
-        return Stream(Generation(self, request, inbox, ticket), inbox)
-
     def probe(self, adapter: str | None = None, transport: TokenTransport | None = None) -> None:
         """Readiness probe: generate one token, or an embedding; raises the coded error if it fails.
 
@@ -196,17 +187,17 @@ class TextGenerator:
         self, request: EngineRequest, transport: TokenTransport | None = None
     ) -> list[float]:
         """All token ids of the answer, or the numbers of an embedding; raises its coded error."""
-        inbox = ThreadInbox()
-        submission = (transport or self.transport).submit(request, {}, inbox.put)
+        items: SimpleQueue[StepItem] = SimpleQueue()
+        submission = (transport or self.transport).submit(request, {}, items.put)
         found: list[float] = []
         try:
             while True:
-                for item in inbox.take():
-                    found += item.ids or item.log_probs
-                    if item.error is not None:
-                        raise self.to_error(item.error)
-                    if item.end:
-                        return found
+                item = items.get()
+                found += item.ids or item.log_probs
+                if item.error is not None:
+                    raise self.to_error(item.error)
+                if item.end:
+                    return found
         finally:
             submission.cancel()
 
@@ -218,17 +209,11 @@ class Generation:
     the tokens made: `Admission` says when.
     """
 
-    def __init__(
-        self,
-        generator: TextGenerator,
-        request: GenerationRequest,
-        inbox: Inbox,
-        ticket: Ticket | None = None,
-    ) -> None:
+    def __init__(self, generator: TextGenerator, request: GenerationRequest, inbox: Inbox) -> None:
         """`inbox` gets something whenever `advance` is to be called."""
         self.request = request
         self.result = GenerationResult()
-        self.ticket = ticket or Ticket()
+        self.ticket = Ticket()
         if (tenant := request.tenant) is not None:  # else in order of arrival
             self.ticket.tenant, self.ticket.priority = tenant, request.priority
         self.ticket.prompt_tokens = len(request.engine.input_ids)
@@ -394,25 +379,3 @@ class Generation:
         self.result.cancelled = self.ticket.cancelled or gone
         if observer := self._generator.observer:
             observer.ended(self.request, self.result, error)
-
-
-class Stream(Iterator[str]):
-    """Text of a generation, for one thread to iterate; `generation` has its result."""
-
-    def __init__(self, generation: Generation, inbox: ThreadInbox) -> None:
-        self.generation = generation
-        self._texts = self._generate(inbox)
-
-    def __next__(self) -> str:
-        return next(self._texts)
-
-    def close(self) -> None:
-        """Stop the generation, if it has not ended."""
-        self._texts.close()
-
-    def _generate(self, inbox: ThreadInbox) -> Generator[str, None, None]:
-        with self.generation as generation:
-            while not generation.ended:
-                piece = generation.advance(inbox.take())
-                if piece is not None and piece.text:
-                    yield piece.text

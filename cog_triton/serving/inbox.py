@@ -1,15 +1,11 @@
-"""Inboxes of running generations: what the engine made, for a thread or for an event loop."""
+"""Inboxes of running generations: what the engine made, for an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import math
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Protocol
 
 from cog_triton.engines.step_items import StepItem
@@ -20,95 +16,6 @@ class Inbox(Protocol):
 
     def put(self, item: StepItem | None) -> None:
         """Add an item; never blocks."""
-
-
-_PIECE_S = 0.02
-_BUSY_PER_S = 2000
-_SAMPLE = 64
-
-
-class ThreadInbox:
-    """Inbox of one thread, which `take` blocks; it wakes once for all that has come meanwhile."""
-
-    def __init__(self, inboxes: ThreadInboxes | None = None) -> None:
-        self._inboxes = inboxes or ThreadInboxes()
-        self._queue: SimpleQueue[list[StepItem | None]] = SimpleQueue()
-        self.held: list[StepItem | None] = []
-        self.woken_at = -math.inf
-
-    def put(self, item: StepItem | None) -> None:
-        """See `Inbox.put`."""
-        self._inboxes.put(self, item)
-
-    def wake(self, now: float) -> None:
-        """Let the thread have what is held."""
-        held, self.held, self.woken_at = self.held, [], now
-        self._queue.put(held)
-
-    def take(self) -> list[StepItem]:
-        """Wait; the items that have come, none after a mere wake-up."""
-        queue = self._queue
-        arrived = queue.get()
-        while not queue.empty():
-            arrived = [*arrived, *queue.get_nowait()]
-        return [item for item in arrived if item is not None]
-
-
-class ThreadInboxes:
-    """Inboxes of threads, each of which is woken once in 20 ms while all get 2000 items a second.
-
-    To wake a thread, and to hand it the GIL, costs more than all else that is done for a token. The
-    first item of an inbox, an end, and what comes 20 ms after the last are not held back.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holding: list[ThreadInbox] = []
-        self._holds = threading.Event()
-        self._due = 0.0
-        self._thread: threading.Thread | None = None
-        self._count, self._since = 0, 0.0
-        self._busy = False
-
-    def new(self) -> ThreadInbox:
-        """An inbox for one generation."""
-        return ThreadInbox(self)
-
-    def put(self, inbox: ThreadInbox, item: StepItem | None) -> None:
-        """See `Inbox.put`."""
-        now = time.monotonic()
-        with self._lock:
-            self._count += 1
-            if self._count == _SAMPLE:
-                self._busy = _BUSY_PER_S * (now - self._since) <= _SAMPLE
-                self._count, self._since = 0, now
-            inbox.held.append(item)
-            due = inbox.woken_at + _PIECE_S
-            if item is None or item.end or not self._busy or now >= due:
-                inbox.wake(now)
-            elif len(inbox.held) == 1:
-                self._hold(inbox, due)
-
-    def _hold(self, inbox: ThreadInbox, due: float) -> None:
-        if not self._holding:
-            self._due = due
-            self._holds.set()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._release, name="pieces", daemon=True)
-                self._thread.start()
-        self._holding.append(inbox)
-
-    def _release(self) -> None:
-        """Wake all that hold something when the first of them is due."""
-        while self._holds.wait():
-            time.sleep(max(0.0, self._due - time.monotonic()))
-            with self._lock:
-                self._holds.clear()
-                holding, self._holding = self._holding, []
-                now = time.monotonic()
-                for inbox in holding:
-                    if inbox.held:
-                        inbox.wake(now)
 
 
 class LoopInboxes:

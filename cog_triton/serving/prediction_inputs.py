@@ -1,18 +1,15 @@
 """Inputs of a prediction as one typed value, and the sampling parameters that they ask for.
 
-A dataclass is the signature that Cog reads: its fields are the inputs, named as in the original
-cog-triton, and bounded by the rows of `SamplingParams` that have their names.
+Cog reads the fields of a dataclass as the inputs. They are named as in the original cog-triton, and
+bounded by the rows of `SamplingParams` that have their names.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar, get_type_hints
-
-from cog import Input
+from typing import Any, Self
 
 from cog_triton.errors import InvalidArgumentMaxTokens, InvalidArgumentMinTokens
 from cog_triton.text.sampling import SAMPLING, SamplingParams
@@ -20,41 +17,11 @@ from cog_triton.text.sampling import SAMPLING, SamplingParams
 DEFAULT_MAX_TOKENS = 512
 INPUTS = {item.name: item for item in SAMPLING if item.inputs is not None}
 """Rows of the sampling parameters that are inputs."""
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def given(default: Any, description: str, **rules: Any) -> Any:
     """A dataclass's field that is an input; `rules` are further arguments of Cog's `Input`."""
     return field(default=default, metadata={"description": description, **rules})
-
-
-def takes(kind: type[PredictionInputs]) -> Callable[[Method], Method]:
-    """Decorator: a predictor's method has the fields of `kind` as inputs, for its ``**inputs``."""
-    bounds = {item.name: item.inputs or {} for item in SAMPLING}
-    hints = get_type_hints(kind)
-    parameters = [
-        inspect.Parameter(
-            item.name,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=Input(default=item.default, **bounds.get(item.name, {}), **item.metadata),
-            annotation=hints[item.name],
-        )
-        for item in fields(kind)
-    ]
-
-    def decorate(method: Method) -> Method:
-        signature = inspect.signature(method, eval_str=True)
-        own, _ = signature.parameters.values()
-        method.__annotations__ = {
-            **{item.name: hints[item.name] for item in fields(kind)},
-            "return": signature.return_annotation,
-        }
-        method.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[own, *parameters]
-        )
-        return method
-
-    return decorate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +99,20 @@ class PredictionInputs:
         values["max_tokens"] = self._max_tokens()
         values["min_tokens"] = min(self._min_tokens(), self._max_tokens())
         return SamplingParams(**values)
+
+    def checked(self) -> Self:
+        """The inputs once they fit together; raises the coded error if they do not."""
+        return self
+
+    @property
+    def of_engine(self) -> dict[str, Any]:
+        """Inputs that only this engine has."""
+        return {}
+
+    @property
+    def piece_size(self) -> float:
+        """Tokens that a piece of text has at least."""
+        return 0.0
 
     def notes(self) -> list[str]:
         """What was asked for and has no effect, or not the one that it says."""

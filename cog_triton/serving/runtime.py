@@ -114,14 +114,14 @@ class Runtime:
     async def start(
         cls,
         settings: Settings,
-        weights: str | None = None,
         on_failed: Callable[[], None] = lambda: None,
         observer: Observer | None = None,
     ) -> Self:
         """Load the engine and start Triton; raises the coded error that start-up ended with."""
         if settings.cog_triton_rank is not None:
             settings = _rank_0_settings(settings)
-        prepared = await prepare_engine(settings, weights)
+        # The checks ask nvidia-smi and read files, while the loop serves.
+        prepared = await asyncio.to_thread(asyncio.run, prepare_engine(settings))
         family, repository = prepared.family, prepared.repository
         tokenizer = EngineTokenizer.load(family.tokenizer_dir)
         if settings.chat_template is not None:
@@ -156,6 +156,7 @@ class Runtime:
         try:
             await runtime.supervisor.start()
         except TritonStartFailed as error:
+            borrowing.cancel()  # asyncio logs a failure that nobody waits for
             known = family.classify_start_failure(server.log.read_text("utf-8", "replace"))
             if known is None:
                 raise

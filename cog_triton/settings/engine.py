@@ -222,7 +222,6 @@ class SupervisionSettings(SettingsGroup):
     drain_timeout: float = Field(
         25, ge=0, description="Seconds that running requests get to end in, once told to stop."
     )
-    cog_triton_drain_file: OptionalPath = Field(None, description="File that asks for a drain.")
     canary: Literal["off", "warn", "require"] = Field(
         "warn",
         description="What follows if the engine answers its canary otherwise than when built:"

@@ -69,6 +69,7 @@ def is_same_user(own: socket.socket) -> bool:
     return _peer(own)[1] == user and (user != overflow_uid() or _sees_all_users())
 
 
+@cache
 def overflow_uid() -> int:
     """What a user namespace shows as the uid of every user that it does not map; `nobody`'s."""
     return int(Path("/proc/sys/kernel/overflowuid").read_text())

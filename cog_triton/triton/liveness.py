@@ -95,11 +95,6 @@ def anonymous_bytes(pid: int) -> int:
     return int(found[1]) << 10 if found else 0
 
 
-def tritonserver_pids(root: int) -> list[int]:
-    """Process ids of every tritonserver below the process `root`."""
-    return [pid for pid in reaper.descendants(root) if _name(pid) == _SERVER]
-
-
 def _named(pids: Iterable[int]) -> dict[int, str]:
     return {pid: name for pid in pids if (name := _name(pid)) is not None}
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
+from app_server import serving
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -18,7 +19,7 @@ from cog_triton.door.gate import PAGE
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.application import create_app
-from cog_triton.serving.openai.listeners import BACKLOG, HTTPServer
+from cog_triton.serving.openai.listeners import BACKLOG
 from cog_triton.system.ports import bind, free_ports
 
 BREAK = object()
@@ -121,10 +122,8 @@ def scripted(api_key: str | None = None) -> Iterator[ScriptedAPI]:
         Route("/v1/completions", api.answer, methods=["POST"]),
     ]
     app = create_app(routes, require_ready=lambda: None, api_key=api_key)
-    server = HTTPServer(app, bind("OPENAI_PORT", "127.0.0.1", port, BACKLOG))
-    server.start()
-    try:
-        yield api
-    finally:
-        api.gate.set()
-        server.stop()
+    with serving(app, bind("OPENAI_PORT", "127.0.0.1", port, BACKLOG)):
+        try:
+            yield api
+        finally:
+            api.gate.set()

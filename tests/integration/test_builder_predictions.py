@@ -341,8 +341,8 @@ def test_invalid_input_returns_422(builder: Stack, inputs: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("victim", "number"),
     [
-        ("coglet.http_server", signal.SIGKILL),
-        ("coglet.http_server", signal.SIGTERM),
+        ("cog.server.http", signal.SIGKILL),
+        ("cog.server.http", signal.SIGTERM),
         ("_run_worker", signal.SIGKILL),
     ],
 )
@@ -357,7 +357,7 @@ def test_builds_end_with_their_server(
     os.kill(pid_of(builder, victim), number)
     # Asked to stop, Cog lets a running build end; else nothing waits for anything.
     assert builder.process is not None
-    if victim == "coglet.http_server":
+    if victim == "cog.server.http":
         builder.process.wait(120)
         wait_until(lambda: not processes_of(builder.work_dir))
     wait_until(lambda: not any(".job" in line for line in processes_of(builder.work_dir).values()))

@@ -76,7 +76,9 @@ def listening(pid: int) -> set[tuple[str, int]]:
 
 
 def test_only_the_door_has_public_ports(served: Stack) -> None:
-    pids = pids_of(served, "cog_triton.door", "coglet.http_server", "_run_worker", "/tritonserver ")
+    behind = ("cog_triton.serving.server", "cog.server.http", "_run_worker", "/tritonserver ")
+    pids = pids_of(served, "cog_triton.door", *behind)
+    assert len(pids) == 5
     public = {served.port, served.http, served.metrics, served.openai}
     found = {port for _, port in listening(pids.pop("cog_triton.door"))}
     assert found > public
@@ -167,7 +169,10 @@ def test_the_key_guards_every_port(served: Stack) -> None:
     assert b"secret" not in environment.read_bytes()
 
 
-def test_a_dead_worker_is_a_coded_end_of_every_answer(new_stack: Callable[..., Stack]) -> None:
+@pytest.mark.parametrize("victim", ["cog_triton.serving.server", "_run_worker"])
+def test_a_dead_process_is_a_coded_end_of_every_answer(
+    new_stack: Callable[..., Stack], victim: str
+) -> None:
     stack = new_stack(**MOCK)
     stack.start()
     stack.until_ready()
@@ -193,14 +198,18 @@ def test_a_dead_worker_is_a_coded_end_of_every_answer(new_stack: Callable[..., S
     for thread in asking:
         thread.start()
     wait_until(lambda: stack.engine_requests() == 3 and "event: output" in texts[1])
-    os.kill(pids_of(stack, "_run_worker")["_run_worker"], signal.SIGKILL)
+    os.kill(pids_of(stack, victim)[victim], signal.SIGKILL)
+    asking[1].join()
+    if victim == "_run_worker":  # the door lasts until `serve` gives up
+        later = httpx.post(f"{stack.url}/predictions", json=ASK)
+        assert (later.status_code, "E2105" in later.text) == (503, True)
     for thread in asking:
         thread.join()
-    later = httpx.post(f"{stack.url}/predictions", json=ASK)
-    for status, text in ((statuses[0], texts[0]), (later.status_code, later.text)):
-        assert (status, "E2105" in text) == (503, True)
+    # Cog outlives the server long enough for an answer of its own to what was asked of it.
+    assert statuses[0] == 503 or (statuses[0] == 200 and victim != "_run_worker")
+    assert "E2105" in texts[0]
     events = texts[1].strip().split("\n\n")
-    assert events[-1].startswith('event: completed\ndata: {"error":"E2105 TritonUnavailable: Cog')
+    assert events[-1].startswith('event: completed\ndata: {"error":"E2105 TritonUnavailable: ')
     assert json.loads(events[-1].partition("data: ")[2])["output"]
     last = json.loads(texts[2].strip().rpartition("data: ")[2])
     assert last["error"]["code"] == "E2105"

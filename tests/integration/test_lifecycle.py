@@ -48,7 +48,8 @@ def test_sigint_and_sigterm_stop_all_processes(
     [
         ("cog_triton serve", False),
         ("cog_triton.door", True),
-        ("coglet.http_server", True),
+        ("cog_triton.serving.server", True),
+        ("cog.server.http", True),
         ("_run_worker", True),
     ],
 )
@@ -67,7 +68,8 @@ def test_no_process_outlives_a_killed_parent(
 @pytest.mark.parametrize(
     ("program", "sent", "words"),
     [
-        ("coglet.http_server", signal.SIGSTOP, "Cog's parent"),
+        ("cog_triton.serving.server", signal.SIGSTOP, "Cog's server"),
+        ("cog.server.http", signal.SIGSTOP, "Cog's parent"),
         ("_run_worker", signal.SIGSTOP, "Cog's worker"),
         ("-m cog_triton serve", signal.SIGUSR1, "another rank has died (SIGUSR1)"),
     ],
@@ -91,13 +93,13 @@ def test_a_stopped_process_of_cog_ends_the_server_and_its_requests(
     assert processes_of(stack.work_dir) == {}
 
 
-def test_a_worker_stopped_during_start_up_ends_the_server(new_stack: Callable[..., Stack]) -> None:
+def test_a_server_stopped_during_start_up_ends(new_stack: Callable[..., Stack]) -> None:
     stack = new_stack(**MOCK)
     stack.start()
-    os.kill(pid_of(stack, "_run_worker"), signal.SIGSTOP)
+    os.kill(pid_of(stack, "cog_triton.serving.server"), signal.SIGSTOP)
     code, output = stack.finish(seconds=SECONDS_TO_FAIL)
     assert code == 1
-    assert "E2106 TritonStartFailed: Cog's worker" in output
+    assert "E2106 TritonStartFailed: Cog's server" in output
 
 
 def test_shared_memory_of_a_server_killed_at_once_is_removed_at_the_next_start(
@@ -281,7 +283,7 @@ def test_child_death_fails_requests_with_a_code_and_restarts_triton(
 def test_repeated_crashes_of_triton_end_the_server(
     new_stack: Callable[..., Stack], in_a_container: bool
 ) -> None:
-    """As images start it: the reaper is PID 1, Cog its child, and Cog knows nothing of Triton."""
+    """As images start it: the reaper is PID 1, and the server its grandchild."""
     stack = new_stack(**MOCK, **IN_RUNNER, TRITON_MAX_RESTARTS="0")
     stack.command = [sys.executable, "-m", "cog_triton.door"]
     if in_a_container:

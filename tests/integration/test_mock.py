@@ -219,39 +219,31 @@ def test_the_gpu_benchmark_knows_the_role_of_each_process(
     assert mock.process is not None
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks" / "gpu"))
     roles = importlib.import_module("processes").process_tree(mock.process.pid)
-    assert {"cog-triton serve", "Cog", "Cog worker", "tritonserver"} <= set(roles.values())
+    assert {"cog-triton serve", "server", "Cog", "Cog worker", "tritonserver"} <= set(
+        roles.values()
+    )
     assert "Triton stub tensorrt_llm" in roles.values()
     assert "other" not in roles.values()
 
 
-@pytest.mark.parametrize("program", ["cog_triton.door", "coglet.http_server"])
-def test_connections_have_tcp_nodelay(mock: Stack, program: str) -> None:
+def test_connections_have_tcp_nodelay(mock: Stack) -> None:
     """Else the first token on a kept connection waits 40 ms for the head's acknowledgement."""
-    pid = pid_of(mock, program)
-    url = mock.url if program == "cog_triton.door" else f"http://127.0.0.1:{private_port(pid)}"
-    with httpx.stream("GET", f"{url}/health-check", timeout=60) as response:
+    pid = pid_of(mock, "cog_triton.door")
+    with httpx.stream("GET", f"{mock.url}/health-check", timeout=60) as response:
         client = response.extensions["network_stream"].get_extra_info("client_addr")
         with other_end(pid, client) as accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
-@pytest.mark.parametrize("program", ["cog_triton.door", "coglet.http_server"])
-def test_a_burst_of_connections_fits_the_listen_backlog(mock: Stack, program: str) -> None:
+def test_a_burst_of_connections_fits_the_listen_backlog(mock: Stack) -> None:
     """Else clients' systems try again after a second what found no place."""
-    pid = pid_of(mock, program)
-    port = mock.port if program == "cog_triton.door" else private_port(pid)
+    pid = pid_of(mock, "cog_triton.door")
     with ExitStack() as stack:
         os.kill(pid, signal.SIGSTOP)
         stack.callback(os.kill, pid, signal.SIGCONT)
         for _ in range(300):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            stack.enter_context(socket.create_connection(("127.0.0.1", mock.port), timeout=60))
     wait_until(lambda: mock.health() == "READY")
-
-
-def private_port(pid: int) -> int:
-    """Where Cog listens behind the front door."""
-    variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
-    return int(dict(word.partition("=")[::2] for word in variables)["PORT"])
 
 
 def other_end(pid: int, client: tuple[str, int]) -> socket.socket:

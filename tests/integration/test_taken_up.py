@@ -18,7 +18,7 @@ from stack import Stack, pid_of, pids_of, sse, wait_until
 pytestmark = pytest.mark.integration
 
 TOKENS, LONG = 120, 1500
-WORKER = "_run_worker"
+SERVER = "cog_triton.serving.server"
 # A client of many streams, each of which tells when it has read half of its text, and reads on.
 CLIENT = """
 import json, os, sys, threading
@@ -115,12 +115,12 @@ def test_a_text_is_whole_after_client_or_engine_are_killed(
         assert answer["usage"]["output_tokens"] == TOKENS
 
 
-def test_what_a_killed_worker_made_is_told_as_failed_after_the_restart(
+def test_what_a_killed_server_made_is_told_as_failed_after_the_restart(
     make_stack: Callable[..., Stack], says: Callable[[int], str], count: int
 ) -> None:
     stack = make_stack(**MOCK, MAX_CONCURRENCY=str(max(count, 64)))
     with client(stack, count, len(says(TOKENS)) // 2, LONG) as (_, halves):
-        os.kill(pid_of(stack, WORKER), signal.SIGKILL)
+        os.kill(pid_of(stack, SERVER), signal.SIGKILL)
         code, _ = stack.finish()
         assert code == 1
     wait_until(lambda: not pids_of(stack, ENGINE))

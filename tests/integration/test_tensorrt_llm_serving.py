@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import tritonclient.grpc as grpcclient
+from generated_text import Texts
 from google.protobuf import text_format
 from lora_adapters import adapter
 from stack import Stack, wait_until
@@ -179,7 +180,7 @@ def generated(triton: Served, ids: list[int], adapter: str | None = None, **samp
         adapter=adapter,
     )
     generator = triton.generator
-    return "".join(generator.stream(generator.plan(asked)))
+    return "".join(Texts(generator, generator.plan(asked)))
 
 
 @pytest.fixture(scope="module", params=["0.9", "1.2"])

@@ -54,17 +54,15 @@ def test_a_door_that_hangs_is_replaced(release: Release, report: Report) -> None
     assert len(clients.lost) <= 4, clients.lost  # those that ran there
 
 
-def test_a_worker_that_hangs_is_replaced_by_the_server_itself(
-    release: Release, report: Report
-) -> None:
+def test_a_server_that_hangs_is_replaced(release: Release, report: Report) -> None:
     first = release.ready()[0]
     before = release.restarts(first)
     with (
         Clients(release.address) as clients,
-        report.operation("Cog's worker stopped (SIGSTOP)", clients) as row,
+        report.operation("server stopped (SIGSTOP)", clients) as row,
     ):
         clients.wait()
-        release.execute(first, _STOP % b"coglet")
+        release.execute(first, _STOP % b"cog_triton.serving.server")
         wait_until(lambda: not release.all_ready(), 120)
         wait_until(release.all_ready, 600)
         clients.wait()

@@ -22,7 +22,7 @@ import openai
 import pytest
 from kept_responses import EVENT, has, keep, kept_in, worker
 from openai_server import THREE, Served, api, tokens, wait
-from stack import Stack, processes_of, wait_until
+from stack import Stack, pid_of, wait_until
 
 from cog_triton.errors import CogTritonError, InvalidArgument
 from cog_triton.serving.openai import response_server
@@ -357,9 +357,7 @@ def test_replicas_of_the_server_answer_for_each_other(url: str, tmp_path: Path) 
         cancelled = first.responses.create(**given, max_output_tokens=2000)
         assert second.responses.cancel(cancelled.id).status == "cancelled"
         wait_until(lambda: len(_text(second, long.id)) > 20)
-        workers = [pid for pid, line in processes_of(one.work_dir).items() if "_run_worker" in line]
-        for pid in workers:
-            os.kill(pid, signal.SIGKILL)
+        os.kill(pid_of(one, "cog_triton.serving.server"), signal.SIGKILL)
         wait_until(lambda: second.responses.retrieve(long.id).status == "failed")
         found = second.responses.retrieve(long.id)
         assert found.error is not None

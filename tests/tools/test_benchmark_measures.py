@@ -110,7 +110,7 @@ def test_numbers_of_a_wave() -> None:
     assert both.client_lag_ms == pytest.approx(3, rel=0.01)
     cell = LoadCost(both, {"cog": 0.01, "stub a": 0.02, "stub b": 0.03, "others": 0.04})
     assert cell.us == pytest.approx(10_000)
-    assert cell.costs() == pytest.approx([0, 1000, 0, 0, 5000])
+    assert cell.costs() == pytest.approx([0, 0, 1000, 0, 0, 5000])
     assert LoadCost(both, {"cog": 0.0}).us > 0  # less than /proc counts; others are compared to it
 
 
@@ -251,7 +251,7 @@ def test_files_of_proc_are_parsed() -> None:
         ("/x/bin/tritonserver --model-repository=m", "tritonserver"),
         ("/x/triton_python_backend_stub /r/tensorrt_llm/1/model.py shm", "stub tensorrt_llm"),
         ("python -m cog.server.http --host 127.0.0.1", "cog"),
-        ("python -m cog_triton.serving.coglet.http_server --host 127.0.0.1", "cog"),
+        ("python -m cog_triton.serving.server", "server"),
         ("python -m cog_triton.door --await-explicit-shutdown=true", "door"),
         ("python -c import_coglet;coglet.server._run_worker()", "worker"),
         ("python -S -I /x/reaper.py -- python -m cog.server.http", "others"),

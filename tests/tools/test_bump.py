@@ -108,12 +108,8 @@ def test_every_hook_is_found_with_its_tests_and_advice(hooks: dict[str, Any]) ->
         assert [one for one in patterns if not list(ROOT.glob(one))] == []
     found = {hook.file: hook for hook in hooks["hooks_of"]("cog", ROOT)}
     assert [hook.file for hook in found.values() if not hook.tests] == []
-    slots = found["cog_triton/serving/coglet/server_environment.py"]
-    assert slots.tests == [
-        "tests/unit/test_coglet_http_server.py",
-        "tests/unit/test_server_environment.py",
-    ]
-    assert slots.advice.startswith("Delete when coglet streams without a thread")
+    streams = found["cog_triton/serving/coglet/streaming.py"]
+    assert streams.advice == "Delete when coglet streams generators."
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from generated_text import Texts
 from scripted_server import PATIENCE_S, wait_until
 from small_tokenizers import byte_level
 
@@ -15,8 +16,8 @@ from cog_triton.engines.base import EngineLimits, ResumeRules
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import StepItem
 from cog_triton.errors import CogTritonError, TritonUnavailable, TritonUnknownError
-from cog_triton.serving.admission import Admission, Ticket
-from cog_triton.serving.generate import Stream, TextGenerator
+from cog_triton.serving.admission import Admission
+from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import GenerationResult
 from cog_triton.settings import load_settings
 from cog_triton.text.sampling import SamplingParams
@@ -108,7 +109,7 @@ class World:
         request = self.generator.plan(
             EngineRequest(input_ids=list(prompt), sampling=given, **fields), stops
         )
-        return Running(self.generator.stream(request, Ticket()))
+        return Running(Texts(self.generator, request))
 
     def die(self) -> None:
         """The engine dies, and the supervisor notices."""
@@ -120,15 +121,15 @@ class World:
 class Running:
     """A generation on a thread of its own."""
 
-    def __init__(self, stream: Stream) -> None:
-        self.generation = stream.generation
+    def __init__(self, texts: Texts) -> None:
+        self.generation = texts.generation
         self.texts: list[str] = []
         self._future: Future[None] = Future()
-        threading.Thread(target=self._read, args=[stream], daemon=True).start()
+        threading.Thread(target=self._read, args=[texts], daemon=True).start()
 
-    def _read(self, stream: Stream) -> None:
+    def _read(self, texts: Texts) -> None:
         try:
-            for text in stream:
+            for text in texts:
                 self.texts.append(text)
         except CogTritonError as error:
             self._future.set_exception(error)

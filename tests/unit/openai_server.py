@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import openai
+from app_server import serving
 from chat_templates import QWEN
 from scripted_server import PATIENCE_S
 from scripted_triton import Answer, Part, ScriptedTriton, event
@@ -24,7 +25,6 @@ from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai.application import create_app
-from cog_triton.serving.openai.listeners import HTTPServer
 from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers
 from cog_triton.serving.openai.response_store import ResponseStore
 from cog_triton.serving.openai.routes import OpenAIRoutes
@@ -138,13 +138,10 @@ def api(
             has_tenants=settings.cog_triton_tenants_at_door,
             on_refused=metrics.refused,
         )
-        server = HTTPServer(app, listening)
-        server.start()
         try:
-            yield served
+            with serving(app, listening), served.clients:
+                yield served
         finally:
-            served.clients.close()
-            server.stop()
             transport.close()
 
 

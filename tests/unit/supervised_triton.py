@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fake_tritonserver import FakeTritonServer
+from generated_text import Texts
 from scripted_triton import INPUTS
 from small_tokenizers import byte_level
 
@@ -20,7 +21,7 @@ from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.request import EngineRequest
 from cog_triton.serving import lifecycle, supervisor
-from cog_triton.serving.admission import Admission, Ticket
+from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.supervisor import Supervisor, SupervisorState
 from cog_triton.text.sampling import SamplingParams
@@ -97,11 +98,8 @@ class Stream(threading.Thread):
 
     def __init__(self, generator: TextGenerator, tokens: int) -> None:
         super().__init__()
-        self._generator = generator
-        self._generation = generator.plan(
-            EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=tokens))
-        )
-        self._ticket = Ticket()
+        asked = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=tokens))
+        self._texts = Texts(generator, generator.plan(asked))
         self.flowing = threading.Event()
         self.error: errors.CogTritonError | None = None
         self.text = ""
@@ -109,7 +107,7 @@ class Stream(threading.Thread):
 
     def run(self) -> None:
         try:
-            for text in self._generator.stream(self._generation, self._ticket):
+            for text in self._texts:
                 self.text += text
                 self.flowing.set()
         except errors.CogTritonError as error:
@@ -117,7 +115,7 @@ class Stream(threading.Thread):
 
     def leave(self) -> None:
         """Cancel it, as its client's leaving does."""
-        self._ticket.cancel()
+        self._texts.generation.ticket.cancel()
         self.join(PATIENCE_S)
 
     def end(self) -> errors.CogTritonError | None:

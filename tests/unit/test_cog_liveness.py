@@ -20,7 +20,8 @@ from cog_triton.system.process_state import process_state
 SLEEP = "import time; time.sleep(60)"
 COMMANDS = {
     "front door": [sys.executable, "-c", SLEEP, "cog_triton.door"],
-    "parent": [sys.executable, "-c", SLEEP, "cog_triton.serving.coglet.http_server"],
+    "server": [sys.executable, "-c", SLEEP, "cog_triton.serving.server"],
+    "parent": [sys.executable, "-c", SLEEP, "cog.server.http"],
     "worker": [sys.executable, "-c", f"{SLEEP}; coglet.server._run_worker()"],
 }
 
@@ -66,7 +67,7 @@ def test_a_stopped_process_is_named(cog: StandIns, role: str) -> None:
     assert cog.processes.stopped() == f"Cog's {role} (process {cog.pids[role]}) was stopped"
 
 
-@pytest.mark.parametrize("role", ["front door", "parent"])
+@pytest.mark.parametrize("role", ["front door", "server"])
 def test_a_stopped_reaper_is_named(role: str) -> None:
     process = reaper.spawn(COMMANDS[role])
     try:
@@ -82,10 +83,13 @@ def test_a_stopped_reaper_is_named(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["worker", "parent"])
-def test_only_one_role_is_killed(cog: StandIns, role: str) -> None:
-    wait_until(lambda: cog.processes.kill(role))
-    wait_until(lambda: process_state(cog.pids[role]) == "Z")
-    others = (pid for other, pid in cog.pids.items() if other != role)
+def test_only_one_role_and_the_server_are_killed(cog: StandIns, role: str) -> None:
+    expected = {pid: role for role, pid in cog.pids.items()}
+    wait_until(lambda: cog.processes._roles().items() >= expected.items())
+    assert cog.processes.kill(role)
+    killed = {role, "server"}
+    wait_until(lambda: {process_state(cog.pids[each]) for each in killed} == {"Z"})
+    others = (pid for other, pid in cog.pids.items() if other not in killed)
     assert all(process_state(pid) in "RSD" for pid in others)
 
 

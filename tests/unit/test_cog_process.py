@@ -166,7 +166,6 @@ def test_paths_are_absolute_since_cog_runs_in_its_projects_directory(
         "TLS_KEY_FILE",
         "CHAT_TEMPLATE",
         "LORA_DIR",
-        "COG_TRITON_DRAIN_FILE",
         "MPIRUN",
     )
     found = environment(**{name.lower(): f"below/{name}" for name in names})

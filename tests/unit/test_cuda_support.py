@@ -200,7 +200,7 @@ def test_the_front_door_of_an_image_says_so_too(tmp_path: Path) -> None:
     driver = gpu_driver(tmp_path / "driver", **OLD)
     weights = {"COG_WEIGHTS": vllm_engine(tmp_path), "OPENAI_PORT": "0", **ports, **IMAGE}
     (tmp_path / "predict.py").write_text(
-        "from cog_triton.serving.predictor import Predictor as Predictor\n"
+        "from cog_triton.serving.coglet.predictor import Predictor as Predictor\n"
     )
     with subprocess.Popen(
         [sys.executable, "-m", "cog_triton.door"],

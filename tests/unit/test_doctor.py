@@ -22,6 +22,7 @@ from cog_triton.cli.app import app
 from cog_triton.doctor import engine_check, hardware, report, software
 from cog_triton.doctor.report import Check, State
 from cog_triton.errors import EngineIncompatible, TritonStartFailed
+from cog_triton.serving.coglet import cog_server
 from cog_triton.settings import load_settings
 from cog_triton.sizing import gpu_table
 from cog_triton.sizing.gpu_table import Gpu
@@ -209,6 +210,21 @@ def test_leftover_shared_memory_of_dead_servers_is_a_warning(tmp_path: Path) -> 
     assert "left 1 regions, 2.0 MB" in found.found
     assert found.advice == f"rm -r {tmp_path}/cog_triton_{dead.pid}_*"
     assert hardware.shared_memory(1, tmp_path / "none").state is State.FAIL
+
+
+def test_a_directory_that_cog_cannot_have_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "coglet"
+    monkeypatch.setattr(cog_server, "PLACE", place)
+    assert hardware.predictions().state is State.OK
+    assert not place.exists()
+    place.touch()
+    found = hardware.predictions()
+    assert found.state is State.WARN
+    assert found.found.startswith(f"{place} is no directory")
+    assert found.found.endswith("PORT answers 503 then")
+    assert found.advice.startswith("have its owner")
 
 
 def test_a_full_disk_fails(tmp_path: Path) -> None:

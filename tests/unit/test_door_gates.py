@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -196,6 +197,18 @@ def test_usual_ids_pass() -> None:
         assert status(cog(), "POST", "/predictions", body) == 200
 
 
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"id":null}', b'{"input":{"id":"a"}}'])
+def test_a_prediction_without_an_id_gets_one(body: bytes) -> None:
+    sent = [passed(cog(), "POST", "/predictions?a=/predictions", body) for _ in "12"]
+    assert {one.method for one in sent} == {"PUT"}
+    targets = {one.target for one in sent}
+    assert len(targets) == 2
+    for target in targets:
+        assert re.fullmatch(rb"/predictions/pred_[0-9a-f]{16}\?a=/predictions", target)
+    named = passed(cog(), "POST", "/predictions", b'{"id":"a"}')
+    assert (named.method, named.target) == ("POST", b"/predictions")
+
+
 def test_what_our_own_health_check_tells_is_told_by_the_prediction() -> None:
     reason = "E2105 TritonUnavailable: a"
     gate = cog(health={"status": "UNHEALTHY", "user_healthcheck_error": reason})
@@ -209,6 +222,7 @@ def test_what_our_own_health_check_tells_is_told_by_the_prediction() -> None:
         (200, b'{"error":"Failed to send request: Broken pipe","status":"failed"}', "E2105"),
         (409, b'{"error":"Already running"}', "E2107"),
         (503, b'{"error":"Setup has not finished yet."}', "E2105"),
+        (503, b'{"error":"E2106 TritonStartFailed: no Cog","status":"failed"}', None),
         (200, b'{"error":"Prediction failed: no such thing","status":"failed"}', None),
         (200, b'{"output":["failed"],"status":"succeeded"}', None),
         (200, b'"failed"', None),

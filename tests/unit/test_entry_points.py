@@ -19,13 +19,12 @@ RUN_WITH_M = {
     "cog_triton.builder.canary_run": "a built engine, asked for its canary",
     "cog_triton.builder.job": "a build in a process of its own",
     "cog_triton_prune": "pruning, in image builds that have no other command",
-    "cog_triton.door": "the front door, and Cog behind it",
+    "cog_triton.door": "the front door, and the server behind it",
     "cog_triton.door.large_bodies": "parsing of large bodies, beside the front door",
     "cog_triton.engines.vllm.parser_child": "vLLM's parsers, with limits of CPU and memory",
     "cog_triton.engines.vllm.core_process": "vLLM's EngineCore, begun before vLLM is imported",
     "cog_triton.engines.vllm.seal_start": "a vLLM engine, started for its seal",
-    "cog_triton.serving.coglet.http_server": "Cog's HTTP server",
-    "cog_triton.serving.coglet.prediction_directory": "a try whether it may be private",
+    "cog_triton.serving.server": "the OpenAI API, metrics and predictions of one engine",
     "cog_triton.text.template_child": "chat templates, with limits of CPU and memory",
     "cog_triton.serving.coglet.openapi_schema": "writes a Cog project's OpenAPI schema",
 }
@@ -117,7 +116,7 @@ def test_a_program_that_is_run_by_path_has_no_neighbour_of_the_standard_library(
 
 def test_file_names_are_unique_but_for_those_that_rules_give() -> None:
     by_rule = {"__init__", "__main__", "engine", "family", "base", "command", "report"}
-    twice = {"predictor", "client", "schema"}
+    twice = {"predictor", "server", "streaming"}
     scripts = {"build", "quantize", "convert_checkpoint"}  # named as TensorRT-LLM's
     seen: set[str] = set()
     for path in (ROOT / "cog_triton").rglob("*.py"):

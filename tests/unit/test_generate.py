@@ -9,6 +9,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+from generated_text import Texts
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_server import HANG, PATIENCE_S, RESET, Part, wait_until
@@ -20,8 +21,8 @@ from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import PromptTooLong, TritonUnavailable
-from cog_triton.serving.admission import Admission, Ticket
-from cog_triton.serving.generate import Stream, TextGenerator
+from cog_triton.serving.admission import Admission
+from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.tenants import Tenant
 from cog_triton.settings import Settings, load_settings
@@ -79,13 +80,13 @@ def test_the_engines_scheduler_is_told_priorities_within_bounds(
         )
         planned = generator.plan(asked([1], max_tokens=1), asked_priority=-99, tenant=tenant)
         assert planned.engine.priority == (priority if heeds else 0)
-        queued = generator.stream(planned).generation.ticket
+        queued = Texts(generator, planned).generation.ticket
         assert (queued.tenant, queued.priority) == (tenant, 0 if tenant is None else 2)
 
 
-def started(generator: TextGenerator, stops: Sequence[str] = ()) -> Stream:
-    """A stream of at most 50 tokens; the request is sent on its first read."""
-    return generator.stream(generator.plan(asked([1], max_tokens=50), stops))
+def started(generator: TextGenerator, stops: Sequence[str] = ()) -> Texts:
+    """Texts of at most 50 tokens; the request is sent on its first read."""
+    return Texts(generator, generator.plan(asked([1], max_tokens=50), stops))
 
 
 def plan(
@@ -144,7 +145,7 @@ def text_of(
     """The chunks of a whole generation, what became of it, and the request Triton got."""
     with generating(events, settings) as (generator, server):
         sampling = {"max_tokens": 50, **sampling}
-        texts = generator.stream(generator.plan(asked([1, 2], **sampling), stops))
+        texts = Texts(generator, generator.plan(asked([1, 2], **sampling), stops))
         chunks = list(texts)
     return chunks, texts.generation.result, server.requests[0].values
 
@@ -236,9 +237,8 @@ def test_cancelling_before_the_first_token_stops_the_request() -> None:
 
 def test_request_cancelled_before_admission_is_not_sent() -> None:
     with generating([HANG]) as (generator, server):
-        ticket = Ticket()
-        ticket.cancel()
-        texts = generator.stream(generator.plan(asked([1], max_tokens=50)), ticket)
+        texts = Texts(generator, generator.plan(asked([1], max_tokens=50)))
+        texts.generation.ticket.cancel()
         with pytest.raises(TritonUnavailable, match="cancelled while it waited for its turn"):
             next(texts)
     assert texts.generation.result.output_token_count == 0

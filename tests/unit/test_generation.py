@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from generated_text import ThreadInbox
 from hypothesis import given
 from hypothesis import strategies as st
 from small_tokenizers import byte_level
@@ -32,7 +33,6 @@ from cog_triton.serving.generation import (
     TextPiece,
     TokenLogProb,
 )
-from cog_triton.serving.inbox import ThreadInbox
 from cog_triton.settings import load_settings
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import SamplingParams

@@ -13,7 +13,7 @@ from vllm_engines import vllm_engine
 from cog_triton.engines.registry import open_engine
 from cog_triton.serving import runtime
 from cog_triton.serving.prediction_inputs import PredictionInputs
-from cog_triton.serving.predictor import Predictor
+from cog_triton.serving.predictions import Predictions
 from cog_triton.settings import load_settings
 from cog_triton.text.generation_config import FILE, load, sampling_defaults
 
@@ -95,15 +95,15 @@ def test_models_tell_them() -> None:
 
 
 class Engine:
-    """What a predictor knows of its runtime here."""
+    """What predictions know of their runtime here."""
 
     sampling_defaults = {**MODEL, "min_p": 0.125}
 
 
 def test_predictions_have_them_before_those_that_cog_declares() -> None:
-    predictor = Predictor.__new__(Predictor)
-    predictor._runtime = Engine()  # type: ignore[assignment]
-    given = PredictionInputs(**predictor._with_defaults({"prompt": "Hi", "top_p": 0.75}))
+    predictions = Predictions.__new__(Predictions)
+    predictions._runtime = Engine()  # type: ignore[assignment]
+    given = PredictionInputs(**predictions._with_defaults({"prompt": "Hi", "top_p": 0.75}))
     sampling = given.sampling(Engine.sampling_defaults)
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.25, 0.75, 20)
     assert (sampling.repetition_penalty, sampling.min_p) == (1.25, 0.125)

@@ -72,7 +72,10 @@ PROCESSES = {
     "engine process": (ENGINES, (*SETTINGS, *CLIENTS)),
     "engine fleet": (("processes.engine_fleet",), (*CONFIGURED, *CLIENTS, "numpy", "tokenizers")),
     "front door": (("door.__main__",), (*CLIENTS, "numpy", "tokenizers")),
-    "Cog server": (("serving.coglet.http_server",), (*SETTINGS, *CLIENTS, "numpy", "tokenizers")),
+    "Cog worker": (
+        ("serving.coglet.predictor",),
+        ("cog_triton.settings", "starlette", "httpx", "grpc", "numpy", "tokenizers"),
+    ),
     "command line": (
         ("cli.serve", "serving.cog_process", "models.preparation"),
         (*CLIENTS, "numpy", "tokenizers"),

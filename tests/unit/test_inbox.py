@@ -1,4 +1,4 @@
-"""Inboxes: many threads put, a thread or an event loop takes; nothing is lost, order is kept."""
+"""Inboxes: many threads put, a thread or an event loop takes all of it in order."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import contextvars
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from queue import SimpleQueue
 
 import pytest
 
-from cog_triton.engines.step_items import STOP, StepItem
-from cog_triton.serving import inbox as inbox_module
-from cog_triton.serving.inbox import Inbox, LoopInbox, LoopInboxes, ThreadInbox, ThreadInboxes
+from cog_triton.engines.step_items import StepItem
+from cog_triton.serving.inbox import Inbox, LoopInbox, LoopInboxes
 
 THREADS, COUNT = 4, 500
 
@@ -47,25 +45,6 @@ def check(found: list[StepItem]) -> None:
     for number in range(THREADS):
         offsets = [one.offset for one in found if one.handle == number]
         assert offsets == list(range(COUNT))
-
-
-def test_a_thread_gets_everything_in_order() -> None:
-    inbox = ThreadInbox()
-    found: list[StepItem] = []
-    with putting(hammer(inbox)):
-        while len(found) < THREADS * COUNT:
-            found += inbox.take()
-    check(found)
-
-
-def test_a_thread_takes_all_that_has_come() -> None:
-    inbox = ThreadInbox()
-    for offset in range(3):
-        inbox.put(item(1, offset))
-        inbox.put(None)
-    assert inbox.take() == [item(1, 0), item(1, 1), item(1, 2)]
-    inbox.put(None)
-    assert inbox.take() == []
 
 
 @pytest.mark.parametrize("timeout", [None, 5.0, 0.0])
@@ -205,107 +184,3 @@ def test_handling_ends_with_its_task() -> None:
         assert await inbox.take() == [item(1)]
 
     asyncio.run(run())
-
-
-class Clock:
-    """Stands for the module `time`: stands still, and tells how long a thread wants to sleep."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.slept: SimpleQueue[float] = SimpleQueue()
-        self.go_on = threading.Semaphore(0)
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.put(seconds)
-        assert self.go_on.acquire(timeout=60)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(inbox_module, "time", made)
-    return made
-
-
-def busy(inboxes: ThreadInboxes, clock: Clock) -> None:
-    """Let 2500 items a second come, of an inbox that holds none of them back."""
-    for _ in range(2):
-        for _ in range(64):
-            inboxes.new().put(item(9))
-            clock.now += 0.0004
-
-
-def waits(inbox: ThreadInbox) -> bool:
-    return inbox._queue.empty()
-
-
-def test_items_of_a_busy_server_are_held_back_until_20_ms_after_the_last(clock: Clock) -> None:
-    inboxes = ThreadInboxes()
-    busy(inboxes, clock)
-    one, other = inboxes.new(), inboxes.new()
-    one.put(item(1, 0))
-    assert one.take() == [item(1, 0)], "the first is not"
-    clock.now += 0.005
-    one.put(item(1, 1))
-    assert waits(one)
-    assert clock.slept.get(timeout=60) == pytest.approx(0.015)
-    other.put(item(2, 0))
-    assert other.take() == [item(2, 0)]
-    other.put(item(2, 1))
-    one.put(item(1, 2))
-    assert waits(one)
-    clock.go_on.release()
-    assert one.take() == [item(1, 1), item(1, 2)]
-    assert other.take() == [item(2, 1)]
-    clock.now += 0.025
-    one.put(item(1, 3))
-    assert one.take() == [item(1, 3)], "the last was long ago"
-
-
-@pytest.mark.parametrize("urgent", [None, item(1, 2)._replace(end=STOP)])
-def test_an_end_and_a_wake_up_take_along_what_is_held(
-    clock: Clock, urgent: StepItem | None
-) -> None:
-    inboxes = ThreadInboxes()
-    busy(inboxes, clock)
-    inbox = inboxes.new()
-    inbox.put(item(1, 0))
-    inbox.put(item(1, 1))
-    inbox.put(urgent)
-    ends = [] if urgent is None else [urgent]
-    assert inbox.take() == [item(1, 0), item(1, 1), *ends]
-    clock.go_on.release()  # and is not given twice
-    assert clock.slept.get(timeout=60) == pytest.approx(0.02)
-    assert waits(inbox)
-
-
-def test_nothing_is_held_back_while_little_comes(clock: Clock) -> None:
-    inboxes = ThreadInboxes()
-    inbox = inboxes.new()
-    for offset in range(200):
-        inbox.put(item(1, offset))
-        assert inbox.take() == [item(1, offset)]
-        clock.now += 0.001
-
-
-def test_threads_of_busy_inboxes_get_everything_in_order() -> None:
-    inboxes = ThreadInboxes()
-    made = [inboxes.new() for _ in range(8)]
-    found: list[list[StepItem]] = [[] for _ in made]
-
-    def take(place: int) -> None:
-        while len(found[place]) < 2000:
-            found[place] += made[place].take()
-
-    readers = [threading.Thread(target=take, args=[place]) for place in range(len(made))]
-    for reader in readers:
-        reader.start()
-    for offset in range(2000):
-        for inbox in made:
-            inbox.put(item(1, offset))
-    for reader in readers:
-        reader.join(30)
-    assert all([one.offset for one in each] == list(range(2000)) for each in found)

@@ -173,8 +173,7 @@ def test_calls_cross_as_annotations_tell(
     ("function", "result"),
     [
         (rewritten_inference, (b"\0\xff", None)),
-        (relayed, ({"bytes": [1, None]}, b"{}")),
-        (relayed, None),
+        (relayed, (None, {"bytes": [1, None]}, b"{}")),
         (unknown_inputs, ["a"]),
         (require_bounded, None),
     ],

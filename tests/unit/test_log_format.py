@@ -21,8 +21,9 @@ from python_sources import trees
 
 from cog_triton.backend import triton_log
 from cog_triton.errors import Overloaded
+from cog_triton.serving.cog_messages import LOG
 from cog_triton.serving.inbox import LoopInboxes
-from cog_triton.serving.predictor import setup_log
+from cog_triton.serving.server import SetupLog
 from cog_triton.system import log_format
 from cog_triton.system.log_format import request_id
 
@@ -36,8 +37,7 @@ WRITES_OUTPUT = {
     "engines/vllm/seal_start.py": "a build step's result, or why there is none",
     "build_scripts/openvino/_script.py": "a build step, which runs in another Python",
     "serving/coglet/openapi_schema.py": "the schema, on stdout",
-    "serving/mock_predictor.py": "the prediction's log",
-    "serving/predictor.py": "the prediction's log",
+    "serving/coglet/predictor.py": "the prediction's log",
     "triton/mpi_rank.py": "runs by path, with the standard library alone",
     "bench/report.py": "results, on stdout where a user asks for them there",
 }
@@ -171,15 +171,37 @@ def test_an_event_keeps_its_own_id(configured: Callable[..., Lines]) -> None:
 
 
 def test_setup_log_holds_all_lines_and_the_log_its_warnings(
-    configured: Callable[..., Lines], capsys: pytest.CaptureFixture[str]
+    configured: Callable[..., Lines],
 ) -> None:
+    class Follower:
+        def __init__(self) -> None:
+            self.lines: list[str] = []
+
+        def send(self, kind: bytes, text: str) -> None:
+            assert kind == LOG
+            self.lines.append(text)
+
+    async def start() -> list[list[str]]:
+        setup_log, followers = SetupLog(), [Follower(), Follower()]
+        with setup_log:
+            setup_log.follow(followers[0])  # type: ignore[arg-type]
+            await asyncio.to_thread(log.info, "Unpacking")
+            log.warning("odd")
+            await asyncio.sleep(0)
+        log.info("later")
+        setup_log.follow(followers[1])  # type: ignore[arg-type]
+        return [follower.lines for follower in followers]
+
+    async def start_without_cog() -> None:
+        setup_log = SetupLog()
+        setup_log.for_cog = False
+        with setup_log:
+            log.info("alone")
+
     lines = configured("console")
-    with setup_log():
-        log.info("Unpacking")
-        log.warning("odd")
-    log.info("later")
-    assert capsys.readouterr().out == "Unpacking\nWarning: odd\n"
-    assert [line.rpartition(": ")[2] for line in lines()] == ["odd", "later"]
+    assert asyncio.run(start()) == [["Unpacking", "Warning: odd"]] * 2
+    asyncio.run(start_without_cog())
+    assert [line.rpartition(": ")[2] for line in lines()] == ["odd", "later", "alone"]
 
 
 class TritonLogger:

@@ -6,23 +6,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from process_trees import running, until
 
 WORKER = """
-import sys, threading, time
+import threading
 from cog_triton.system.process_state import exit_with_parent
-{start}
+thread = threading.Thread(target=exit_with_parent)
+thread.start()
+thread.join()
 print("ready", flush=True)
-while True:
-    time.sleep(60)
+threading.Event().wait()
 """
-STARTS = {
-    "main thread": "exit_with_parent()",
-    "a thread that ends": "t = threading.Thread(target=exit_with_parent); t.start(); t.join()",
-}
 # Starts the worker from a thread that ends at once, tells its pid when it is ready, and waits.
 PARENT = """
 import subprocess, sys, threading, time
@@ -41,34 +39,31 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "exit"])
-def test_the_worker_ends_with_its_parent(start: str, end: str) -> None:
-    worker = WORKER.format(start=STARTS[start])
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, worker, end],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    pid = None
-    try:
+@contextmanager
+def parent_of(worker: str, end: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    command = [sys.executable, "-c", PARENT, worker, end]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as parent:
         assert parent.stdout is not None
-        assert parent.stdin is not None
         pid = int(parent.stdout.readline())
-        time.sleep(0.05)
-        assert running(pid), "the worker lives as long as its parent does"
+        try:
+            yield parent, pid
+            until(lambda: not running(pid), "the worker ends")
+        finally:
+            parent.kill()
+            if running(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "exit"])
+def test_the_worker_ends_with_its_parent(end: str) -> None:
+    with parent_of(WORKER, end) as (parent, pid):
+        assert running(pid), "the thread that called for it has ended, and the parent has not"
         if end == "exit":
-            parent.stdin.write(b"\n")
-            parent.stdin.flush()
+            parent.communicate(b"\n")
         else:
             parent.send_signal(getattr(signal, end))
         parent.wait(60)
-        until(lambda: not running(pid), "the worker ends")
-    finally:
-        parent.kill()
-        parent.communicate()
-        if pid is not None and running(pid):
-            os.kill(pid, signal.SIGKILL)
 
 
 TAKES_IT_DOWN = """
@@ -85,14 +80,5 @@ threading.Event().wait()
 
 
 def test_stop_parent_ends_parent_and_worker() -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, TAKES_IT_DOWN, "sleep"], stdout=subprocess.PIPE
-    )
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    try:
+    with parent_of(TAKES_IT_DOWN, "sleep") as (parent, _):
         assert parent.wait(60) == -signal.SIGKILL
-        until(lambda: not running(pid), "the worker ends")
-    finally:
-        parent.kill()
-        parent.communicate()

@@ -20,7 +20,6 @@ ALLOWED = {
     "openai_server.py: deadline.wait(": "between two looks",
     "test_build_steps.py: replace(": "its expiry is the subject, on a clock of the test",
     "test_cog_health.py: HealthClient(": "its expiry is the subject",
-    "test_coglet_http_server.py: waiting.join(": "nothing may happen",
     "test_generate_stream.py: read(": "its expiry is the subject",
     "test_hostile_keys_and_tls.py: raw.settimeout(": "its expiry is caught: it sends slowly",
     "test_hostile_keys_and_tls.py: slow.settimeout(": "its expiry is caught: it sends slowly",

@@ -1,4 +1,4 @@
-"""Inputs of a prediction: what is clamped or has no effect is told."""
+"""Inputs of a prediction: notes of those without effect, and contradictions of the mock's."""
 
 from __future__ import annotations
 
@@ -6,46 +6,39 @@ from typing import Any
 
 import pytest
 
-from cog_triton.serving.prediction_inputs import PredictionInputs
-
-PLAIN: dict[str, Any] = {
-    "prompt": "Hi",
-    "max_tokens": 512,
-    "temperature": 0.7,
-    "top_p": 0.95,
-    "top_k": 0,
-    "length_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "log_performance_metrics": False,
-}
-ABSENT = ("system_prompt", "min_tokens", "stop_sequences", "seed", "prompt_template")
-OLD = ("max_new_tokens", "min_new_tokens", "messages")
+from cog_triton.errors import CogTritonError, InvalidArgument, InvalidArgumentMaxTokens
+from cog_triton.serving.mock_inputs import MockInputs
+from cog_triton.serving.prediction_inputs import PredictionInputs as Inputs
 
 
-def inputs(**values: Any) -> PredictionInputs:
-    return PredictionInputs(**{**dict.fromkeys((*ABSENT, *OLD)), **PLAIN, **values})
-
-
-def test_plain_inputs_need_no_note() -> None:
-    assert inputs().notes() == []
-    assert inputs(min_tokens=512).notes() == []
-
-
-@pytest.mark.parametrize("names", [("min_tokens", "max_tokens"), ("min_new_tokens",) * 2])
-def test_min_tokens_above_max_tokens_are_clamped_with_a_note(names: tuple[str, str]) -> None:
-    found = inputs(**{names[0]: 600})
-    assert (found.sampling().min_tokens, found.sampling().max_tokens) == (512, 512)
-    assert found.notes() == ["min_tokens 600 was clamped to max_tokens"]
-
-
-def test_a_length_penalty_is_taken_with_a_note() -> None:
-    assert inputs(length_penalty=1.5).notes() == [
-        "length_penalty has no effect: there is no beam search"
-    ]
+def test_what_has_no_effect_is_noted() -> None:
+    assert Inputs().notes() == Inputs(min_tokens=512).notes() == []
+    (note,) = Inputs(length_penalty=1.5).notes()
+    assert note == "length_penalty has no effect: there is no beam search"
+    for values in ({"min_tokens": 600}, {"min_new_tokens": 600}):
+        found = Inputs(**values)
+        assert (found.sampling().min_tokens, found.sampling().max_tokens) == (512, 512)
+        assert found.notes() == ["min_tokens 600 was clamped to max_tokens"]
 
 
 def test_a_negative_seed_is_taken() -> None:
-    assert inputs(seed=-5).sampling().seed == 2**64 - 5
-    assert len({inputs(seed=-1).sampling().seed for _ in range(8)}) > 1
+    assert Inputs(seed=-5).sampling().seed == 2**64 - 5
+    assert len({Inputs(seed=-1).sampling().seed for _ in range(8)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "text"),
+    [
+        ({"output_method": "buffer"}, InvalidArgument, "buffer_size: missing"),
+        ({"buffer_size": 3}, InvalidArgument, "buffer_size=3: only with output_method=buffer"),
+        ({"inject_after": 3}, InvalidArgument, "inject_after=3: only with inject"),
+        ({"n_output_tokens": 3, "max_tokens": 4}, InvalidArgumentMaxTokens, "(3) and max_tokens"),
+        ({"n_output_tokens": 3, "min_new_tokens": 2}, InvalidArgumentMaxTokens, "min_new_tokens"),
+    ],
+)
+def test_contradicting_inputs_of_the_mock_are_refused(
+    values: dict[str, Any], error: type[CogTritonError], text: str
+) -> None:
+    with pytest.raises(error) as caught:
+        MockInputs(**values).checked()
+    assert text in str(caught.value)

@@ -24,8 +24,8 @@ from cog_triton.errors import (
     Overloaded,
     PromptTemplateError,
 )
+from cog_triton.serving.coglet.predictor import inherited_stderr
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
-from cog_triton.serving.predictor import inherited_stderr
 from cog_triton.serving.telemetry.observers import RequestLog
 from cog_triton.system import log_format
 from cog_triton.text.sampling import SamplingParams
@@ -153,7 +153,7 @@ def test_closed_log_does_not_fail_requests(own_logging: None) -> None:
 def test_inherited_stderr_is_found_behind_coglets_pipe(tmp_path: Path) -> None:
     """As coglet does: stderr is a pipe now, and the inherited one has another number."""
     child = (
-        "import os; from cog_triton.serving.predictor import inherited_stderr;"
+        "import os; from cog_triton.serving.coglet.predictor import inherited_stderr;"
         "kept = os.dup(2); read, write = os.pipe(); os.dup2(write, 2);"
         "found = inherited_stderr(); assert found == kept, (found, kept);"
         "os.write(found, b'told')"
@@ -167,7 +167,7 @@ def test_inherited_stderr_is_found_behind_coglets_pipe(tmp_path: Path) -> None:
 
 def test_inherited_stderr_falls_back_to_stderr() -> None:
     code = (
-        "import os; from cog_triton.serving.predictor import inherited_stderr;"
+        "import os; from cog_triton.serving.coglet.predictor import inherited_stderr;"
         "os.close(2); os.pipe(); assert inherited_stderr() == 2"
     )
     assert subprocess.call([sys.executable, "-c", code], stderr=subprocess.PIPE) == 0

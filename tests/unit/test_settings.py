@@ -163,5 +163,4 @@ def test_the_api_key_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "xyzzy")
     settings = load_settings()
     assert "xyzzy" not in f"{settings!r}{settings}"
-    assert settings.openai_api_key is not None
-    assert settings.openai_api_key.get_secret_value() == "xyzzy"
+    assert settings.api_key == "xyzzy"

@@ -45,10 +45,9 @@ class Coglet:
 
     async def address(self, url: str, **request: Any) -> str:
         """Where to post for a prediction with this webhook."""
-        found = relayed(encoded({**request, "webhook": url}), self.relay.address())
-        assert found is not None
+        _, _, told = relayed(encoded({**request, "webhook": url}), self.relay.address())
         await self.relay.expect(url)
-        return str(json.loads(found[1])["webhook"])
+        return str(json.loads(told)["webhook"])
 
     async def post(self, address: str, *events: dict[str, Any]) -> list[int]:
         headers = {"authorization": "Bearer word", "user-agent": "coglet/0"}

@@ -130,11 +130,9 @@ def test_coglet_gets_an_address_of_the_relay(
 ) -> None:
     url = "https://a.b/c?d=e%20&f#g"
     text = {"input": {"prompt": "h\u00f6 \\ud83d\u0000", "temperature": 1e-7}, **request_}
-    found = relayed(written({**text, "webhook": url}), "http://x/")
-    assert found is not None
-    named, body = found
+    name, named, body = relayed(written({**text, "id": "a", "webhook": url}), "http://x/")
     told = json.loads(body)
-    assert named == url
+    assert (name, named, told.pop("id")) == ("a", url, "a")
     assert told.pop("webhook") == (
         f"http://x/{tells_end}/https%3A%2F%2Fa.b%2Fc%3Fd%3De%2520%26f%23g"
     )
@@ -157,7 +155,8 @@ def test_what_coglet_could_read_otherwise_is_refused(body: bytes) -> None:
 
 
 def test_a_request_without_a_webhook_is_left_alone() -> None:
-    assert relayed(b'{"webhook":null,"input":{"webhook":"x"}}', "http://x/") is None
+    body = b'{"webhook":null,"input":{"webhook":"x"}}'
+    assert relayed(body, "http://x/") == (None, None, body)
 
 
 @pytest.mark.parametrize(

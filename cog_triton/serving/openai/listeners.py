@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cog_triton import __version__
 from cog_triton.artifact import engine_manifest
-from cog_triton.errors import InvalidArgument, TritonUnavailable
+from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.error_responses import json_response
@@ -36,8 +37,8 @@ from cog_triton.system.ports import bind
 BACKLOG = 4096
 
 
-class HTTPServer:
-    """Serves one application on a listening socket until `stop`, or until the process ends."""
+class HTTPServer(uvicorn.Server):
+    """Serves one application on a listening socket until `should_exit` is set."""
 
     def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
         config = uvicorn.Config(
@@ -52,21 +53,39 @@ class HTTPServer:
             backlog=BACKLOG,
             timeout_graceful_shutdown=1,
         )
-        self._server = uvicorn.Server(config)
+        super().__init__(config)
         self._socket = listening
-        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
-    def start(self) -> None:
-        """Start serving on a thread."""
-        self._thread.start()
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process."""
+        yield
 
-    def stop(self) -> None:
-        """Stop serving; running requests get one second."""
-        self._server.should_exit = True
-        self._thread.join()
+    async def run_until_exit(self) -> None:
+        """Serve; requests that run at the end get one second."""
+        await self.serve([self._socket])
 
-    def _run(self) -> None:
-        asyncio.run(self._server.serve([self._socket]))
+
+class WithoutCog:
+    """What answers on Cog's port where Cog does not start: 503 with the `error`."""
+
+    def __init__(self, error: CogTritonError, health: Callable[[], dict[str, Any]]) -> None:
+        """`health` is the server's own, in the form of Cog's; see `HealthClient`."""
+        self._error = str(error)
+        self._health = health
+
+    def serve(self, port: int) -> None:
+        """Listen on 127.0.0.1."""
+        server = HTTPServer(self, bind("PORT", "127.0.0.1", port, BACKLOG))
+        self._task = asyncio.ensure_future(server.run_until_exit())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        body: dict[str, Any] = {"error": self._error, "status": "failed"}
+        if scope["path"] == "/health-check":
+            state = {"status": "UNHEALTHY", "user_healthcheck_error": self._error}
+            body = {**state, "without_cog": self._health()}
+        await JSONResponse(body, 503)(scope, receive, send)
 
 
 _PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -95,12 +114,11 @@ class HTTPListeners:
         self._metrics = telemetry.metrics
         self._triton = TritonMetrics(settings.triton_host, settings.triton_metrics_port)
         self._apps: dict[str, _ReplaceableApp] = {}
-        self._servers = []
+        self._tasks = []
         for name, (host, port) in settings.http_ports.items():
             app = self._apps[name] = _ReplaceableApp(starting_app)
-            self._servers.append(HTTPServer(app, bind(name, host, port, BACKLOG)))
-        for server in self._servers:
-            server.start()
+            server = HTTPServer(app, bind(name, host, port, BACKLOG))
+            self._tasks.append(asyncio.ensure_future(server.run_until_exit()))
 
     def serve_runtime(self, runtime: Runtime) -> None:
         """Replace the 503 responses by the API and metrics of `runtime`."""
@@ -129,12 +147,6 @@ class HTTPListeners:
                 limits=runtime.generator.tenant_limits,
             )
 
-    def stop(self) -> None:
-        """Stop all servers."""
-        for server in self._servers:
-            server.stop()
-        self._triton.close()
-
     def _register_gauges(self, runtime: Runtime) -> None:
         admission, supervisor, metrics = runtime.admission, runtime.supervisor, self._metrics
         metrics.register_gauge(
@@ -156,7 +168,9 @@ class HTTPListeners:
             use = runtime.generator.adapter_use
             use.on_change = lambda running, waiting: lora_requests.set(most, running, waiting)
             lora_requests.set(most, (), ())
-        metrics.register_gauge("ready", "1 while requests are served", lambda: _is_ready(runtime))
+        metrics.register_gauge(
+            "ready", "1 while requests are served", lambda: supervisor.error is None
+        )
         metrics.register_counter(
             "engine_restarts", "How often Triton was started again", lambda: supervisor.restarts
         )
@@ -222,10 +236,6 @@ async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
     """ASGI application that answers 503 to every request."""
     error = TritonUnavailable("the server is starting; try again")
     await error_responses.error_response(error, path=scope["path"])(scope, receive, send)
-
-
-def _is_ready(runtime: Runtime) -> float:
-    return float(runtime.supervisor.error is None)
 
 
 async def _version(request: Request) -> Response:

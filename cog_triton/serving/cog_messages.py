@@ -1,0 +1,60 @@
+"""Orders to the server over its Unix socket, of Cog's worker and of the front door.
+
+A connection carries one order. The server answers with frames: a byte for the kind, then text in
+UTF-8. It hangs up after the last one. A peer that hangs up first cancels its prediction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cog_triton.ipc.messages import message
+
+ADDRESS_VARIABLE = "COG_TRITON_SERVER_ADDRESS"
+"""Name of the server's socket: 128 random bits of this start. One prediction has it as its id: the
+front door's own, at the start."""
+OUTPUT, LOG, METRICS, ERROR, CANCELLED, END = (b"%c" % kind for kind in b"olmec.")
+"""Kinds of frames: METRICS are a JSON object, an ERROR begins with its code."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """Send log lines of the start as they come, then END if the server is ready, or an ERROR."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class CheckHealth:
+    """Send END if requests are served, or the ERROR why they are not."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Predict:
+    """Run a prediction of Cog's `id`.
+
+    `inputs` are its JSON, those of the `mock` server or the runner's; `tenant` is the front door's
+    header.
+    """
+
+    id: str
+    inputs: bytes
+    tenant: str | None = None
+    mock: bool = False
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Cancel the predictions of an `id`, or the next one if it is still on its way."""
+
+    id: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Refuse new requests, and end those that still run after so many seconds; then END."""
+
+    seconds: float

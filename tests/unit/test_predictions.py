@@ -1,0 +1,395 @@
+"""Predictions of Cog over the server's socket, of a Triton with scripted responses."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import secrets
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai_server import THREE, TOKENIZER, tokens
+from scripted_server import HANG, PATIENCE_S
+from scripted_triton import Answer, ScriptedTriton, event
+
+from cog_triton.engines.base import Abilities, EngineLimits
+from cog_triton.engines.generate_stream import to_error
+from cog_triton.engines.mock.mock_request import MockOptions
+from cog_triton.ipc.framing import FrameSocket, frame
+from cog_triton.ipc.messages import encode
+from cog_triton.serving import cog_messages, cog_socket, predictions
+from cog_triton.serving.cog_messages import CANCELLED, END, ERROR, LOG, METRICS, OUTPUT, Predict
+from cog_triton.serving.generate import TextGenerator
+from cog_triton.serving.predictions import Output, PieceMerger, Predictions
+from cog_triton.serving.tenants import Tenant
+from cog_triton.settings import load_settings
+from cog_triton.system import local_socket
+
+CHECK = "check"
+SYSTEM = [{"role": "system", "content": "x"}, {"role": "user", "content": "Hi"}]
+LETTERS = [event(output_ids=[TOKENIZER.encode(letter)[0]]) for letter in "abcdefgh"]
+
+
+class Served:
+    """Predictions at the socket `name`; an event loop on a thread obeys orders, and observes."""
+
+    def __init__(self, triton: ScriptedTriton, runtime: Any) -> None:
+        self.triton, self.runtime = triton, runtime
+        self.name = f"test-predictions-{secrets.token_hex(8)}"
+        self.generations: list[tuple[Any, ...]] = []
+        self.refusals: list[tuple[Any, ...]] = []
+
+    def ended(self, *ended: Any) -> None:
+        self.generations.append(ended)
+
+    def refused(self, *refused: Any) -> None:
+        self.refusals.append(refused)
+
+    async def listen(self, listening: Event) -> None:
+        running = Predictions(self.runtime, self, CHECK)
+
+        async def obey(order: Any, exchange: cog_socket.Exchange) -> None:
+            if isinstance(order, cog_messages.Cancel):
+                running.cancel(order.id)
+            else:
+                await running.run(order, exchange.prediction, exchange.send)
+
+        async with await cog_socket.listen(self.name, obey):
+            self.loop, self.end = asyncio.get_running_loop(), asyncio.Event()
+            listening.set()
+            await self.end.wait()
+
+    def order(self, order: object) -> FrameSocket:
+        own = FrameSocket(local_socket.connect(self.name))
+        own.socket.settimeout(PATIENCE_S)
+        own.send(encode(order))
+        return own
+
+    def begin(self, name: str = "one", *, tenant: Any = None, **inputs: Any) -> FrameSocket:
+        mock = inputs.pop("mock", False)
+        text = json.dumps({"prompt": "Hi", **inputs}).encode()
+        return self.order(Predict(name, text, tenant, mock))
+
+    def predict(self, name: str = "one", **inputs: Any) -> Frames:
+        return Frames(self.begin(name, **inputs))
+
+    def cancel(self, name: str = "one") -> None:
+        assert Frames(self.order(cog_messages.Cancel(name))).kinds == [END]
+
+
+class Frames:
+    """All that answers an order."""
+
+    def __init__(self, own: FrameSocket) -> None:
+        self._payloads: list[bytes] = []
+        with suppress(EOFError):
+            while True:
+                self._payloads += own.receive_all()
+        own.close()
+        self.kinds = [payload[:1] for payload in self._payloads]
+        self.text, self.error = ("".join(self.of(kind)) for kind in (OUTPUT, ERROR))
+
+    def of(self, kind: bytes) -> list[str]:
+        return [each[1:].decode() for each in self._payloads if each[:1] == kind]
+
+
+@contextmanager
+def serving(answer: Answer, abilities: Abilities | None = None, **options: Any) -> Iterator[Served]:
+    with ScriptedTriton(answer) as triton:
+        transport = triton.transport()
+        transport.open({})
+        settings = load_settings(served_model_name="small", **options)
+        limits = EngineLimits(
+            max_input_len=900, max_seq_len=1000, max_batch_size=4, end_id=None, pad_id=None
+        )
+        family: Any = SimpleNamespace(abilities=abilities or Abilities())
+        family.defaults = MockOptions(prefill_ms=1000)
+        runtime = SimpleNamespace(
+            settings=settings, family=family, tokenizer=TOKENIZER, sampling_defaults={}
+        )
+        served, listening = Served(triton, runtime), Event()
+        runtime.generator = TextGenerator(
+            settings, limits, TOKENIZER, transport, to_error, observer=served
+        )
+        thread = Thread(target=lambda: asyncio.run(served.listen(listening)))
+        thread.start()
+        assert listening.wait(PATIENCE_S)
+        try:
+            yield served
+        finally:
+            served.loop.call_soon_threadsafe(served.end.set)
+            thread.join()
+            transport.close()
+
+
+def test_a_prediction_is_its_text_with_log_and_metrics() -> None:
+    with serving(THREE) as served:
+        found = served.predict("mine", seed=7, log_performance_metrics=True, length_penalty=2)
+        (ended,) = served.generations
+    assert found.text == "the quick größer"
+    assert [found.kinds[0], *found.kinds[-3:]] == [LOG, METRICS, LOG, END]
+    first, last = found.of(LOG)
+    assert first.splitlines() == [
+        "Note: length_penalty has no effect: there is no beam search",
+        "Random seed used: `7`",
+    ]
+    count = sum(len(TOKENIZER.encode(text)) for text in ("the ", "quick ", "größer"))
+    assert last.splitlines()[:2] == ["Finish reason: stop", f"Tokens processed: {count}"]
+    metrics = json.loads(found.of(METRICS)[0])
+    assert (metrics["output_token_count"], metrics["finish_reason"]) == (count, "stop")
+    times = {"queue_time", "time_to_first_token", "tokens_per_second"}
+    assert {*metrics} == {*times, "input_token_count", "output_token_count", "finish_reason"}
+    assert (ended[0].id, ended[0].endpoint, ended[2]) == ("mine", "predictions", None)
+
+
+def until_begun(own: FrameSocket) -> None:
+    while OUTPUT + b"the " not in own.receive_all():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"max_tokens": 5, "max_new_tokens": 4}, "E1102 "),
+        ({"messages": [{"role": "user", "content": "Hi"}]}, "E1006 BadMessages: messages and "),
+        ({"prompt": "", "messages": SYSTEM, "system_prompt": "x"}, "E1006 BadMessages: messages "),
+        ({"mock": True, "output_method": "buffer"}, "E1005 InvalidArgument: buffer_size: missing"),
+    ],
+)
+def test_a_refusal_is_its_coded_error_and_is_observed(inputs: dict[str, Any], words: str) -> None:
+    with serving(THREE) as served:
+        found = served.predict(**inputs)
+        ((endpoint, error),) = served.refusals
+        assert served.triton.requests == []
+    assert (found.kinds, found.error, endpoint) == ([ERROR], str(error), "predictions")
+    assert found.error.startswith(words)
+
+
+def test_an_error_of_the_engine_comes_after_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"_BUSY_PER_S": 0, "_SAMPLE": 1, "_LONGEST_S": PATIENCE_S}.items():
+        monkeypatch.setattr(predictions, name, value)
+    seen = Event()
+    with serving([*tokens("the "), seen, *tokens("end"), event(error="broken")]) as served:
+        own = served.begin()
+        until_begun(own)
+        seen.set()
+        found = Frames(own)
+    assert found.kinds == [OUTPUT, ERROR]
+    assert (found.text, found.error[:6]) == ("end", "E2100 ")
+
+
+def test_an_unexpected_error_is_e2100_without_its_words() -> None:
+    with serving(THREE) as served:
+        found = served.predict(nonsense=1)
+        assert served.predict().text == "the quick größer"
+    assert found.error == "E2100 TritonUnknownError: internal error: TypeError"
+
+
+def test_embeddings_are_no_prediction_but_the_front_doors_own_is_one() -> None:
+    abilities = Abilities(generation=False, embeddings=True)
+    with serving(tokens("a"), abilities=abilities) as served:
+        assert served.predict().error.startswith("E1005 ")
+        for name in (CHECK, f"{CHECK}.2"):
+            found = served.predict(name)
+            assert (found.kinds, found.text) == ([OUTPUT, END], "ready")
+        assert [each.values["request_output_len"] for each in served.triton.requests] == [1, 1]
+        assert served.generations == []
+
+
+def test_a_running_one_is_cancelled_by_its_id_or_hang_up(caplog: pytest.LogCaptureFixture) -> None:
+    with serving([*tokens("the "), HANG]) as served:
+        owns = {name: served.begin(name) for name in ("one", "other", "left")}
+        for own in owns.values():
+            until_begun(own)
+        owns.pop("left").close()
+        for name, own in owns.items():
+            served.cancel(name)
+            assert Frames(own).kinds == [CANCELLED]
+        assert all(served.triton.request(number).left.wait(PATIENCE_S) for number in range(3))
+    del served  # which has observed the errors
+    gc.collect()
+    assert caplog.text == "", "of an error that nobody has seen"
+
+
+def test_one_that_is_still_planned_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, go = Event(), Event()
+
+    def encode_late(*_: object, **__: object) -> list[int]:
+        reached.set()
+        assert go.wait(PATIENCE_S)
+        return [1]
+
+    with serving(THREE) as served:
+        monkeypatch.setattr(served.runtime.generator, "encode", encode_late)
+        own = served.begin()
+        assert reached.wait(PATIENCE_S)
+        served.cancel()
+        go.set()
+        assert Frames(own).kinds[-1] == CANCELLED
+        assert served.triton.requests == []
+        ((_, result, _),) = served.generations
+        assert result.cancelled
+
+
+def test_one_that_is_still_to_come_is_cancelled_once_and_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(THREE) as served:
+        served.cancel()
+        assert served.predict("other").kinds[-1] == END
+        assert served.predict().kinds[-1] == CANCELLED
+        assert len(served.triton.requests) == 1
+        for _ in range(2):
+            assert served.predict().kinds[-1] == END
+            served.cancel()  # it has just ended
+        served.cancel("early")
+        assert served.predict("ended").kinds[-1] == END
+        monkeypatch.setattr(predictions, "_EARLY_S", 0)
+        served.cancel("other")
+        monkeypatch.undo()
+        served.cancel("ended")
+        assert served.predict("early").kinds[-1] == END
+        assert served.predict("ended").kinds[-1] == CANCELLED
+
+
+def test_a_prediction_is_of_the_tenant_that_the_front_door_says() -> None:
+    with serving(THREE, cog_triton_tenants_at_door=True) as served:
+        assert served.predict().error.startswith("E1007 ")
+        other = Tenant(name="a", models=("other",))
+        assert served.predict(tenant=other.encoded).error.startswith("E1009 ")
+        assert served.predict(tenant=Tenant(name="b").encoded).kinds[-1] == END
+        (ended,) = served.generations
+    assert ended[0].tenant == Tenant(name="b")
+
+
+def test_mock_inputs_size_the_pieces_and_have_expected_times() -> None:
+    with serving(LETTERS) as served:
+        whole = served.predict(mock=True, output_method="wait", tps=4, n_output_tokens=8)
+        sent = served.triton.requests[0].values
+        pieces = served.predict(mock=True, output_method="buffer", buffer_size=3, tps=0)
+    assert whole.of(OUTPUT) == ["abcdefgh"]
+    assert (sent["tps"], sent["request_output_len"], sent["min_tokens"]) == (4, 8, 8)
+    metrics, others = (json.loads(each.of(METRICS)[0]) for each in (whole, pieces))
+    prompt = metrics["input_token_count"]
+    assert metrics["expected_duration"] == prompt + 8 / 4
+    assert metrics["expected_time_to_first_token"] == prompt + 1 / 4
+    assert "Expected tokens per second: 4" in whole.of(LOG)[1]
+    assert pieces.text == "abcdefgh"
+    assert min(map(len, pieces.of(OUTPUT)[:-1]), default=3) >= 3
+    assert "expected_duration" not in others
+
+
+def test_orders_of_other_users_and_those_that_are_none_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def answer(sent: bytes) -> bytes:
+        with socket.socket(socket.AF_UNIX) as own, suppress(ConnectionError):
+            own.settimeout(PATIENCE_S)
+            own.connect(local_socket.address(served.name))
+            own.sendall(sent)
+            return own.recv(1)
+        return b""
+
+    order = frame(encode(Predict("one", b"{}")))
+    with serving(THREE) as served:
+        assert answer(order)
+        assert not answer(order.replace(b"Predict", b"Pretend"))
+        assert not answer(b"\x40\0\0\1")  # more than 1 GiB is to come
+        monkeypatch.setattr(local_socket, "is_same_user", lambda _: False)
+        assert not answer(order)
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """An event loop whose time stands still."""
+
+    now = 100.0
+
+    def time(self) -> float:
+        return self.now
+
+
+Act = Callable[[Clock, PieceMerger], Coroutine[Any, Any, None]]
+
+
+def with_clock(act: Act, per_s: float = 2500) -> None:
+    """`act` once the merger has got 128 pieces at this rate."""
+    clock = Clock()
+
+    async def run() -> None:
+        merger = PieceMerger()
+        for _ in range(2 * 64):
+            merger.put(output()[0], "x", 1)
+            clock.now += 1 / per_s
+        await act(clock, merger)
+
+    with asyncio.Runner(loop_factory=lambda: clock) as runner:
+        runner.run(run())
+
+
+def output(size: float = 0) -> tuple[Output, list[str]]:
+    found: list[str] = []
+    return Output(lambda kind, text="", **_: found.append(text), size), found
+
+
+@pytest.mark.parametrize(
+    ("per_s", "pieces"), [(2500, ["a", "bc", "de"]), (1500, ["a", "b", "c", "d", "e", "f"])]
+)
+def test_pieces_of_a_busy_server_are_of_two_steps(per_s: float, pieces: list[str]) -> None:
+    async def act(_: Clock, merger: PieceMerger) -> None:
+        own, found = output()
+        for count, letter in enumerate("abcdef", 1):
+            merger.put(own, letter, count)
+        assert found == pieces
+        own.flush(float("inf"))
+        assert "".join(found) == "abcdef"
+
+    with_clock(act, per_s)
+
+
+def test_no_text_waits_for_more_than_50_ms() -> None:
+    async def act(clock: Clock, merger: PieceMerger) -> None:
+        (one, ones), (other, others) = output(), output()
+        for own in (one, other):
+            merger.put(own, "a", 1)
+        for text, count in ("b", 2), ("c", 3):
+            for own in (one, other):
+                merger.put(own, text, count)
+            for seconds in (0.049, 0.002):
+                assert text not in ones + others
+                clock.now += seconds
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+        assert ones == others == ["a", "b", "c"]
+
+    with_clock(act)
+
+
+@given(
+    st.sampled_from([0, 1, 3, 20, float("inf")]),
+    st.sampled_from([1000, 2500]),
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["a", "bc"]), st.integers(1, 9))),
+)
+def test_merged_text_is_complete_and_no_piece_is_too_small(
+    size: float, per_s: float, steps: list[tuple[int, str, int]]
+) -> None:
+    async def act(clock: Clock, merger: PieceMerger) -> None:
+        outputs, counts = [output(size) for _ in range(3)], [0] * 3
+        for place, text, count in steps:
+            counts[place] += count
+            merger.put(outputs[place][0], text, counts[place])
+            clock.now += 0.01
+            await asyncio.sleep(0)
+        for place, (own, found) in enumerate(outputs):
+            own.flush(float("inf"))
+            assert "".join(found) == "".join(text for at, text, _ in steps if at == place)
+            assert len(found) <= counts[place] // max(size, 1) + 1
+
+    with_clock(act, per_s)

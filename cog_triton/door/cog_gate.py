@@ -315,7 +315,7 @@ class CogGate(PrivateGate):
         if known := await state.input_names():
             for each in await self.large_bodies.run(len(body), unknown_inputs, body, known):
                 log_once(_log, f"input {printable(each)!r} of predictions is unknown, and ignored")
-        if name is None:  # so that the server can cancel it from the first moment on
+        if name is None:  # so that the server can cancel it early
             name = f"pred_{secrets.token_hex(8)}"
             target = request.target.replace(b"/predictions", b"/predictions/" + name.encode(), 1)
             request = replace(request, method="PUT", target=target)
@@ -324,12 +324,12 @@ class CogGate(PrivateGate):
         return replace(self._forward(request), revise=coded, edit=CodedEnd(), ended=ended)
 
     def _ended(self, name: str, whole: bool) -> None:
-        """Have the server cancel a prediction whose client has left."""
+        """Have the server cancel a prediction that its last client has left."""
         self._in_flight[name] -= 1
         if not self._in_flight[name]:
             del self._in_flight[name]
-        if not whole:
-            self.route.upstream.cancel(name)
+            if not whole:
+                self.route.upstream.cancel(name)
 
 
 def _require_json(request: Request) -> Request:

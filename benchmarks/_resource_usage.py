@@ -19,7 +19,7 @@ _MODULES = {
     "cog_triton.backend.engine_process": "engine",
     "cog_triton.text.template_child": "template child",
     "cog_triton.serving.server": "server",
-    "cog_triton.serving.coglet.http_server": "cog",  # of 0.4.1
+    "cog_triton.serving.coglet" + ".http_server": "cog",  # 0.4
     "cog.server.http": "cog",
 }
 

@@ -165,7 +165,7 @@ def hostile(some: random.Random) -> Iterator[Hostile]:
 
 
 def _unterminated(some: random.Random) -> Iterator[Hostile]:
-    """Tokens that do not end, in bodies that the door parses itself and that its child does."""
+    """Tokens that do not end, in bodies that the server parses itself and that its child does."""
     for port, path in JSON_PATHS.items():
         for name, (start, more) in _TOKENS.items():
             for size in (some.randint(60_000, 65_000), some.randint(900_000, 1_000_000)):

@@ -16,7 +16,7 @@ PARTS = ("door", "server", "cog", "worker", "tritonserver", "stubs")
 COSTS = ("door", "server", "cog", "worker", "triton", "stubs")
 """Columns of `LoadCost.costs`, beside a column of the whole."""
 INCLUDED = (
-    "CPU is that of front door, server, Cog, its worker, tritonserver and all stubs, and in the"
+    "CPU is that of server, Cog, its worker, tritonserver and all stubs, and in the"
     " whole that of the engine process, which runs the mock; not the load client's"
 )
 

@@ -14,12 +14,12 @@ TICK_S = 1 / _TICKS
 """What CPU time is counted in."""
 _DYNAMOS = {"dynamo.frontend", "dynamo.mocker"}
 _MODULES = {
-    "cog_triton.door": "door",
-    "cog_triton.door.large_bodies": "large-bodies child",
+    "cog_triton.door": "door",  # 0.4, and the parent in images
+    "cog_triton.front.large_bodies": "large-bodies child",
     "cog_triton.backend.engine_process": "engine",
     "cog_triton.text.template_child": "template child",
-    "cog_triton.serving.server": "server",
-    "cog_triton.serving.coglet" + ".http_server": "cog",  # 0.4
+    "cog_triton.front.server": "server",
+    "cog_triton.serving.coglet" + ".http_server": "cog",
     "cog.server.http": "cog",
 }
 

@@ -42,9 +42,9 @@ DEADLINE_S = 90.0
 MAY_WAIT_S = 45.0
 """What a stream may be silent for; the aim is 3 s and the resumption."""
 _NEWCOMER_S, _STREAMS, _TOKENS = 10.0, 3, {"mock": 200, "openvino": 20}
-_ENDING = re.compile("(reaper of )*(serve|door|server|cog|worker)")
+_ENDING = re.compile("(reaper of )*(serve|server|cog|worker)")
 """Roles whose loss is that of the server, for whoever started it to restart."""
-_TELLING = re.compile("(reaper of )*(serve|door)")
+_TELLING = re.compile("(reaper of )*(serve|server)")
 """Roles without which nobody is left to tell clients more than the broken connection."""
 
 
@@ -235,4 +235,4 @@ _KINDS = (
     kinds.plain(CHAT.path, "mock"),
     replace(kinds.plain(PREDICTIONS.path, "mock"), name="a large body", api=_LARGE, streamed=False),
 )
-"""What runs: streams, a chat, and a body that a child of the door parses."""
+"""What runs: streams, a chat, and a body that a child of the server parses."""

@@ -30,7 +30,7 @@ HERE = "this tree"
 _VERSION = re.compile(r"(?m)^## (\d+\.\d+\.\d+) - ")
 _UNRELEASED = re.compile(r"(?m)^## Unreleased\s+[^#\s]")
 STREAMS, TPS = 64, 100
-MOST, OF_PREDICTIONS = Target(1.2), Target(1.8)
+MOST, OF_PREDICTIONS = Target(1.2), Target(1.6)
 """CPU by the other's; predictions pass a process more than in 0.4.1."""
 
 

@@ -26,7 +26,7 @@ from _servers import Server
 from _streams import CHAT
 
 OURS, THEIRS = "ours", "Dynamo"
-FRONT = ("door", "server", "cog", "worker", "dynamo.frontend")
+FRONT = ("server", "cog", "worker", "dynamo.frontend")
 """Parts that are a front end; Triton, or Dynamo's mocker, is behind it."""
 RATES, STREAMS = (40, 100, 0), (32, 64)
 FLAT_OUT, FLAT_OUT_S = 400, 1.5
@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> Report:
         report.notes.append("Dynamo could not be installed, and is left out")
     tell(compare(args, dynamo), report)
     report.notes += [
-        f"ours: door, server, Cog, worker, Triton and its stubs; clocks of the mock: {args.clock}",
+        f"ours: server, Cog, worker, Triton and its stubs; clocks of the mock: {args.clock}",
         "us/token is CPU of all server processes, the front end in it; events are a token's",
         "Dynamo: dynamo.frontend and dynamo.mocker, whose engine makes a step for all streams",
         "the first token is made after a step by ours, at once by Dynamo's",

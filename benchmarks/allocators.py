@@ -24,7 +24,7 @@ from _report import Grid, Report, main, say
 from served import Server
 from soak_mixed import MOCK, Load
 
-PARTS = ("tritonserver", "stub ensemble", "stub engine_steps", "engine", "server", "door", "cog")
+PARTS = ("tritonserver", "stub ensemble", "stub engine_steps", "engine", "server", "cog")
 _SETTLE_S = 3.0
 
 

@@ -25,7 +25,6 @@ from _streams import CHAT, PREDICTIONS, Api
 TPS = 100
 MARKS = "<!-- made by benchmarks/hot_path.py -->\n", "<!-- end -->"
 PARTS = {
-    "door": "door",
     "server": "server",
     "cog": ("cog", "worker"),
     "tritonserver": "tritonserver",

@@ -25,7 +25,7 @@ NAMES = (
     "through_path",
     "fixed_rate",
     "disturbed",
-    "door_cost",
+    "front_cost",
     "hot_path",
     "tenants",
     "text_cost",

@@ -29,15 +29,15 @@ import against_commit
 from _report import Figure, Grid, Report, Target, main, say
 from prometheus_client import CollectorRegistry
 
-from cog_triton.door.access import Access
-from cog_triton.door.keyring import Keyring, sha256_of
-from cog_triton.door.message import Request
 from cog_triton.engines.request import EngineRequest
+from cog_triton.front.access import Access
+from cog_triton.front.keyring import Keyring, sha256_of
+from cog_triton.front.message import Request
 from cog_triton.serving.admission import Admission, Ticket
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.telemetry.tenant_metrics import TenantMetrics
 from cog_triton.serving.tenant_limits import TenantLimits
-from cog_triton.serving.tenants import Tenant, decoded
+from cog_triton.serving.tenants import Tenant
 from cog_triton.text.sampling import SamplingParams
 
 STREAMS, STEP_MS, PREFILL_MS = 64, 20.0, 0.05
@@ -231,8 +231,7 @@ def request_us(keys: Path | None, tenants: Sequence[Tenant | None], running: int
         began = time.thread_time()
         for place in range(EACH):
             tenant = tenants[place % len(tenants)]
-            if (known := access.check(request, "openai").tenant) is not None:
-                decoded(known.encoded)
+            access.check(request, "openai")
             limits.begin(tenant)
             ticket = entered(place)
             limits.used(tenant, 20)

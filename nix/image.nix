@@ -68,7 +68,7 @@ let
         COG_TRITON_WORK_DIR = "/opt/cog-triton/work";
         COG_PREDICT_TYPE_STUB = "predict.py:Predictor";
         COG_MAX_CONCURRENCY = "500";
-        # Of the front door's ports; what is behind it listens on 127.0.0.1 alone.
+        # Of the public ports; Cog and Triton listen on 127.0.0.1 only.
         COG_HOST = "0.0.0.0";
         PYTHONUNBUFFERED = "1";
       }

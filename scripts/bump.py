@@ -293,7 +293,7 @@ class Bump:
                 "docs/vllm.md, nix/vllm-image.json",
             ]
         if "triton" in options:
-            found.append("door/triton_gate.py: what the new Triton's HTTP API has besides")
+            found.append("front/triton_gate.py: what the new Triton's HTTP API adds")
         return found
 
     def make(self, *, integration: bool) -> int:

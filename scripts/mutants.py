@@ -66,16 +66,16 @@ MODULES: Modules = {
         zero_edits      _prune/zero_edits           fatbin,prune_plan
         memory_sum      /sizing/memory_sum          sizing
         run_metrics     /bench/run_metrics          bench_percentiles,bench_report
-        request_parser  /door/request_parser        door_requests
-        gates           /door/gate                  door_gates,static_page,door_upstreams
-        keyring         /door/keyring               door_keyring
+        http_protocol   /front/http_protocol        front_requests,front_responses
+        gates           /front/gate                 front_gates,static_page,front_upstreams
+        keyring         /front/keyring              front_keyring
         detokenize      /text/detokenize            detokenize
         stop_strings    /text/stop_strings          stop_strings,bls_inputs,bls_responses,generate
         resume          /serving/resume             resume_table,resumed_generation
         admission       /serving/admission          admission,generate
         step_items      /engines/step_items         step_items,engine_messages
         reaper          /system/reaper              reaper_kills,reaper
-        settings        /settings/*             settings,removed,work_dir,door_upstreams,cog_process
+        settings        /settings/*          settings,removed,work_dir,front_upstreams,cog_process
         """.strip().splitlines(),
     )
 }

@@ -20,7 +20,7 @@ from cog_triton.system.file_lock import waiting
 from cog_triton.system.terminal import coded_errors, err, out
 
 if TYPE_CHECKING:
-    from cog_triton.door.keyring import Key
+    from cog_triton.front.keyring import Key
 
 _MODE = 0o600
 _RANDOM_BYTES = 32
@@ -63,7 +63,7 @@ def add(
     Example: cog-triton keys add team-a --weight 2 --file keys
     """
     with coded_errors():
-        from cog_triton.door.keyring import sha256_of
+        from cog_triton.front.keyring import sha256_of
 
         key = f"ct-{secrets.token_urlsafe(_RANDOM_BYTES)}"
         values: dict[str, Any] = {
@@ -92,7 +92,7 @@ def list_keys(file: File) -> None:
     Example: cog-triton keys list --file keys
     """
     with coded_errors():
-        from cog_triton.door.keyring import read_keys
+        from cog_triton.front.keyring import read_keys
 
         for key in read_keys(file):
             out.print(_described(key), highlight=False, soft_wrap=True, markup=False)
@@ -108,7 +108,7 @@ def revoke(
     Example: cog-triton keys revoke 4c5d0a1b --file keys
     """
     with coded_errors():
-        from cog_triton.door.keyring import parse_keys
+        from cog_triton.front.keyring import parse_keys
 
         with _changing(file) as lines:
             found = [
@@ -130,7 +130,7 @@ def _changing(file: Path) -> Iterator[list[str]]:
     A new one is its user's alone; an old one keeps owner and mode, or its server could not read it,
     and would let revoked keys in.
     """
-    from cog_triton.door.keyring import parse_keys
+    from cog_triton.front.keyring import parse_keys
 
     file = file.resolve()
     if file.is_dir():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -122,9 +123,9 @@ def serve(
     Example: cog-triton serve --engine mock --tps 100
     """
     if behind_cog:  # Cog's worker starts this
-        from cog_triton.serving import server
+        from cog_triton.front import server
 
-        raise typer.Exit(server.main())
+        raise typer.Exit(server.behind_cog())
     from cog_triton.models.model_name import recognize
 
     name = None
@@ -132,16 +133,18 @@ def serve(
         if engine and not (tps is not None or engine_name or os.environ.get("COG_TRITON_ENGINE")):
             name = recognize(engine)  # before what follows is imported, which takes seconds
 
-    from cog_triton.serving.cog_process import CogServer, require_ports
+    from cog_triton.processes.public_sockets import bound
+    from cog_triton.serving.cog_process import CogServer
     from cog_triton.serving.coglet.cog_server import MAX_SLOTS
     from cog_triton.settings import load_settings
+    from cog_triton.system.ports import require_free
     from cog_triton.system.redaction import redact_address
 
     if model_repo is not None and (engine or engine_name or not triton_only):
         raise typer.BadParameter(
             "goes with --triton-only, and in place of ENGINE", param_hint="--model-repo"
         )
-    with coded_errors():
+    with coded_errors(), ExitStack() as opened:
         overrides = {
             "mock_tps": tps,
             "cog_triton_engine": engine_name,
@@ -151,6 +154,7 @@ def serve(
             "triton_metrics_port": triton_metrics_port,
             "openai_port": openai_port,
             "cog_host": host,
+            "port": port,
             "cog_triton_config": config,
             "cog_weights": engine,
             "triton_host": None if "TRITON_HOST" in os.environ else host,
@@ -163,16 +167,21 @@ def serve(
             )
         if tps is not None and not settings.cog_triton_engine:
             raise InvalidArgument("--tps: is an option of --engine mock")
-        if not triton_only:
-            require_ports(settings, host, port)
+        # Before a long preparation, so that nobody takes a port meanwhile.
+        ports = {} if settings.cog_triton_rank else settings.public_ports
+        if triton_only:
+            ports = {name: ports[name] for name in ports.keys() & settings.triton_ports.keys()}
+        if ports:
+            require_free({**ports, **settings.triton_ports})
+        sockets = opened.enter_context(bound(ports))
         settings = prepared(settings, name, family, update, model_repo)
         if triton_only:
             # Imports what Cog's worker does, which takes a second.
-            from cog_triton.serving import triton_only_server
+            from cog_triton.front import triton_only_server
 
-            asyncio.run(triton_only_server.serve_triton_only(settings, model_repo, say))
+            asyncio.run(triton_only_server.serve_triton_only(settings, sockets, model_repo, say))
             return
-        CogServer(settings, host, port, max_concurrency or MAX_SLOTS, verbose=verbose).run(say)
+        CogServer(settings, sockets, max_concurrency or MAX_SLOTS, verbose=verbose).run(say)
 
 
 def _given(overrides: Mapping[str, object]) -> dict[str, object]:

@@ -20,14 +20,14 @@ from cog_triton.system.work_dir import require_usable
 
 _PROC = Path("/proc")
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
-_SERVER = b"cog_triton.door"
+_SERVERS = {b"cog_triton.front.server", b"--triton-only"}
 _GB = 1e9
 _QUERY = "gpu=name,memory.total,driver_version"
 _OUR_REGIONS = re.compile(r"cog_triton_(\d+)_")
 
 
 def own_server(ports: Collection[int]) -> dict[int, int]:
-    """Process id of the front door for each of `ports` that it, or a child of it, listens on.
+    """Process id of the server for each of `ports` that it, or a child of it, listens on.
 
     Only what this user may see of other processes is known.
     """
@@ -41,17 +41,21 @@ def own_server(ports: Collection[int]) -> dict[int, int]:
         with suppress(OSError):  # it ended, or is another user's
             for descriptor in (process / "fd").iterdir():
                 match = _SOCKET.fullmatch(str(descriptor.readlink()))
-                if match and (port := inodes.get(match[1])) and (door := _door(int(process.name))):
-                    found[port] = door
+                if (
+                    match
+                    and (port := inodes.get(match[1]))
+                    and (server := _server(int(process.name)))
+                ):
+                    found[port] = server
     return found
 
 
-def _door(process: int) -> int | None:
-    """The front door that `process` is, or is below of."""
+def _server(process: int) -> int | None:
+    """The server that `process` is, or is below of."""
     while process > 0:
         directory = _PROC / str(process)
         try:
-            if _SERVER in (directory / "cmdline").read_bytes().split(b"\0"):
+            if _SERVERS & {*(directory / "cmdline").read_bytes().split(b"\0")}:
                 return process
             status = (directory / "stat").read_text("utf-8", "replace")
         except OSError:

@@ -1,1 +1,1 @@
-"""The front door: the process that owns every public port, and what may pass it."""
+"""Program of images: see `cog_triton.front`."""

@@ -1,67 +1,90 @@
-"""Program of the front door: binds the public ports, then starts Cog behind them.
+"""Program of images: binds the public ports, starts the server with them, and watches it.
 
-    python -m cog_triton.door [--cog-only] [--watched] [arguments of cog.server.http]
-    python -m cog_triton.door --beside-triton HTTP_PORT METRICS_PORT
-
-The second form serves a Triton that someone else has started, on these ports of 127.0.0.1.
+Run as `python -m cog_triton.door [--cog-only] [arguments of cog.server.http]`.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import socket
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
 
-import uvloop
-
-from cog_triton.door.client_connection import BACKLOG
-from cog_triton.door.front_door import FrontDoor
-from cog_triton.door.upstream import Upstream, start_chain
 from cog_triton.errors import CogTritonError
-from cog_triton.settings import load_settings
-from cog_triton.system import log_format
-from cog_triton.system.ports import bind
-from cog_triton.system.process_tuning import raise_open_files, tune_for_serving
+from cog_triton.processes.public_sockets import as_arguments, bound
+from cog_triton.serving.cog_health import CogWatch, HealthClient
+from cog_triton.settings import Settings, load_settings
+from cog_triton.system import log_format, reaper
+from cog_triton.system.process_tuning import raise_open_files
 
-_TRITON = ("TRITON_HTTP_PORT", "TRITON_METRICS_PORT")
+_STARTING = (None, "STARTING", "UNKNOWN", "SETUP_FAILED")
+# Platforms are told to wait 15 s longer than DRAIN_TIMEOUT.
+_EXIT_S = 14.0
+_log = logging.getLogger("cog_triton.door")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve; the exit code of what is behind the door, 1 with a coded line if it cannot start."""
+    """Serve; the exit code of the server, 0 after a stop, 1 with a coded line without one."""
     parser = argparse.ArgumentParser(prog="python -m cog_triton.door", allow_abbrev=False)
     parser.add_argument("--cog-only", action="store_true", help="as for builds: no Triton")
-    parser.add_argument("--watched", action="store_true", help="whoever started this watches Cog")
-    parser.add_argument("--beside-triton", type=int, nargs=2, metavar=("HTTP", "METRICS"))
-    options, for_cog = parser.parse_known_args(arguments)
+    opened = ExitStack()
+    options, for_server = parser.parse_known_args(arguments)
     log_format.configure_from_environment("json")
     try:
         settings = load_settings()
-        log_format.requests.disabled = not settings.log_requests
-        # Whoever reads the log slowly holds up no connection.
-        log_format.lose_requests_rather_than_wait(*log_format.own())
-        descriptors = raise_open_files()
-        served = ("PORT",) if options.cog_only else tuple(settings.public_ports)
-        names = _TRITON if options.beside_triton else served
-        sockets = {name: bind(name, *settings.public_ports[name], BACKLOG) for name in names}
-        start = partial(start_chain, settings, names, for_cog)
-        watches = not options.beside_triton and not options.watched
-        door = FrontDoor(settings, descriptors, watches=watches)
-        if options.beside_triton:
-            start = partial(Upstream, dict(zip(_TRITON, options.beside_triton, strict=True)))
-        return uvloop.run(_serve(door, sockets, start))
+        raise_open_files()
+        ports = settings.public_ports
+        if options.cog_only:
+            ports, for_server = {"PORT": ports["PORT"]}, ["--cog-only", *for_server]
+        sockets = opened.enter_context(bound(ports))
     except CogTritonError as error:
-        logging.getLogger(__name__).error("%s", error)
+        _log.error("%s", error)
         return 1
+    process = reaper.spawn(
+        [sys.executable, "-m", "cog_triton.front.server", *as_arguments(sockets), *for_server],
+        grace=settings.drain_timeout + _EXIT_S,
+        pass_fds=[one.fileno() for one in sockets.values()],
+    )
+    stopping = threading.Event()
+
+    def pass_on(number: int, _: object) -> None:
+        process.signal(number)  # the reaper kills the server at the second stop
+        if number != signal.SIGUSR1 and not stopping.is_set():
+            stopping.set()
+            killing = threading.Timer(settings.drain_timeout + _EXIT_S, process.kill)
+            killing.daemon = True
+            killing.start()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, pass_on)
+    watching = threading.Thread(target=_watch, args=(settings, process, stopping))
+    watching.start()
+    code = process.wait()
+    stopped = stopping.is_set()
+    stopping.set()
+    opened.close()  # which ends a probe
+    watching.join()
+    return 0 if stopped else code
 
 
-async def _serve(
-    door: FrontDoor, sockets: Mapping[str, socket.socket], start: Callable[[], Upstream]
-) -> int:
-    tune_for_serving()
-    return await door.serve(sockets, start)
+def _watch(settings: Settings, process: reaper.Reaped, stopping: threading.Event) -> None:
+    """Kill a server that is lost after Cog was set up once, or that hangs."""
+    health = HealthClient(settings)
+    while health.read().get("status") in _STARTING:
+        if stopping.wait(settings.cog_probe_period):
+            return
+    watch = CogWatch(settings, process.process.pid, health)
+    while not stopping.wait(settings.cog_probe_period):
+        try:
+            if line := watch.check():
+                _log.warning("%s", line)
+        except CogTritonError as error:
+            _log.error("%s", error)
+            process.kill()
+            return
 
 
 if __name__ == "__main__":

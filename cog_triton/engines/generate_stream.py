@@ -33,7 +33,7 @@ ToError = Callable[[str], CogTritonError]
 STEP_MODEL = "engine_steps"
 ADAPTER_LOADER = "lora_loader"
 PRIVATE_MODELS = (STEP_MODEL, ADAPTER_LOADER)
-"""Models for our own front end, which the front door does not publish."""
+"""Models for our own front end, which the front does not publish."""
 TEXT_MODELS = "cog-triton-text:"
 """What the ids of requests begin with that text models make of their own."""
 

@@ -320,7 +320,7 @@ def admission_for(settings: Settings, max_batch_size: int) -> Admission:
     """Admission control with the engine's batch size as limit, and a queue four times as long.
 
     MAX_CONCURRENCY and MAX_QUEUE override both. A longer queue only makes its last ones wait for
-    more than four whole batches. Beyond COG_MAX_CONCURRENCY the front door refuses predictions.
+    more than four whole batches. Beyond COG_MAX_CONCURRENCY the front refuses predictions.
     """
     slots = settings.max_concurrency or max_batch_size
     queue = settings.max_queue

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cog_triton import errors
-from cog_triton.settings import url_host
+from cog_triton.settings import Settings, url_host
 from cog_triton.settings.engine import SupervisionSettings
 from cog_triton.system.process_state import process_state, with_descendants
 
@@ -21,16 +21,17 @@ NO_ANSWER = "NO_ANSWER"
 """Our own status, of a server that takes a connection and does not answer in time."""
 _UNHEALTHY_S = 5.0
 _EXIT_S = 15.0
-_PARENT_TIMEOUT_S = 2.0
+_FIRST_TIMEOUT_S = 1.0
 _ROLES = {
-    b"\0cog_triton.door\0": "front door",
-    b"\0cog_triton.serving.server\0": "server",
+    b"\0cog_triton.front.server\0": "server",
     b"\0cog.server.http\0": "parent",
     b"_run_worker": "worker",
 }
 """Names of the processes, by a part of their command line, where a NUL ends each word."""
 _REAPER = b"reaper.py"
 _TELL_S = 2.0
+_POLL_S = 0.02
+_ENDED = ("", "Z", "X")
 
 
 def still_starting(settings: SupervisionSettings, seconds: float) -> str:
@@ -42,53 +43,44 @@ def still_starting(settings: SupervisionSettings, seconds: float) -> str:
 
 
 class HealthClient:
-    """HTTP client of Cog's /health-check on `host` and `port`; `timeout` is in seconds.
+    """HTTP client of the server's /health-check, on the public PORT of this machine."""
 
-    With `tls` it asks a front door of this machine, whose certificate is for another name.
-    """
-
-    def __init__(self, host: str, port: int, timeout: float = 5.0, *, tls: bool = False) -> None:
-        self._tls = tls
+    def __init__(self, settings: Settings) -> None:
+        host, port = settings.public_ports["PORT"]
+        # The certificate is for another name.
+        self._tls = None if settings.tls_cert_file is None else ssl._create_unverified_context()
         self._address = (url_host(host).strip("[]"), port)
-        self._timeout = timeout
+        self._timeout = settings.cog_probe_timeout
+        self._has_answered = False
 
     def read(self) -> dict[str, Any]:
         """The response's JSON object; empty if there is none, status `NO_ANSWER` if it is late.
 
-        Where Cog does not start, it is the server's own state.
+        The first one is never late: connections wait until the server has begun. If Cog does not
+        start, the object is the server's own state.
         """
         try:
-            answered, body = self._ask("GET", "/health-check", self._timeout)
+            succeeded, body = self._ask()
             health = json.loads(body)
         except TimeoutError:
-            return {"status": NO_ANSWER}
+            return {"status": NO_ANSWER} if self._has_answered else {}
         except (OSError, HTTPException, ValueError):
             return {}
+        self._has_answered = True
         found = health if isinstance(health, dict) else {}
-        return dict(found.get("without_cog", found if answered else {}))
+        if isinstance(errors.from_text(str(found.get("error"))), errors.Overloaded):
+            return {"status": "BUSY"}  # MAX_CONNECTIONS of them await answers
+        return dict(found.get("without_cog", found if succeeded else {}))
 
-    def parent_answers(self) -> bool:
-        """Whether Cog's parent process answers, on a path that its worker has no part in.
-
-        The front door lets HEAD of it pass without a key, so that this is not its own answer.
-        """
-        try:
-            return self._ask("HEAD", "/", _PARENT_TIMEOUT_S)[0]
-        except (OSError, HTTPException):
-            return False
-
-    def _ask(self, method: str, path: str, timeout: float) -> tuple[bool, bytes]:
-        """Whether the status is 2xx, and the body; connects anew, as that is part of the answer."""
-        if self._tls:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            connection: HTTPConnection = HTTPSConnection(
-                *self._address, timeout=timeout, context=context
-            )
-        else:
+    def _ask(self) -> tuple[bool, bytes]:
+        """Whether the status is 2xx, and the body; of a new connection, which is tested, too."""
+        timeout = self._timeout if self._has_answered else min(_FIRST_TIMEOUT_S, self._timeout)
+        if self._tls is None:
             connection = HTTPConnection(*self._address, timeout=timeout)
+        else:
+            connection = HTTPSConnection(*self._address, timeout=timeout, context=self._tls)
         try:
-            connection.request(method, path)
+            connection.request("GET", "/health-check")
             response = connection.getresponse()
             return response.status // 100 == 2, response.read()
         finally:
@@ -158,7 +150,7 @@ class HealthMonitor:
 
 
 class CogProcesses:
-    """Front door, server, Cog's parent and worker, and reapers, from the process `root` on."""
+    """The server, Cog's parent and worker, and the server's reaper, from the process `root` on."""
 
     def __init__(self, root: int) -> None:
         self._root = root
@@ -170,16 +162,18 @@ class CogProcesses:
                 return f"Cog's {role} (process {pid}) was stopped"
         return None
 
-    def kill(self, role: str) -> bool:
-        """SIGKILL the server and the worker or the parent, so that their requests fail.
-
-        Returns whether there is one.
-        """
-        found = [pid for pid, has in self._roles().items() if has in ("server", role)]
-        for pid in found:
+    def fail_requests(self) -> None:
+        """Have the server end its requests with E2105, and itself, even if it was stopped."""
+        servers = [pid for pid, role in self._roles().items() if role == "server"]
+        for pid in servers:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return bool(found)
+                os.kill(pid, signal.SIGUSR1)
+                os.kill(pid, signal.SIGCONT)
+        deadline = time.monotonic() + _TELL_S
+        while any(process_state(pid) not in _ENDED for pid in servers):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_POLL_S)
 
     def _roles(self) -> dict[int, str]:
         """By process id; that of a reaper is to be the reaper of the process that has a role."""
@@ -194,15 +188,13 @@ class CogProcesses:
 
 
 class CogWatch:
-    """Watchdog of a Cog that is ready and listens on `host` and `port`, below the process `root`.
+    """Watchdog of a Cog that is ready, below the process `root`; `health` has had its answers.
 
     Whoever started Cog calls `check` every COG_PROBE_PERIOD seconds, on any thread.
     """
 
-    def __init__(
-        self, settings: SupervisionSettings, host: str, port: int, root: int, *, tls: bool = False
-    ) -> None:
-        self._health = HealthClient(host, port, settings.cog_probe_timeout, tls=tls)
+    def __init__(self, settings: SupervisionSettings, root: int, health: HealthClient) -> None:
+        self._health = health
         self._processes = CogProcesses(root)
         self._monitor = HealthMonitor(time.monotonic(), settings)
 
@@ -214,7 +206,7 @@ class CogWatch:
     def check(self) -> str | None:
         """Look once; returns the line to show if the state has changed. Blocks for one probe.
 
-        When Cog is lost, running requests have been failed by its parent, or by the front door.
+        When Cog is lost, the server has failed running requests.
 
         Raises:
             TritonStartFailed: Triton was given up.
@@ -225,14 +217,10 @@ class CogWatch:
                 raise errors.TritonUnavailable(f"{stopped}; stopping")
             return self._monitor.update(self._health.read(), time.monotonic())
         except errors.TritonUnavailable:
-            self._fail_requests()
+            self._processes.fail_requests()
             raise
 
     def give_up(self, reason: str) -> NoReturn:
         """Fail running requests, and raise E2105."""
-        self._fail_requests()
+        self._processes.fail_requests()
         raise errors.TritonUnavailable(f"{reason}; stopping")
-
-    def _fail_requests(self) -> None:
-        if self._processes.kill("worker" if self._health.parent_answers() else "parent"):
-            time.sleep(_TELL_S)

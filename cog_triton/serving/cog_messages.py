@@ -1,4 +1,4 @@
-"""Orders to the server over its Unix socket, of Cog's worker and of the front door.
+"""Orders of Cog's worker to the server, over its Unix socket.
 
 A connection carries one order. The server answers with frames: a byte for the kind, then text in
 UTF-8. It hangs up after the last one. A peer that hangs up first cancels its prediction.
@@ -12,7 +12,7 @@ from cog_triton.ipc.messages import message
 
 ADDRESS_VARIABLE = "COG_TRITON_SERVER_ADDRESS"
 """Name of the server's socket: 128 random bits of this start. One prediction has it as its id: the
-front door's own, at the start."""
+server's own, at the start."""
 OUTPUT, LOG, METRICS, ERROR, CANCELLED, END = (b"%c" % kind for kind in b"olmec.")
 """Kinds of frames: METRICS are a JSON object, an ERROR begins with its code."""
 
@@ -34,27 +34,9 @@ class CheckHealth:
 class Predict:
     """Run a prediction of Cog's `id`.
 
-    `inputs` are its JSON, those of the `mock` server or the runner's; `tenant` is the front door's
-    header.
+    `inputs` are its JSON, those of the `mock` server or the runner's.
     """
 
     id: str
     inputs: bytes
-    tenant: str | None = None
     mock: bool = False
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Cancel the predictions of an `id`, or the next one if it is still on its way."""
-
-    id: str
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Refuse new requests, and end those that still run after so many seconds; then END."""
-
-    seconds: float

@@ -1,18 +1,20 @@
-"""The front door and Cog behind it as child processes (``cog-triton serve``): started, watched."""
+"""The server as a child process (``cog-triton serve``): its ports, its start, its watch."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 
 from cog_triton import __version__, errors
 from cog_triton.artifact.compatibility import require_image
+from cog_triton.processes.public_sockets import as_arguments
 from cog_triton.serving.cog_health import (
     NO_ANSWER,
     CogProcesses,
@@ -24,7 +26,6 @@ from cog_triton.settings import Settings, url_host
 from cog_triton.system import process_tuning, reaper
 from cog_triton.system.host_memory import OomKills
 from cog_triton.system.paths import cog_project
-from cog_triton.system.ports import require_free
 from cog_triton.system.terminal_progress import ProgressLine
 from cog_triton.system.work_dir import require_usable
 
@@ -34,14 +35,9 @@ _HEARTBEAT_S = 30
 _EXIT_S = 15
 
 
-def require_ports(settings: Settings, host: str, port: int) -> None:
-    """Raise E1005 unless every port can be listened on, Cog's being `port` of `host`."""
-    require_free({"PORT": (host, port), **settings.http_ports, **settings.triton_ports})
-
-
-def ready_message(settings: Settings, host: str, port: int, seconds: float) -> str:
+def ready_message(settings: Settings, seconds: float) -> str:
     """What is printed when Cog is ready after `seconds`: ports, and a request to try."""
-    name = url_host(host)
+    name = url_host(settings.cog_host)
     base = f"{settings.scheme}://{'localhost' if name == '127.0.0.1' else name}"
     openai = f"OpenAI API on {settings.openai_port}, " if settings.openai_port else ""
     page = ""
@@ -51,23 +47,16 @@ def ready_message(settings: Settings, host: str, port: int, seconds: float) -> s
     return (
         f"Ready in {seconds:.1f} s ({openai}Triton on {settings.triton_http_port},"
         f"{grpc} {settings.triton_metrics_port}). Try{page}:\n"
-        f"curl -sN -XPOST {base}:{port}/predictions"
+        f"curl -sN -XPOST {base}:{settings.port}/predictions"
         " -H 'Content-Type: application/json' -H 'Accept: text/event-stream'"
         """ -d '{"input":{"prompt":"What is the capital of France?"}}'"""
     )
 
 
-def cog_environment(
-    settings: Settings,
-    host: str,
-    port: int,
-    max_concurrency: int,
-    *,
-    verbose: bool,
-) -> dict[str, str]:
-    """The complete environment of a Cog that listens on `host` and `port`.
+def cog_environment(settings: Settings, max_concurrency: int, *, verbose: bool) -> dict[str, str]:
+    """The complete environment of the server.
 
-    Paths are absolute, since Cog runs in the directory of its project. `verbose` leaves Cog's own
+    Paths are absolute, since it runs in the directory of Cog's project. `verbose` leaves Cog's own
     log on.
     """
     weights = settings.cog_weights or ""
@@ -75,8 +64,8 @@ def cog_environment(
         **os.environ,
         # coglet starts its worker as `python` of PATH, not as this interpreter.
         "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
-        "COG_HOST": host,
-        "PORT": str(port),
+        "COG_HOST": settings.cog_host,
+        "PORT": str(settings.port),
         "OPENAI_PORT": str(settings.openai_port or ""),
         "METRICS_PORT": str(settings.metrics_port or ""),
         "COG_PREDICT_TYPE_STUB": "predict.py:Predictor",
@@ -112,7 +101,7 @@ def _paths(settings: Settings) -> dict[str, str]:
 
 
 class CogServer:
-    """Cog on one address, run until SIGINT or SIGTERM.
+    """A server on the public `sockets`, run until SIGINT or SIGTERM.
 
     SIGUSR1 tells that a rank which another launcher started has died: all requests are failed.
     """
@@ -120,21 +109,18 @@ class CogServer:
     def __init__(
         self,
         settings: Settings,
-        host: str,
-        port: int,
+        sockets: Mapping[str, socket.socket],
         max_concurrency: int,
         *,
         verbose: bool,
     ) -> None:
         self._settings = settings
-        self._host = host
-        self._port = port
+        self._sockets = sockets
         self._stops = 0
         self._rank_died = False
         self._wake = threading.Event()
-        self._tls = settings.tls_cert_file is not None
-        self._health = HealthClient(host, port, settings.cog_probe_timeout, tls=self._tls)
-        self._environment = cog_environment(settings, host, port, max_concurrency, verbose=verbose)
+        self._health = HealthClient(settings)
+        self._environment = cog_environment(settings, max_concurrency, verbose=verbose)
 
     def run(self, echo: Callable[[str], None]) -> None:
         """Serve until SIGINT or SIGTERM; raises the coded error that the start failed with.
@@ -146,7 +132,6 @@ class CogServer:
             require_image(settings.cog_triton_sm)
         require_usable(settings.work_dir)
         process_tuning.raise_open_files()
-        require_ports(settings, self._host, self._port)
         echo(f"cog-triton {__version__}: starting; the first start unpacks the engine")
         started = time.monotonic()
         oom_kills = OomKills()
@@ -157,10 +142,11 @@ class CogServer:
         # Slurm sends it to every process; those that are started from here on ignore it.
         previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         process = reaper.spawn(
-            [sys.executable, "-m", "cog_triton.door", "--watched"],
+            [sys.executable, "-m", "cog_triton.front.server", *as_arguments(self._sockets)],
             grace=settings.drain_timeout + _EXIT_S,
             env=self._environment,
             cwd=cog_project("mock_cog_triton" if settings.cog_triton_engine else "runner"),
+            pass_fds=[one.fileno() for one in self._sockets.values()],
         )
         signal.signal(signal.SIGUSR1, self._on_signal)
         try:
@@ -169,10 +155,10 @@ class CogServer:
                 self._wait_until_ready(process, echo)
             if not self._stops:
                 seconds = time.monotonic() - started
-                echo(ready_message(settings, self._host, self._port, seconds))
+                echo(ready_message(settings, seconds))
                 self._watch(process, echo)
                 echo("Stopping: running requests may end; once more stops at once")
-            process.terminate()  # the front door drains every API
+            process.terminate()  # the server drains every API
             self._wait_for_exit(process)
         except errors.FrameworkError as error:
             if not (hint := oom_kills.hint()) or hint in error.detail:
@@ -199,7 +185,9 @@ class CogServer:
                 self._stops += 1
                 return
             if code is not None:
-                raise errors.TritonStartFailed(f"Cog exited with code {code} during start-up")
+                raise errors.TritonStartFailed(
+                    f"the server exited with code {code} during start-up"
+                )
             if (now := time.monotonic()) - looked >= _STOPPED_S:  # reads all of /proc
                 looked = now
                 if stopped := processes.stopped():
@@ -223,16 +211,15 @@ class CogServer:
 
     def _watch(self, process: reaper.Reaped, echo: Callable[[str], None]) -> None:
         """Watch Cog's health until it is to stop; raises what it cannot recover from."""
-        pid = process.process.pid
-        watch = CogWatch(self._settings, self._host, self._port, pid, tls=self._tls)
+        watch = CogWatch(self._settings, process.process.pid, self._health)
         while not self._stops:
+            if self._rank_died:  # of which the server may have heard, too, and exited
+                watch.give_up("another rank has died (SIGUSR1)")
             if (code := process.poll()) == 0:  # after POST /shutdown
                 return
             if code is not None:
                 reason = f": {watch.failure}" if watch.failure else ""
-                raise errors.TritonUnavailable(f"Cog exited with code {code}{reason}")
-            if self._rank_died:
-                watch.give_up("another rank has died (SIGUSR1)")
+                raise errors.TritonUnavailable(f"the server exited with code {code}{reason}")
             if line := watch.check():
                 echo(line)
             self._wake.wait(self._settings.cog_probe_period)

@@ -1,4 +1,4 @@
-"""The server's Unix socket: takes orders of Cog's worker and of the front door."""
+"""The server's Unix socket: takes orders of Cog's worker."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Exchange(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Cancel the prediction; a drain continues."""
+        """Cancel the prediction."""
         self.prediction.cancel()
 
     def send(self, kind: bytes, text: str = "", *, waits: bool = False) -> None:

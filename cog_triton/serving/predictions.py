@@ -21,10 +21,11 @@ from cog_triton.serving.coglet import cog_server
 from cog_triton.serving.generation import GenerationRequest, GenerationResult, Observer
 from cog_triton.serving.inbox import LoopInboxes
 from cog_triton.serving.mock_inputs import MockInputs
-from cog_triton.serving.openai.listeners import model_name
 from cog_triton.serving.openai.sequences import Pieces, SequencePlan, Sequences
+from cog_triton.serving.openai.served_applications import model_name
 from cog_triton.serving.prediction_inputs import INPUTS, PredictionInputs
 from cog_triton.serving.runtime import Runtime
+from cog_triton.serving.tenants import Tenant
 from cog_triton.system import log_format
 from cog_triton.text import chat, prompts
 from cog_triton.text.prompts import RenderedPrompt
@@ -57,11 +58,21 @@ class Prediction:
 class Predictions:
     """Runs predictions on the engine of `runtime`; for its event loop alone."""
 
-    def __init__(self, runtime: Runtime, observer: Observer, check_id: str) -> None:
-        """The prediction of the id `check_id` is the front door's own."""
+    def __init__(
+        self,
+        runtime: Runtime,
+        observer: Observer,
+        check_id: str,
+        tenant_of: Callable[[str], Tenant | None],
+    ) -> None:
+        """The prediction of the id `check_id` is the server's own.
+
+        `tenant_of` has the tenant of each id, if there are any; it raises E1007 for an id without.
+        """
         self._runtime = runtime
         self._observer = observer
         self._check_id = check_id
+        self._tenant_of = tenant_of
         self._inboxes = LoopInboxes()
         self._merger = PieceMerger()
         self._running: defaultdict[str, set[Prediction]] = defaultdict(set)
@@ -118,8 +129,7 @@ class Predictions:
 
     async def _generate(self, order: Predict, prediction: Prediction, send: Send) -> None:
         runtime = self._runtime
-        if runtime.settings.cog_triton_tenants_at_door:
-            tenants.CURRENT.set(tenants.decoded(order.tenant))
+        tenants.CURRENT.set(self._tenant_of(order.id))
         try:
             runtime.generator.tenant_limits.begin(tenants.CURRENT.get())
             runtime.family.abilities.require_generation()

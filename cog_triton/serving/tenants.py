@@ -1,22 +1,17 @@
 """Tenants: whom a request is of, and what its key allows.
 
-The front door knows the keys, and tells the worker in an internal header, or in the context of a
-prediction, which it alone sets.
+The front knows the keys.
 """
 
 from __future__ import annotations
 
-import json
 from contextvars import ContextVar
-from functools import cached_property, lru_cache
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from cog_triton.errors import NotFound, PromptTooLong, Unauthorized
+from cog_triton.errors import NotFound, PromptTooLong
 
-HEADER = "cog-triton-tenant"
-"""Internal header; no ``x-``, so that no client's Connection can have it dropped."""
 LOWEST = 10
 """Priorities are from its negative, first, to it."""
 
@@ -49,20 +44,6 @@ class Tenant(BaseModel):
     concurrent: Limit = None
     max_prompt_tokens: Limit = None
 
-    @cached_property
-    def encoded(self) -> str:
-        """What the header says, in ASCII; what a subclass adds is left out."""
-        values = self.model_dump(include=set(Tenant.model_fields), exclude_defaults=True)
-        return json.dumps(values, separators=(",", ":"))
-
-    @classmethod
-    def decoded(cls, header: str | None) -> Self:
-        """The tenant that the door has told of; raises E1007 where it has not."""
-        try:
-            return cls.model_validate_json(header or "")
-        except ValidationError as error:
-            raise Unauthorized("the front door has told of no tenant") from error
-
     def may_name(self, model: str) -> bool:
         """Whether the key is for a model or adapter."""
         return not self.models or model in self.models
@@ -87,9 +68,3 @@ class Tenant(BaseModel):
 
 CURRENT: ContextVar[Tenant | None] = ContextVar("cog_triton_tenant", default=None)
 """Tenant of the request that this context works for; None where no key has told one."""
-
-
-@lru_cache(maxsize=1024)
-def decoded(header: str | None) -> Tenant:
-    """See `Tenant.decoded`; the same object for the same header."""
-    return Tenant.decoded(header)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Self
+
 from pydantic import Field
 
 from cog_triton.settings.environment_types import (
@@ -33,8 +36,7 @@ class PortSettings(SettingsGroup):
     )
     triton_host: str = Field(
         "127.0.0.1",
-        description="Address of Triton's ports. Behind the front door, which `cog-triton serve` and"
-        " images have: `COG_HOST` if unset.",
+        description="Address of Triton's HTTP and metrics ports; `COG_HOST` if unset.",
     )
     triton_http_port: Port = Field(8000, description="Triton's HTTP port.")
     triton_grpc_port: Port = Field(
@@ -55,7 +57,7 @@ class PortSettings(SettingsGroup):
 
     @property
     def public_ports(self) -> dict[str, tuple[str, int]]:
-        """Address and port of each port of the front door, by the name of its setting."""
+        """Address and port of each port of the front, by the name of its setting."""
         return {
             "PORT": (self.cog_host, self.port),
             **self.http_ports,
@@ -71,6 +73,11 @@ class PortSettings(SettingsGroup):
             "TRITON_GRPC_PORT": (_LOOPBACK, self.triton_grpc_port),
             "TRITON_METRICS_PORT": (self.triton_host, self.triton_metrics_port),
         }
+
+    def behind_front(self, private: Mapping[str, int]) -> Self:
+        """Settings of Triton and its clients: its HTTP and metrics on `private` ports."""
+        ports = {name.lower(): port for name, port in private.items() if name != "PORT"}
+        return self.model_copy(update={"triton_host": _LOOPBACK, **ports})
 
     @property
     def triton_url(self) -> str:
@@ -89,24 +96,16 @@ class AccessSettings(SettingsGroup):
         " none (security.md).",
     )
     openai_api_key: OptionalSecret = Field(None, description="Old name of `COG_TRITON_API_KEY`.")
-    cog_triton_key_at_door: bool = Field(
-        False,
-        description="Whether requests bring a key to the front door, which keeps it; that sets it.",
-    )
     cog_triton_keys: OptionalPath = Field(
         None,
         description="File of the keys of several tenants, or a directory of such files, read again"
         " when it changes (tenants.md). `COG_TRITON_API_KEY` is one more, with all rights. gRPC is"
         " off then.",
     )
-    cog_triton_tenants_at_door: bool = Field(
-        False,
-        description="Whether the front door tells of each request's tenant; that sets it.",
-    )
     tls_cert_file: OptionalPath = Field(
         None,
-        description="PEM file of a certificate chain: every port of the front door has TLS then,"
-        " and reads it again when it changes (security.md).",
+        description="PEM file of a certificate chain. Every public port but gRPC's has TLS then."
+        " The server reads the file again when it changes (security.md).",
     )
     tls_key_file: OptionalPath = Field(
         None, description="PEM file of its key, without a password. Unset: in `TLS_CERT_FILE`."
@@ -179,13 +178,13 @@ class AccessSettings(SettingsGroup):
 
     @property
     def scheme(self) -> str:
-        """Of the front door's URLs."""
+        """Of the front's URLs."""
         return "http" if self.tls_cert_file is None else "https"
 
     @property
     def has_tenants(self) -> bool:
-        """Whether each request is of a tenant, here or at the front door."""
-        return self.cog_triton_keys is not None or self.cog_triton_tenants_at_door
+        """Whether each request is of a tenant."""
+        return self.cog_triton_keys is not None
 
 
 def url_host(host: str) -> str:

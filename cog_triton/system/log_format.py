@@ -192,7 +192,9 @@ def own() -> tuple[int, str]:
 
 def lose_requests_rather_than_wait(descriptor: int, form: str) -> None:
     """Log requests to `descriptor`; lines that a full pipe does not take are lost."""
-    requests.addHandler(DescriptorHandler(descriptor, form, waits=False))
+    handler = DescriptorHandler(descriptor, form, waits=False)
+    handler.addFilter(RequestIdFilter())
+    requests.addHandler(handler)
     requests.propagate = False
 
 

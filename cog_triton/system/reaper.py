@@ -1,6 +1,7 @@
 """Reaper: a subprocess supervisor; a command and all its descendants end with their parent.
 
-    python -S -I reaper.py [--parent-fd N] [--grace S] [--unlink-shm PREFIX] -- command...
+    python -S -I reaper.py [--parent-fd N] [--pass-fd N]... [--grace S] [--unlink-shm PREFIX]
+        -- command...
 
 `spawn` starts a command under it; an image runs it as PID 1. It uses the standard library
 alone. The reaper adopts orphans (PR_SET_CHILD_SUBREAPER), so no descendant
@@ -267,7 +268,7 @@ class _Reaper:
         pids = descendants(os.getpid())
         if number == signal.SIGKILL:
             self._shm_left |= _shm_prefixes(pids)
-        for pid in pids:
+        for pid in sorted(pids):
             _send(pid, number)
 
 
@@ -337,7 +338,7 @@ class Reaped:
             prefixes |= _shm_prefixes(pids)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"processes {sorted(pids)} survive SIGKILL for {timeout:g} s")
-            for pid in pids:
+            for pid in sorted(pids):  # a parent first, which would start its children again
                 _send(pid, signal.SIGKILL)
             time.sleep(0.005)
         for prefix in prefixes:
@@ -375,7 +376,7 @@ def spawn(
     gets SIGTERM and `grace` seconds later everything left gets SIGKILL; then the /dev/shm
     files whose names start with `unlink_shm`, which must be unique to it, are removed.
     Any thread may call this and then end. A command that cannot be started exits with 127
-    or 126 and a line on `stderr`.
+    or 126 and a line on `stderr`. The command alone inherits `pass_fds`, not its reaper.
 
     Only this process may hold the pipe's write end. It is close-on-exec, and `os.fork` and
     multiprocessing's children drop it; a child forked by C code which never execs keeps
@@ -391,7 +392,7 @@ def spawn(
     # One variable of its own for every spawn: nested ones do not hide each other.
     mark = f"COG_TRITON_REAPED_{os.urandom(8).hex()}"
     read_end, write_end = os.pipe()
-    options.append(f"--parent-fd={read_end}")
+    options += [f"--parent-fd={read_end}", *(f"--pass-fd={number}" for number in pass_fds)]
     parent_pipe = os.fdopen(write_end, "wb", buffering=0)
     try:
         process = subprocess.Popen(
@@ -417,6 +418,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(usage="%(prog)s [options] -- command...", allow_abbrev=False)
     add = parser.add_argument
     add("--parent-fd", type=int, metavar="N", help="stop when this pipe's writer is gone")
+    add("--pass-fd", type=int, metavar="N", action="append", default=[], help="for the command")
     add("--grace", type=float, metavar="S", default=5.0, help="from SIGTERM to SIGKILL; 5")
     add("--unlink-shm", metavar="PREFIX", help="of /dev/shm files to remove at the end")
     end = argv.index("--") if "--" in argv else len(argv)
@@ -429,7 +431,10 @@ def main(argv: list[str]) -> int:
             raise ValueError("/proc is another PID namespace's: descendants cannot be found")
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    code = _Reaper(command, options.parent_fd, options.grace).run()
+    found = _Reaper(command, options.parent_fd, options.grace)
+    for number in options.pass_fd:
+        os.close(number)
+    code = found.run()
     unlink_shm(options.unlink_shm)
     return code
 

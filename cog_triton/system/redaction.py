@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 SERVER_KEYS = frozenset({"COG_TRITON_API_KEY", "OPENAI_API_KEY", "WEBHOOK_AUTH_TOKEN"})
 """Keys of our own server, for the processes that answer clients or post webhooks."""
 KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
-"""Headers in which clients send such a key; nothing behind the front door gets them."""
+"""Headers in which clients send such a key; the front does not pass them on."""
 HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 """For what downloads from the Hugging Face hub."""
 _URLS = frozenset({"COG_WEIGHTS"})

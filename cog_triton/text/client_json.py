@@ -1,6 +1,6 @@
 """JSON text inside a request, such as the arguments of a call, parsed within bounds.
 
-The door bounds the JSON of a body; to it, such a text is one string.
+The front bounds a body's JSON; to it, such a text is one string.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from _resource_usage import own_bytes, role_of
 
 from cog_triton.system import reaper
 
-FRONT_END = ("door", "server", "cog", "worker")
+FRONT_END = ("server", "cog", "worker")
 """Roles whose end is that of the server, for its platform to restart."""
 STUBS = "stub"
 """A victim's name that stands for any stub of Triton's Python backend."""

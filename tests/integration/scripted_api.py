@@ -1,4 +1,4 @@
-"""An OpenAI API in this process that says what a test tells it to, with the real page and codes."""
+"""An OpenAI API in this process that says what a test tells it to, behind the real front."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from cog_triton.door.gate import PAGE
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.application import create_app
-from cog_triton.serving.openai.listeners import BACKLOG
-from cog_triton.system.ports import bind, free_ports
+from cog_triton.settings import load_settings
+from cog_triton.system.ports import bind
 
 BREAK = object()
 """In place of a delta: end the connection."""
@@ -98,15 +97,11 @@ def _event(value: Any) -> bytes:
 @contextmanager
 def scripted(api_key: str | None = None) -> Iterator[ScriptedAPI]:
     """A scripted API on a free port."""
-    (port,) = free_ports(1)
-    api = ScriptedAPI(f"http://127.0.0.1:{port}")
+    listening = bind("OPENAI_PORT", "127.0.0.1", 0, 64)
+    api = ScriptedAPI(f"http://127.0.0.1:{listening.getsockname()[1]}")
     abilities = {"tool_call_parser": "hermes", "reasoning_parser": "think", "guides": ["json"]}
     base = {"id": "org/small-8b", "max_model_len": 8192, "capabilities": abilities}
     api.models = [base, {**base, "id": "sql-adapter", "parent": "org/small-8b"}]
-
-    async def page(request: Request) -> Response:
-        headers = {name.decode(): value.decode() for name, value in PAGE.headers}
-        return Response(PAGE.body, headers=headers, media_type=PAGE.content_type.decode())
 
     async def models(request: Request) -> Response:
         return error_responses.json_response({"object": "list", "data": api.models})
@@ -115,14 +110,13 @@ def scripted(api_key: str | None = None) -> Iterator[ScriptedAPI]:
         return Response(METRICS, media_type="text/plain")
 
     routes = [
-        Route("/", page),
         Route("/metrics", metrics),
         Route("/v1/models", models),
         Route("/v1/chat/completions", api.answer, methods=["POST"]),
         Route("/v1/completions", api.answer, methods=["POST"]),
     ]
-    app = create_app(routes, require_ready=lambda: None, api_key=api_key)
-    with serving(app, bind("OPENAI_PORT", "127.0.0.1", port, BACKLOG)):
+    app = create_app(routes, require_ready=lambda: None)
+    with serving(app, listening, load_settings(cog_triton_api_key=api_key)):
         try:
             yield api
         finally:

@@ -31,7 +31,7 @@ _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel
 
 
 def private_ends(stack: Stack) -> tuple[str, str, str]:
-    """Addresses of tritonserver's gRPC and HTTP behind the front door, and the model's key."""
+    """Addresses of tritonserver's gRPC and HTTP behind the front, and the model's key."""
     proc = Path("/proc", str(pid_of(stack, "bin/tritonserver")))
     line = (proc / "cmdline").read_text().replace("\0", " ")
     ports = re.findall(r"--(?:http|grpc)-(?:address|port)=(\S+)", line)

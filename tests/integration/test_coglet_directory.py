@@ -103,7 +103,7 @@ def test_any_work_directory_and_any_id(mock: Stack, tmp: Path) -> None:
         text = Path(f"/proc/{pid_of(mock, 'cog.server.http')}/environ").read_text()
         environment = dict(item.partition("=")[::2] for item in text.split("\0"))
         check = environment["COG_TRITON_SERVER_ADDRESS"]
-        # The front door's own predictions: after a slow one, there is a second.
+        # The server's own predictions: after a slow one, there is a second.
         for name, own in ((check, True), (f"{check}.1", True), (f"{check}1", False)):
             url = f"http://127.0.0.1:{environment['PORT']}/predictions/{name}"
             answer = httpx.put(url, json={"input": SHORT}, timeout=60)

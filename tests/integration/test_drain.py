@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import httpx
 import pytest
 from resume_clients import ENGINE, MOCK, Clients, Told, arrived, until_arrived
 from stack import REPOSITORY, Stack, pids_of, processes_of, shared_memory, wait_until
+from webhook_receiver import Receiver
 
 pytestmark = pytest.mark.integration
 
@@ -177,7 +176,7 @@ def test_triton_alone_drains_too(make_stack: Callable[..., Stack]) -> None:
     wait_until(lambda: not processes_of(stack.work_dir))
 
 
-@pytest.mark.parametrize("how", ["SIGTERM to serve", "SIGTERM to the door", "POST /shutdown"])
+@pytest.mark.parametrize("how", ["SIGTERM to serve", "SIGTERM to an image", "POST /shutdown"])
 def test_requests_that_outlast_the_drain_timeout_fail_with_a_code(
     make_stack: Callable[..., Stack], how: str
 ) -> None:
@@ -201,33 +200,18 @@ def test_a_drain_refuses_new_predictions_and_lets_running_ones_end(
     make_stack: Callable[..., Stack],
 ) -> None:
     """Cog alone would drop a prediction that nobody's connection waits for."""
-    told: list[dict[str, Any]] = []
-
-    class Webhook(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
     stack = ready(make_stack(DRAIN_TIMEOUT="600"))
     running = {"prompt": "Hi.", "max_tokens": 160, "min_tokens": 160}
-    with ThreadPoolExecutor(1) as pool, ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as webhook:
-        serving = threading.Thread(target=webhook.serve_forever)
-        serving.start()
+    with ThreadPoolExecutor(1) as pool, Receiver() as receiver:
         with held(stack):
             before = arrived(stack)
-            httpx.post(
-                f"{stack.url}/predictions",
-                json={
-                    "input": running,
-                    "webhook": f"http://127.0.0.1:{webhook.server_port}/",
-                    "webhook_events_filter": ["completed"],
-                },
-                headers={"Prefer": "respond-async"},
-            )
+            body = {
+                "input": running,
+                "webhook": receiver.url,
+                "webhook_events_filter": ["completed"],
+            }
+            headers = {"Prefer": "respond-async"}
+            httpx.post(f"{stack.url}/predictions", json=body, headers=headers)
             waiting = pool.submit(lambda: stack.predict(**running))
             until_arrived(stack, before + 2)
             assert stack.process is not None
@@ -235,9 +219,7 @@ def test_a_drain_refuses_new_predictions_and_lets_running_ones_end(
             wait_until(lambda: stack.health() == "UNHEALTHY")
             assert "the server is stopping" in stack.predict()["error"]
         assert stack.finish()[0] == 0
-        webhook.shutdown()
-        serving.join()
-    assert [item["status"] for item in told] == ["succeeded"]
+    assert [item["status"] for item in receiver.events] == ["succeeded"]
     assert waiting.result()["metrics"]["output_token_count"] == 160
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -43,60 +42,22 @@ def test_sigint_and_sigterm_stop_all_processes(
         httpx.get(stack.triton)
 
 
-@pytest.mark.parametrize(
-    ("victim", "mock"),
-    [
-        ("cog_triton serve", False),
-        ("cog_triton.door", True),
-        ("cog_triton.serving.server", True),
-        ("cog.server.http", True),
-        ("_run_worker", True),
-    ],
-)
 def test_no_process_outlives_a_killed_parent(
-    new_stack: Callable[..., Stack], engine_dir: Path, victim: str, mock: bool
+    new_stack: Callable[..., Stack], engine_dir: Path
 ) -> None:
-    stack = new_stack(**MOCK) if mock else new_stack(engine_dir)
+    stack = new_stack(engine_dir)
     stack.start()
     stack.until_ready()
     pids = processes_of(stack.work_dir)
-    os.kill(pid_of(stack, victim), signal.SIGKILL)
+    os.kill(pid_of(stack, "cog_triton serve"), signal.SIGKILL)
     wait_until(lambda: not processes_of(stack.work_dir))
     wait_until(lambda: not shared_memory(pids))
-
-
-@pytest.mark.parametrize(
-    ("program", "sent", "words"),
-    [
-        ("cog_triton.serving.server", signal.SIGSTOP, "Cog's server"),
-        ("cog.server.http", signal.SIGSTOP, "Cog's parent"),
-        ("_run_worker", signal.SIGSTOP, "Cog's worker"),
-        ("-m cog_triton serve", signal.SIGUSR1, "another rank has died (SIGUSR1)"),
-    ],
-)
-def test_a_stopped_process_of_cog_ends_the_server_and_its_requests(
-    new_stack: Callable[..., Stack], program: str, sent: signal.Signals, words: str
-) -> None:
-    stack = new_stack(**MOCK, COG_PROBE_TIMEOUT="10")
-    stack.start()
-    stack.until_ready()
-    with ThreadPoolExecutor() as pool, stack.stream("Say hello.", max_tokens=2000) as events:
-        next(events)
-        rest = pool.submit(list, events)
-        os.kill(pid_of(stack, program), sent)
-        code, output = stack.finish(seconds=SECONDS_TO_FAIL)
-        kind, last = rest.result(60)[-1]
-        assert (kind, last["status"]) == ("completed", "failed")
-        assert last["error"].startswith("E2105 TritonUnavailable: ")
-    assert code == 1
-    assert f"E2105 TritonUnavailable: {words}" in output
-    assert processes_of(stack.work_dir) == {}
 
 
 def test_a_server_stopped_during_start_up_ends(new_stack: Callable[..., Stack]) -> None:
     stack = new_stack(**MOCK)
     stack.start()
-    os.kill(pid_of(stack, "cog_triton.serving.server"), signal.SIGSTOP)
+    os.kill(pid_of(stack, "cog_triton.front.server"), signal.SIGSTOP)
     code, output = stack.finish(seconds=SECONDS_TO_FAIL)
     assert code == 1
     assert "E2106 TritonStartFailed: Cog's server" in output
@@ -232,7 +193,20 @@ def test_cog_alone_serves_from_the_runner_directory(
     assert "was clamped to" in prediction["logs"]
     paths = httpx.get(f"{stack.url}/openapi.json").json()["paths"]
     assert "/predictions" in paths
+    assert httpx.get(f"{stack.triton}/v2/health/ready").status_code == 200
     without_a_limit_the_context_is_the_limit(stack)
+
+
+def test_cog_alone_has_no_keys(new_stack: Callable[..., Stack], tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(json.dumps({"name": "a", "sha256": "0" * 64}))
+    stack = new_stack(**MOCK, **IN_RUNNER, COG_TRITON_KEYS=str(keys))
+    stack.command = [sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1"]
+    stack.cwd = REPOSITORY / "runner"
+    stack.start()
+    wait_until(lambda: stack.health() == "SETUP_FAILED")
+    logs = httpx.get(f"{stack.url}/health-check").json()["setup"]["logs"]
+    assert "E1005 InvalidArgument: COG_TRITON_KEYS=" in logs
 
 
 def without_a_limit_the_context_is_the_limit(stack: Stack) -> None:

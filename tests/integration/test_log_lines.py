@@ -140,7 +140,7 @@ def test_coglets_lines_are_told_apart_and_have_no_colours(served: Stack) -> None
 
 
 def test_a_log_that_nobody_reads_holds_up_no_connection(tmp_path: Path) -> None:
-    """Each refusal is a line of the front door, on whose event loop all connections are."""
+    """Each refusal is a line of the server, on whose event loop all connections are."""
     port, openai, *others = free_ports(5)
     names = ("TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT")
     own = dict(zip(names, map(str, others), strict=True)) | {"OPENAI_PORT": str(openai)}

@@ -1,4 +1,4 @@
-"""LoRA adapters on the mock engine, through the front door, Cog and Triton."""
+"""LoRA adapters on the mock engine, through the front, Cog and Triton."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def test_the_gpu_benchmark_knows_the_role_of_each_process(
 
 def test_connections_have_tcp_nodelay(mock: Stack) -> None:
     """Else the first token on a kept connection waits 40 ms for the head's acknowledgement."""
-    pid = pid_of(mock, "cog_triton.door")
+    pid = pid_of(mock, "cog_triton.front.server")
     with httpx.stream("GET", f"{mock.url}/health-check", timeout=60) as response:
         client = response.extensions["network_stream"].get_extra_info("client_addr")
         with other_end(pid, client) as accepted:
@@ -237,7 +237,7 @@ def test_connections_have_tcp_nodelay(mock: Stack) -> None:
 
 def test_a_burst_of_connections_fits_the_listen_backlog(mock: Stack) -> None:
     """Else clients' systems try again after a second what found no place."""
-    pid = pid_of(mock, "cog_triton.door")
+    pid = pid_of(mock, "cog_triton.front.server")
     with ExitStack() as stack:
         os.kill(pid, signal.SIGSTOP)
         stack.callback(os.kill, pid, signal.SIGCONT)

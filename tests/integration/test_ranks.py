@@ -53,7 +53,7 @@ class Ranks:
         self.settings = load_settings(
             triton_http_port=http,
             triton_metrics_port=metrics,
-            cog_triton_tenants_at_door=True,  # no relay, which a kill leaves to its event loop
+            cog_triton_keys=Path("/"),  # no relay, which a kill leaves to its event loop
             **settings,
         )
         self.directory = directory

@@ -18,7 +18,7 @@ from stack import Stack, pid_of, pids_of, sse, wait_until
 pytestmark = pytest.mark.integration
 
 TOKENS, LONG = 120, 1500
-SERVER = "cog_triton.serving.server"
+SERVER = "cog_triton.front.server"
 # A client of many streams, each of which tells when it has read half of its text, and reads on.
 CLIENT = """
 import json, os, sys, threading

@@ -1,6 +1,6 @@
 """Tenants by API and way to ask: whoever has a key has its rights, limits and bill on each of them.
 
-What generates is asked of the mock, embeddings of the double of vLLM; both behind the real door,
+What generates is asked of the mock, embeddings of the double of vLLM; both behind the real front,
 Cog and Triton.
 """
 
@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -20,7 +20,7 @@ from test_embeddings import MODEL as EMBEDDER
 from test_embeddings import EmbeddingStack
 
 from cog_triton.cli.usage import summed
-from cog_triton.door.keyring import sha256_of
+from cog_triton.front.keyring import sha256_of
 
 pytestmark = pytest.mark.integration
 
@@ -60,8 +60,8 @@ _PREDICTED: dict[str, Any] = {
 }
 
 
-def _openai(path: str, field: str, limit: str, **more: Any) -> Way:
-    own = {"model": MODEL, limit: MADE, **more}
+def _openai(path: str, field: str, **more: Any) -> Way:
+    own = {"model": MODEL, **more}
     return Way(path, {**own, field: "Hi"}, {**own, field: LONG_TEXT})
 
 
@@ -72,25 +72,15 @@ def _chat(path: str, limit: str, **more: Any) -> Way:
 WAYS = {
     "chat": _chat("/v1/chat/completions", "max_tokens"),
     "chat-stream": _chat("/v1/chat/completions", "max_completion_tokens", stream=True),
-    "completions": _openai("/v1/completions", "prompt", "max_tokens"),
-    "completions-stream": _openai("/v1/completions", "prompt", "max_tokens", stream=True),
-    "responses": _openai("/v1/responses", "input", "max_output_tokens"),
-    "responses-stream": _openai("/v1/responses", "input", "max_output_tokens", stream=True),
+    "completions": _openai("/v1/completions", "prompt", max_tokens=MADE),
+    "completions-stream": _openai("/v1/completions", "prompt", max_tokens=MADE, stream=True),
+    "responses": _openai("/v1/responses", "input", max_output_tokens=MADE),
+    "responses-stream": _openai("/v1/responses", "input", max_output_tokens=MADE, stream=True),
     "messages": _chat("/v1/messages", "max_tokens"),
     "messages-stream": _chat("/v1/messages", "max_tokens", stream=True),
     "count": Way("/v1/messages/count_tokens", CHAT, _LONG_CHAT, unbilled=True),
-    "tokenize": Way(
-        "/tokenize",
-        {"model": MODEL, "prompt": "Hi"},
-        {"model": MODEL, "prompt": LONG_TEXT},
-        unbilled=True,
-    ),
-    "embeddings": Way(
-        "/v1/embeddings",
-        {"model": EMBEDDER, "input": "abc"},
-        {"model": EMBEDDER, "input": LONG_TEXT},
-        made=0,
-    ),
+    "tokenize": replace(_openai("/tokenize", "prompt"), unbilled=True),
+    "embeddings": replace(_openai("/v1/embeddings", "input", model=EMBEDDER), made=0),
     "predictions": Way("/predictions", **_PREDICTED),
     "predictions-stream": Way("/predictions", headers=_EVENTS, **_PREDICTED),
     "predictions-put": Way("/predictions/{}", method="PUT", **_PREDICTED),

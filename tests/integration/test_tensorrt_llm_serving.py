@@ -143,7 +143,7 @@ def served(
     settings = load_settings(
         triton_http_port=http,
         triton_metrics_port=metrics,
-        cog_triton_tenants_at_door=True,  # no relay, which would need this event loop
+        cog_triton_keys=Path("/"),  # no relay, which would need this event loop
     )
     server = TritonServer(settings, target, directory)
     running = Served(settings, server, family, seen)

@@ -39,21 +39,6 @@ with hog.open("wb", buffering=0) as file:
 )
 
 
-def test_a_door_that_hangs_is_replaced(release: Release, report: Report) -> None:
-    first = release.ready()[0]
-    with (
-        Clients(release.address) as clients,
-        report.operation("front door stopped (SIGSTOP)", clients) as row,
-    ):
-        clients.wait()
-        release.execute(first, _STOP % b"cog_triton.door")
-        wait_until(lambda: release.restarts(first) > 0, 120)
-        wait_until(release.all_ready, 600)
-        clients.wait()
-        row.seen = "the liveness probe has its container replaced"
-    assert len(clients.lost) <= 4, clients.lost  # those that ran there
-
-
 def test_a_server_that_hangs_is_replaced(release: Release, report: Report) -> None:
     first = release.ready()[0]
     before = release.restarts(first)
@@ -62,14 +47,12 @@ def test_a_server_that_hangs_is_replaced(release: Release, report: Report) -> No
         report.operation("server stopped (SIGSTOP)", clients) as row,
     ):
         clients.wait()
-        release.execute(first, _STOP % b"cog_triton.serving.server")
-        wait_until(lambda: not release.all_ready(), 120)
+        release.execute(first, _STOP % b"cog_triton.front.server")
+        wait_until(lambda: release.restarts(first) > before, 120)
         wait_until(release.all_ready, 600)
         clients.wait()
-        row.seen = f"ready again; containers made anew: {release.restarts(first) - before}"
-    assert release.restarts(first) - before <= 1
-    # What ran there, and what came until the readiness probe had failed.
-    assert all("E2105" in one or "ConnectError" in one for one in clients.lost), clients.lost
+        row.seen = "its parent ends, and has its container replaced"
+    assert len(clients.lost) <= 4, clients.lost  # those that ran there
 
 
 def test_an_engine_for_want_of_memory(release: Release, report: Report) -> None:

@@ -67,7 +67,7 @@ def test_environment_of_an_image(name: str, images: dict[str, Image]) -> None:
     env = images[name].env
     assert env["PATH"].split(":")[0] == "/opt/cog-triton/bin"
     assert env["COG_HOST"] == "0.0.0.0"
-    assert "TRITON_HOST" not in env  # without the front door, Triton is on loopback
+    assert "TRITON_HOST" not in env  # the front has Triton on loopback
     assert "OPENAI_PORT" not in env
     assert env["COG_MAX_CONCURRENCY"] == ("1" if name == "cog-triton-builder" else "500")
     assert "PYTHONPATH" not in env

@@ -66,7 +66,9 @@ def _listens(port: int) -> bool:
         return found.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.fixture(scope="module", params=SERVERS or ["none"], ids=lambda path: path.split("/")[-3])
+@pytest.fixture(
+    scope="module", params=SERVERS or ["none"], ids=lambda path: path.split("/")[-3:][0]
+)
 def program(request: pytest.FixtureRequest) -> str:
     if request.param == "none":
         pytest.skip("no redis-server or valkey-server here: run scripts/setup-tools")
@@ -357,7 +359,7 @@ def test_replicas_of_the_server_answer_for_each_other(url: str, tmp_path: Path) 
         cancelled = first.responses.create(**given, max_output_tokens=2000)
         assert second.responses.cancel(cancelled.id).status == "cancelled"
         wait_until(lambda: len(_text(second, long.id)) > 20)
-        os.kill(pid_of(one, "cog_triton.serving.server"), signal.SIGKILL)
+        os.kill(pid_of(one, "cog_triton.front.server"), signal.SIGKILL)
         wait_until(lambda: second.responses.retrieve(long.id).status == "failed")
         found = second.responses.retrieve(long.id)
         assert found.error is not None

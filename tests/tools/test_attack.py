@@ -75,7 +75,7 @@ def test_answers_need_a_code_and_their_status(
 def test_every_process_is_stopped_and_killed() -> None:
     commands = (
         ("python", "cog-triton", "serve"),
-        (*REAPER, "python", "-m", "cog_triton.door", "--watched"),
+        (*REAPER, "python", "-m", "cog_triton.front.server"),
         (*REAPER, "/x/tritonserver", "--y"),
         ("/x/tritonserver", "--y"),
         ("python3", "-m", "cog_triton.backend.engine_process", "x"),
@@ -92,7 +92,7 @@ def test_every_process_is_stopped_and_killed() -> None:
         "reaper of tritonserver": "tritonserver",
     }
     assert {role for role, *_ in plan(found, "reaper")} == {
-        *("reaper of door", "reaper of engine", "reaper of tritonserver")
+        *("reaper of server", "reaper of engine", "reaper of tritonserver")
     }
 
 
@@ -103,7 +103,7 @@ def test_every_process_is_stopped_and_killed() -> None:
         ("engine", {"right": 8}, "served again", 240.0, True),
         ("engine", {"right": 7, "wrong: hangs": 1}, "served again", 2.0, True),
         ("engine", {"E2105": 1}, "wrong: the server ended", 2.0, True),
-        ("door", {"wrong: cut off: x": 8}, "ended, as it may", 5.0, False),
+        ("server", {"wrong: cut off: x": 8}, "ended, as it may", 5.0, False),
         ("worker", {"wrong: cut off: x": 8}, "ended, as it may", 5.0, True),
         ("worker", {"wrong: cut off: cannot connect": 8}, "ended, as it may", 5.0, False),
         ("engine", {"wrong: cut off: cannot connect": 8}, "served again", 5.0, True),

@@ -104,7 +104,7 @@ def told(sides: dict[str, list[LoadCost]], load: Load = (64, 100)) -> Report:
     return report
 
 
-OUR_CPU = {"door": 0.01, "cog": 0.01, "worker": 0.04, "tritonserver": 0.02, "stub a": 0.02}
+OUR_CPU = {"server": 0.01, "cog": 0.01, "worker": 0.04, "tritonserver": 0.02, "stub a": 0.02}
 THEIR_CPU = {"dynamo.frontend": 0.02, "dynamo.mocker": 0.02, "others": 0.01}
 
 

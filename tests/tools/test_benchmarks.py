@@ -56,7 +56,7 @@ SHARED = {
     "against_original": {"mock_server": "ours", "original_server": "original"},
     "through_path": {"mock_server": "ours", "server": "demo"},
     "fixed_rate": {"mock_server": "ours"},
-    "door_cost": {"mock_server": "ours"},
+    "front_cost": {"mock_server": "ours"},
     "hot_path": {"mock_server": "ours"},
     "memory": {"mock_server": "ours"},
     "growth": {"mock_server": "ours"},

@@ -40,12 +40,12 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository; no name is without `-`, for tests."""
     monkeypatch.setattr(budget, "ROOT", tmp_path)
     for name, text in {
-        "cog_triton/door/a-.py": SOURCE,
+        "cog_triton/front/a-.py": SOURCE,
         "tests/test_a.py": "x = 1\n",
         "tests/data.json": "{}\n",
         "docs/a.md": "text\n",
         "pyproject.toml": "[tool.ruff]\nline-length = 100\n",
-        "budget.txt": "cog_triton 0 0 0 0\ncog_triton/door 6 21 400 0\ntests 1 1 9 1\n"
+        "budget.txt": "cog_triton 0 0 0 0\ncog_triton/front 6 21 400 0\ntests 1 1 9 1\n"
         "docs - - - -\n. - - - -\nnoqa 0\n",
     }.items():
         write(tmp_path / name, text)
@@ -86,7 +86,7 @@ def test_what_the_table_allows_passes(checkout: Path, monkeypatch: Any, capsys: 
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("cog_triton/door/b-.py", "x = 1\n", "cog_triton/door: 7 code lines, and at most 6"),
+        ("cog_triton/front/b-.py", "x = 1\n", "cog_triton/front: 7 code lines, and at most 6"),
         ("cog_triton/new/b-.py", "x = 1\n", "cog_triton: 1 code lines, and at most 0"),
         ("new/b.txt", "x\n", "cog_triton: 1 other lines, and at most 0"),
         ("tests/b.json", "x\n", "tests: 2 other lines, and at most 1"),
@@ -119,7 +119,7 @@ def test_an_allowance_is_for_package_and_tests(
     write(checkout / "tests/b-.py", "y = 2\n")
     git(checkout, "add", "-A")
     assert run(monkeypatch, capsys)[0] == 0
-    write(checkout / "cog_triton/door/b-.py", "x = 1\n")
+    write(checkout / "cog_triton/front/b-.py", "x = 1\n")
     git(checkout, "add", "-A")
     assert "tests: 2 code lines" in run(monkeypatch, capsys)[1]
 
@@ -150,12 +150,12 @@ def test_a_table_that_is_raised_is_seen_in_its_history(
 
 def test_numbers_that_fell_are_written(checkout: Path, monkeypatch: Any, capsys: Any) -> None:
     write(checkout / "tests/data.json", "")
-    write(checkout / "cog_triton/door/b-.py", "x = 1\n")
+    write(checkout / "cog_triton/front/b-.py", "x = 1\n")
     git(checkout, "add", "-A")
     assert run(monkeypatch, capsys, "--lower")[0] == 0
     rows = budget.Table.parse((checkout / "budget.txt").read_text()).rows
     assert rows["tests"] == [1, 1, 6, 0]
-    assert rows["cog_triton/door"][:2] == [6, 21], "what rose stays"
+    assert rows["cog_triton/front"][:2] == [6, 21], "what rose stays"
 
 
 def test_a_line_that_is_no_row_is_refused() -> None:

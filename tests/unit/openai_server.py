@@ -127,19 +127,16 @@ def api(
             f"http://127.0.0.1:{listening.getsockname()[1]}", triton, metrics, admission
         )
         served.ended = metrics.generations
-        key = settings.openai_api_key
         models = ServedModels("small", adapters)
         app = create_app(
             OpenAIRoutes(
                 ServedAPI(settings, generator, models, abilities, defaults, borrowed, store)
             ).routes(),
             require_ready=served.require_ready,
-            api_key=key.get_secret_value() if key else None,
-            has_tenants=settings.cog_triton_tenants_at_door,
             on_refused=metrics.refused,
         )
         try:
-            with serving(app, listening), served.clients:
+            with serving(app, listening, settings), served.clients:
                 yield served
         finally:
             transport.close()

@@ -253,7 +253,8 @@ def test_triton_host_of_the_environment_is_used(
     port, http = free_ports(2)
     said = refusal(
         "serve",
-        *("--port", str(port), "--triton-http-port", str(http), "--triton-grpc-port", str(taken)),
+        *("--port", str(port), "--openai-port", "0"),
+        *("--triton-http-port", str(http), "--triton-grpc-port", str(taken)),
     )
     assert "203.0.113.7" in said
 

@@ -30,7 +30,6 @@ from cog_triton.serving import cog_messages
 from cog_triton.serving.cog_messages import CANCELLED, END, ERROR, LOG, METRICS, OUTPUT, Predict
 from cog_triton.serving.coglet import cog_server, predictor, streaming
 from cog_triton.serving.coglet.predictor import MockPredictor, Predictor
-from cog_triton.serving.tenants import HEADER
 from cog_triton.system import local_socket, reaper
 
 PREDICTION: ContextVar[str] = ContextVar("_coglet_prediction_id", default="")
@@ -59,8 +58,7 @@ class Coglet:
         self.listen()
 
     def of(self, kind: type[Predictor]) -> Any:
-        scope = SimpleNamespace(context={HEADER: "a tenant"})
-        scope.record_metric = self.metrics.__setitem__
+        scope = SimpleNamespace(record_metric=self.metrics.__setitem__)
         worker: Any = type(kind.__name__, (kind,), {"scope": scope})()
         worker._address = self.address
         return worker
@@ -109,7 +107,7 @@ def test_a_stream_is_of_what_the_server_sends(
     _, stream = coglet.begin("mine", prompt="Hi", top_k=2)
     first = coglet.thread(next, stream)
     order, own = coglet.order()
-    assert order == Predict("mine", b'{"prompt": "Hi", "top_k": 2}', "a tenant")
+    assert order == Predict("mine", b'{"prompt": "Hi", "top_k": 2}')
     send(own, LOG + b"begins", OUTPUT + "grö".encode(), OUTPUT + b"\xed\xa0\x80")
     assert first.result(PATIENCE_S) == "grö\ud800"
     assert capsys.readouterr().out == "begins\n"

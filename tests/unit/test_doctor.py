@@ -244,18 +244,24 @@ def test_a_taken_port_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"set {name}=" in said
 
 
-@pytest.mark.parametrize(("name", "ours"), [("cog_triton.door", True), ("another", False)])
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [("cog_triton.front.server", True), ("--triton-only", True), ("another", False)],
+)
 def test_ports_of_our_own_server_are_no_failure(
     name: str, ours: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As gRPC's: of a process below the front door.
+    # As gRPC's, of several ranks: of a process below the server.
     child = (
         "import socket, sys; s = socket.create_server(('127.0.0.1', 0));"
         "print(s.getsockname()[1], flush=True); sys.stdin.read()"
     )
-    door = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     with subprocess.Popen(
-        [sys.executable, "-c", door, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", parent, name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as server:
         assert server.stdout
         port = int(server.stdout.readline())

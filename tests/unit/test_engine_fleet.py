@@ -26,11 +26,11 @@ from vllm_hosts import HANDLES, Inbox, tokens
 from cog_triton.engines import engine_spec
 from cog_triton.engines.engine_spec import EngineSpec
 from cog_triton.errors import TritonUnavailable
+from cog_triton.front.triton_only_server import _require_engines
 from cog_triton.processes import engine_fleet, watchdog
 from cog_triton.processes.engine_fleet import EngineDeath
 from cog_triton.processes.watchdog import HangDetector
 from cog_triton.serving.supervisor import Supervisor
-from cog_triton.serving.triton_only_server import _require_engines
 from cog_triton.system import local_socket
 
 FOREVER = 10**9

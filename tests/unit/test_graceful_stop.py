@@ -1,58 +1,56 @@
-"""Graceful stop of the front door: what is refused, closed, waited for, and ended at once."""
+"""Graceful stop of the server: what is refused, closed, waited for, and ended at once."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from small_door import answering, gates, read_request, route_to, run, served, until, until_end
-
-from cog_triton.door import client_connection
-from cog_triton.door.client_connection import Connections
-from cog_triton.door.front_door import FrontDoor, GracefulStop
-from cog_triton.door.message import Forward, Refused, Request
-from cog_triton.door.upstream import Chain, Route, Upstream
-from cog_triton.settings import load_settings
-
-
-@pytest.mark.parametrize(
-    ("gate", "method", "path", "taken"),
-    [
-        ("cog", "POST", "/predictions", False),
-        ("cog", "PUT", "/predictions/abc", False),
-        ("cog", "POST", "/predictions/abc/cancel", True),
-        ("cog", "GET", "/health-check", True),
-        ("cog", "HEAD", "/", True),
-        ("openai", "POST", "/v1/chat/completions", False),
-        ("openai", "POST", "/v1/embeddings", False),
-        ("openai", "GET", "/health", False),
-        ("openai", "GET", "/metrics", True),
-        ("openai", "GET", "/v1/models", True),
-        ("openai", "GET", "/v1/responses/resp-1", True),
-        ("openai", "DELETE", "/v1/responses/resp-1", True),
-        ("openai", "POST", "/v1/responses/resp-1/cancel", True),
-        ("openai", "POST", "/v1/responses", False),
-        ("metrics", "GET", "/health", False),
-        ("metrics", "GET", "/metrics", True),
-        ("triton", "POST", "/v2/models/m/generate_stream", False),
-        ("triton", "POST", "/v2/models/m/infer", False),
-        ("triton", "GET", "/v2/health/ready", False),
-        ("triton", "GET", "/v2/models/m/ready", False),
-        ("triton", "GET", "/v2/models/m/versions/1/ready", False),
-        ("triton", "GET", "/v2/health/live", True),
-        ("triton", "GET", "/v2/models/stats", True),
-    ],
+from small_front import (
+    Handler,
+    gates,
+    on_loop,
+    read_request,
+    route_to,
+    run,
+    served,
+    until,
+    until_end,
 )
-def test_a_stopping_server_takes_nothing_that_begins(
-    gate: str, method: str, path: str, taken: bool
-) -> None:
+from starlette.types import Receive, Scope, Send
+
+from cog_triton.errors import CogTritonError
+from cog_triton.front import http_protocol
+from cog_triton.front.message import Answer, Forward, Refused, Request
+from cog_triton.front.server import Server
+from cog_triton.processes.public_sockets import BACKLOG
+from cog_triton.settings import load_settings
+from cog_triton.system.ports import bind
+
+TAKEN = [
+    *("cog POST /predictions/abc/cancel", "cog HEAD /", "openai GET /metrics"),
+    *("openai GET /v1/models", "openai DELETE /v1/responses/resp-1", "triton GET /v2/models/stats"),
+    "openai POST /v1/responses/resp-1/cancel",
+]
+REFUSED = [
+    *("cog PUT /predictions/abc", "openai POST /v1/embeddings", "openai POST /v1/responses"),
+    *("metrics GET /health", "triton POST /v2/models/m/infer"),
+    "triton GET /v2/models/m/versions/1/ready",
+]
+
+
+@pytest.mark.parametrize("line", TAKEN + REFUSED)
+def test_a_stopping_server_takes_nothing_that_begins(line: str) -> None:
+    gate, method, path = line.split()
     route = route_to(name="PORT" if gate == "cog" else "OPENAI_PORT", status="READY")
-    route = Route(route.upstream, next(iter(route.upstream.ports)))
     route.upstream.stopping = True
     request = Request(method, path.encode(), [(b"host", b"localhost")], b"")
     deciding = gates(route)[gate].decide(request)
-    if taken:
+    if line in TAKEN:
         run(deciding)
     else:
         with pytest.raises(Refused, match="E2105 TritonUnavailable: the server is stopping") as why:
@@ -60,91 +58,62 @@ def test_a_stopping_server_takes_nothing_that_begins(
         assert why.value.status == 503
 
 
-def test_health_check_says_that_the_server_stops() -> None:
-    route = route_to(status="READY")
-    route.upstream.stopping = True
-    answer: Any = run(gates(route)["cog"].decide(Request("GET", b"/health-check", [], b"")))
-    assert b'"UNHEALTHY"' in answer.body
-    assert b"E2105" in answer.body
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
-def test_shutdown_is_a_stop_as_a_signal_is() -> None:
-    route = route_to(status="READY")
-    asked: list[bool] = []
-    route.upstream.ask_to_stop = lambda: asked.append(True)
-    request = Request("POST", b"/shutdown", [(b"host", b"localhost")], b"", peer="127.0.0.1")
-    answer: Any = run(gates(route)["cog"].decide(request))
-    assert (answer.status, asked) == (200, [True])
+def waiting() -> tuple[asyncio.Event, Handler]:
+    """A server that answers once the event has come."""
+    go = asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        await go.wait()
+        writer.write(OK)
+        writer.close()
+
+    return go, slow
 
 
-def test_idle_connections_are_closed_and_busy_ones_answered_first(
+@on_loop
+async def test_idle_connections_are_closed_and_busy_ones_answered_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A kept one is closed with its answer, not when another request was awaited, to refuse it."""
-    monkeypatch.setattr(client_connection, "_LINGER_S", 3600.0)
-    go = asyncio.Event()
-
-    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_request(reader)
-        await go.wait()
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
-        writer.close()
-
-    async def scenario() -> None:
-        async with served(slow) as door:
-            idle, _ = await door.connect()
-            busy, writer = await door.connect()
-            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-            await until(lambda: door.connections.answering)
-            door.connections.refuse_reuse()
-            assert await until_end(idle) == b""
-            late, its_writer = await door.connect()
-            its_writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-            go.set()
-            assert (await asyncio.wait_for(until_end(busy), 30)).endswith(b"ok")
-            assert b"connection: close" in await until_end(late)
-            assert not door.connections.answering
-
-    run(scenario())
+    monkeypatch.setattr(http_protocol, "_LINGER_S", 3600.0)
+    go, slow = waiting()
+    async with served(slow) as front:
+        idle, _ = await front.connect()
+        busy, writer = await front.connect()
+        writer.write(GET)
+        await until(lambda: front.connections.answering)
+        front.connections.refuse_reuse()
+        assert await until_end(idle) == b""
+        late, its_writer = await front.connect()
+        its_writer.write(GET)
+        go.set()
+        assert (await until_end(busy)).endswith(b"ok")
+        assert b"connection: close" in await until_end(late)
+        assert not front.connections.answering
 
 
-def test_a_request_that_was_sent_before_its_client_could_know_of_the_stop_is_answered() -> None:
-    go = asyncio.Event()
-
-    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_request(reader)
-        await go.wait()
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
-        writer.close()
-
-    async def scenario() -> None:
-        async with served(slow) as door:
-            kept, writer = await door.connect()
-            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
-            await until(lambda: door.connections.answering)
-            door.connections.refuse_reuse()
-            go.set()
-            answers = await asyncio.wait_for(until_end(kept), 30)
-            assert answers.count(b"200 OK") == 2
-            assert answers.count(b"connection: close") == 1
-
-    run(scenario())
-
-
-def test_a_request_under_way_to_an_idle_connection_is_answered() -> None:
-    async def scenario() -> None:
-        async with served(answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")) as door:
-            kept, writer = await door.connect()
-            await until(lambda: len(door.connections) == 1)
-            door.connections.refuse_reuse()
-            assert door.connections.may_ask
-            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-            answer = await asyncio.wait_for(until_end(kept), 30)
-            assert b"200 OK" in answer
-            assert b"connection: close" in answer
-            await until(lambda: not door.connections.may_ask)
-
-    run(scenario())
+@on_loop
+async def test_a_request_that_was_sent_before_its_client_could_know_of_the_stop_is_answered() -> (
+    None
+):
+    go, slow = waiting()
+    async with served(slow) as front:
+        idle, its_writer = await front.connect()
+        kept, writer = await front.connect()
+        writer.write(GET * 3)
+        await until(lambda: front.connections.answering and len(front.connections) == 2)
+        front.connections.refuse_reuse()
+        assert front.connections.may_ask
+        its_writer.write(GET)
+        go.set()
+        for reader, count in ((kept, 2), (idle, 1)):
+            answers = await until_end(reader)
+            assert (answers.count(b"200 OK"), answers.count(b"connection: close")) == (count, 1)
+        await until(lambda: not front.connections.may_ask)
 
 
 def test_what_its_client_sent_unaware_of_the_stop_is_not_refused() -> None:
@@ -156,109 +125,84 @@ def test_what_its_client_sent_unaware_of_the_stop_is_not_refused() -> None:
     assert isinstance(run(gates(route)["cog"].decide(unaware)), Forward)
 
 
-class Ended:
-    """A reaper whose command ends when it is killed, or told to and `obeys`."""
+class Work:
+    """An application that answers once it may, and its runtime, which ends requests."""
 
-    def __init__(self, *, obeys: bool) -> None:
-        self.calls: list[str] = []
-        self._obeys = obeys
+    def __init__(self) -> None:
+        self.asked, self.free = asyncio.Event(), asyncio.Event()
+        self.answer = Answer(200, b"done")
+        self.drains: list[float] = []
+        self.admission = self
 
-    def poll(self) -> int | None:
-        ends = "kill" in self.calls or (self._obeys and "terminate" in self.calls)
-        return 0 if ends else None
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked.set()
+        await self.free.wait()
+        await self.answer(scope, receive, send)
 
-    def terminate(self) -> None:
-        self.calls.append("terminate")
+    def close(self, error: CogTritonError | None = None) -> None:
+        self.answer = Answer(503, str(error).encode())
+        self.free.set()
 
-    def kill(self) -> None:
-        self.calls.append("kill")
-
-
-class NoPorts:
-    def close(self) -> None:
-        """Nothing to give back."""
-
-
-def upstream_of(reaper: Any) -> Upstream:
-    ports: Any = NoPorts()
-    return Upstream({}, Chain(reaper, ports, None))
+    def drain(self, seconds: float) -> None:
+        self.drains.append(seconds)
 
 
-def test_what_runs_is_waited_for_and_a_second_signal_ends_it() -> None:
-    async def scenario() -> list[str]:
-        reaper = Ended(obeys=True)
-        upstream = upstream_of(reaper)
-        connections = Connections(10, 10)
+@asynccontextmanager
+async def working(
+    work: Work, **changed: Any
+) -> AsyncIterator[tuple[Server, asyncio.Future[int], asyncio.Future[bytes]]]:
+    """A server, what its `run` returns, and what a client gets of it that has asked for `work`."""
+    listening = bind("OPENAI_PORT", "127.0.0.1", 0, BACKLOG)
+    settings = load_settings(openai_port=1, cog_host="127.0.0.1", **changed)
+    sockets = {"OPENAI_PORT": listening}
+    server: Any = Server(settings, sockets, None, builds=True)
+    server._runtime, server._apps["OPENAI_PORT"].current = work, work
+    reader, writer = await asyncio.open_connection(*listening.getsockname())
+    writer.write(b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+    got = asyncio.ensure_future(until_end(reader))
+    await work.asked.wait()
+    try:
+        yield server, asyncio.ensure_future(server.run()), got
+    finally:
+        writer.close()
 
-        class Busy:
-            is_idle, is_answered, has_unread = False, True, False
 
-            def close(self) -> None:
-                raise AssertionError("it is not idle")
-
-            def abort(self) -> None:
-                """Not called."""
-
-        connections.add(Busy())
-        stop = GracefulStop(upstream, connections, 600)
-        running = asyncio.ensure_future(stop.run())
-        stop.on_signal()
-        await until(lambda: upstream.stopping)
+@on_loop
+async def test_what_runs_is_waited_for_and_read() -> None:
+    work = Work()
+    work.answer = Answer(200, bytes(8 << 20) + b"done")  # more than the kernel takes at once
+    async with working(work, drain_timeout=600) as (server, ended, got):
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: server._upstream.stopping)
         await asyncio.sleep(0.1)
-        assert reaper.calls == []
-        more = stop.patience(600)
-        assert more()
-        stop.on_signal()
-        assert not more()
-        stop.on_signal()
-        await running
-        return reaper.calls
-
-    assert "terminate" not in run(scenario()), "it ends long before the 600 s of a drain"
+        assert not ended.done()
+        work.free.set()
+        assert (await got).endswith(b"done")
+        assert await ended == 0
+    assert 0 < work.drains[0] <= 600  # for asynchronous predictions
 
 
-def test_a_signal_after_a_shutdown_is_the_first() -> None:
-    async def scenario() -> list[str]:
-        reaper = Ended(obeys=True)
-        upstream = upstream_of(reaper)
-        stop = GracefulStop(upstream, Connections(10, 10), 600)
-        running = asyncio.ensure_future(stop.run())
-        upstream.ask_to_stop()
-        stop.on_signal()
-        await running
-        return reaper.calls
+class Deaf(Work):
+    """One whose requests do not end because they are to."""
 
-    assert run(scenario())[0] == "terminate"
+    def close(self, error: CogTritonError | None = None) -> None:
+        """Not obeyed."""
 
 
-def test_a_drain_ends_in_time() -> None:
-    async def scenario() -> list[str]:
-        reaper = Ended(obeys=True)
-        upstream = upstream_of(reaper)
-        with upstream.connections.request():
-            await upstream.drain(0.1)
-        return reaper.calls
-
-    assert run(scenario()).count("terminate") == 1
-
-
-def test_clients_are_told_how_a_chain_that_has_died_left_them() -> None:
-    class Ending:
-        is_idle, is_answered, has_unread = False, True, False
-
-        def close(self) -> None:
-            """Not called."""
-
-        abort = close
-
-    async def scenario() -> bool:
-        door, connection = FrontDoor(load_settings(), 100), Ending()
-        door._connections.add(connection)
-        flushing = asyncio.ensure_future(door._flush(lambda: False))
+@pytest.mark.parametrize("work", [Work, Deaf])
+@on_loop
+async def test_a_second_signal_ends_it_and_one_after_a_shutdown_is_the_first(
+    work: type[Work],
+) -> None:
+    async with working(work(), drain_timeout=3600) as (server, ended, got):
+        server._upstream.ask_to_stop()
+        await until(lambda: server._upstream.stopping)
+        server._on_signal()
         await asyncio.sleep(0.1)
-        waited = not flushing.done()
-        connection.is_answered = False
-        await flushing
-        return waited
-
-    assert run(scenario())
+        assert not ended.done()
+        assert not got.done()
+        server._on_signal()
+        assert await ended == 0
+        told = b"E2105 TritonUnavailable: the server stops at once" in await got
+        assert told is (work is Work)

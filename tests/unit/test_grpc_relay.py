@@ -207,7 +207,7 @@ async def no_probe() -> None:
 
 
 def triton(directory: Path, port: int, **settings: object) -> TritonServer:
-    settings = {"cog_triton_tenants_at_door": False, **settings}
+    settings = {"cog_triton_keys": None, **settings}
     return FakeTritonServer(directory, triton_grpc_port=port, **settings).server
 
 
@@ -228,12 +228,9 @@ def test_the_port_is_tritons_from_its_first_start_to_its_stop(tmp_path: Path) ->
     run(main())
 
 
-@pytest.mark.parametrize(
-    "settings", [{"cog_triton_keys": "/keys"}, {"cog_triton_tenants_at_door": True}]
-)
-def test_nothing_listens_while_tenants_have_keys(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_nothing_listens_while_tenants_have_keys(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    server = triton(tmp_path, port, **settings)
+    server = triton(tmp_path, port, cog_triton_keys="/keys")
 
     async def main() -> None:
         await server.start(ready, no_probe)

@@ -26,8 +26,8 @@ FLOORS = (
     ("processes",),
     ("inspection", "backend", "triton", "packages"),
     ("serving", "builder", "bench"),
-    ("door", "models", "doctor"),
-    ("cli",),
+    ("front", "models", "doctor"),
+    ("cli", "door"),
     ("__main__",),
 )
 """Rooms from the ground up; rooms of one floor do not import each other."""
@@ -71,7 +71,7 @@ PROCESSES = {
     "stub": (STUBS, (*SETTINGS, *CLIENTS)),
     "engine process": (ENGINES, (*SETTINGS, *CLIENTS)),
     "engine fleet": (("processes.engine_fleet",), (*CONFIGURED, *CLIENTS, "numpy", "tokenizers")),
-    "front door": (("door.__main__",), (*CLIENTS, "numpy", "tokenizers")),
+    "program of images": (("door.__main__",), (*CLIENTS, "numpy", "tokenizers")),
     "Cog worker": (
         ("serving.coglet.predictor",),
         ("cog_triton.settings", "starlette", "httpx", "grpc", "numpy", "tokenizers"),

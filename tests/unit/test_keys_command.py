@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from cog_triton.cli.app import app
 from cog_triton.cli.usage import COLUMNS, summed
-from cog_triton.door.keyring import Keyring, read_keys
+from cog_triton.front.keyring import Keyring, read_keys
 
 
 def ran(*arguments: str, text: str = "") -> Result:

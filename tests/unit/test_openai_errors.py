@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import struct
 from typing import Any
 
 import httpx
@@ -95,9 +96,12 @@ def test_disconnect_stops_the_engine(streamed: bool, first: list[Any]) -> None:
     with api([*first, HANG]) as served:
         address = served.url.removeprefix("http://").split(":")
         with socket.create_connection((address[0], int(address[1]))) as connection:
+            # A close so soon could be that of one half of the connection.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.sendall(
-                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
-                b"\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+                % (len(body), body)
             )
             request = served.triton.request(0)
         assert request.left.wait(PATIENCE_S)
@@ -186,9 +190,9 @@ def test_too_large_body_is_413_with_or_without_content_length() -> None:
 TOO_LARGE = [
     ("completions", {"prompt": "x" * 7_000_000}, "E1002", "length (900)"),
     ("completions", {"prompt": "日" * 2_000_000}, "E1002", "more than"),
-    ("completions", {"prompt": [1] * 1_000_000}, "E1002", "length (1000000)"),
+    ("completions", {"prompt": [1] * 200_000}, "E1002", "length (200000)"),
     ("completions", {"prompt": [[1] * 901]}, "E1002", "length (901)"),
-    ("completions", {"prompt": "x", "stop": [1] * 1_000_000}, "E1005", "stop=[1, 1"),
+    ("completions", {"prompt": "x", "stop": [1] * 200_000}, "E1005", "stop=[1, 1"),
     ("completions", {"prompt": "x", "stop": ["x"] * 65}, "E1005", "MAX_STOP_SEQUENCES"),
     ("completions", {"prompt": "x", "stop": ["x" * 1025]}, "E1005", "MAX_STOP_LENGTH"),
     ("chat/completions", {"messages": [USER] * 5}, "E1005", "MAX_MESSAGES"),
@@ -246,7 +250,7 @@ NOT_THERE = [
 
 
 def test_unknown_paths_and_methods_are_refused() -> None:
-    with api(THREE) as served:
+    with api(THREE, openai_page=False) as served:
         for method, path, status in NOT_THERE:
             answer = httpx.request(method, f"{served.url}{path}")
             assert (answer.status_code, answer.headers["x-error-code"]) == (status, "E1009"), path

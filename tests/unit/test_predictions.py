@@ -8,6 +8,7 @@ import json
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.mock.mock_request import MockOptions
 from cog_triton.ipc.framing import FrameSocket, frame
 from cog_triton.ipc.messages import encode
-from cog_triton.serving import cog_messages, cog_socket, predictions
+from cog_triton.serving import cog_socket, predictions
 from cog_triton.serving.cog_messages import CANCELLED, END, ERROR, LOG, METRICS, OUTPUT, Predict
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.predictions import Output, PieceMerger, Predictions
@@ -46,6 +47,7 @@ class Served:
         self.name = f"test-predictions-{secrets.token_hex(8)}"
         self.generations: list[tuple[Any, ...]] = []
         self.refusals: list[tuple[Any, ...]] = []
+        self.tenants: dict[str, Tenant] = {}
 
     def ended(self, *ended: Any) -> None:
         self.generations.append(ended)
@@ -54,13 +56,10 @@ class Served:
         self.refusals.append(refused)
 
     async def listen(self, listening: Event) -> None:
-        running = Predictions(self.runtime, self, CHECK)
+        self.running = Predictions(self.runtime, self, CHECK, self.tenants.get)
 
         async def obey(order: Any, exchange: cog_socket.Exchange) -> None:
-            if isinstance(order, cog_messages.Cancel):
-                running.cancel(order.id)
-            else:
-                await running.run(order, exchange.prediction, exchange.send)
+            await self.running.run(order, exchange.prediction, exchange.send)
 
         async with await cog_socket.listen(self.name, obey):
             self.loop, self.end = asyncio.get_running_loop(), asyncio.Event()
@@ -73,16 +72,23 @@ class Served:
         own.send(encode(order))
         return own
 
-    def begin(self, name: str = "one", *, tenant: Any = None, **inputs: Any) -> FrameSocket:
+    def begin(self, name: str = "one", **inputs: Any) -> FrameSocket:
         mock = inputs.pop("mock", False)
         text = json.dumps({"prompt": "Hi", **inputs}).encode()
-        return self.order(Predict(name, text, tenant, mock))
+        return self.order(Predict(name, text, mock))
 
     def predict(self, name: str = "one", **inputs: Any) -> Frames:
         return Frames(self.begin(name, **inputs))
 
     def cancel(self, name: str = "one") -> None:
-        assert Frames(self.order(cog_messages.Cancel(name))).kinds == [END]
+        cancelled: Future[None] = Future()
+
+        def cancel() -> None:
+            self.running.cancel(name)
+            cancelled.set_result(None)
+
+        self.loop.call_soon_threadsafe(cancel)
+        cancelled.result(PATIENCE_S)
 
 
 class Frames:
@@ -193,7 +199,7 @@ def test_an_unexpected_error_is_e2100_without_its_words() -> None:
     assert found.error == "E2100 TritonUnknownError: internal error: TypeError"
 
 
-def test_embeddings_are_no_prediction_but_the_front_doors_own_is_one() -> None:
+def test_embeddings_are_no_prediction_but_the_servers_own_is_one() -> None:
     abilities = Abilities(generation=False, embeddings=True)
     with serving(tokens("a"), abilities=abilities) as served:
         assert served.predict().error.startswith("E1005 ")
@@ -260,14 +266,15 @@ def test_one_that_is_still_to_come_is_cancelled_once_and_in_time(
         assert served.predict("ended").kinds[-1] == CANCELLED
 
 
-def test_a_prediction_is_of_the_tenant_that_the_front_door_says() -> None:
-    with serving(THREE, cog_triton_tenants_at_door=True) as served:
-        assert served.predict().error.startswith("E1007 ")
-        other = Tenant(name="a", models=("other",))
-        assert served.predict(tenant=other.encoded).error.startswith("E1009 ")
-        assert served.predict(tenant=Tenant(name="b").encoded).kinds[-1] == END
-        (ended,) = served.generations
-    assert ended[0].tenant == Tenant(name="b")
+def test_a_prediction_is_of_the_tenant_that_its_id_has() -> None:
+    tenants = {"a": Tenant(name="a", models=("other",)), "b": Tenant(name="b")}
+    with serving(THREE) as served:
+        served.tenants.update(tenants)
+        assert served.predict("a").error.startswith("E1009 ")
+        assert served.predict("b").kinds[-1] == END
+        assert served.predict("c").kinds[-1] == END
+        found = [ended[0].tenant for ended in served.generations]
+    assert found == [tenants["b"], None]
 
 
 def test_mock_inputs_size_the_pieces_and_have_expected_times() -> None:

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cog_triton.serving import server
-from cog_triton.serving.server import Server
+from cog_triton.errors import Unauthorized
+from cog_triton.front import server
+from cog_triton.front.server import Server
+from cog_triton.front.upstream import Running
+from cog_triton.serving.tenants import Tenant
+from cog_triton.settings import load_settings
+
+
+@asynccontextmanager
+async def behind_cog(**settings: Any) -> AsyncIterator[Any]:
+    made = Server(load_settings(), {}, None, builds=False)
+    made._settings = load_settings(**settings)
+    yield made
+    await made._front.close()
+    made._private.close()
 
 
 @pytest.mark.parametrize("for_cog", [True, False])
@@ -21,12 +38,13 @@ def test_a_start_that_fails_has_a_code_and_is_logged_where_no_cog_does(
         raise KeyError("nothing")
 
     async def main() -> dict[str, Any]:
-        failing = Server("none", None)
-        failing._setup_log.for_cog = for_cog
         start = asyncio.ensure_future(fail())
         await asyncio.wait({start})
-        failing._on_start(start)
-        return failing._health()
+        async with behind_cog() as failing:
+            failing._setup_log.for_cog = for_cog
+            failing._on_start(start)
+            health: dict[str, Any] = failing._health()
+        return health
 
     health = asyncio.run(main())
     error = "E2100 TritonUnknownError: internal error: KeyError"
@@ -45,10 +63,36 @@ def test_a_drain_follows_once_cog_listens_no_more(monkeypatch: pytest.MonkeyPatc
         return iter(answer)
 
     async def main() -> None:
-        serving: Any = Server("none", None)
-        serving._runtime = SimpleNamespace(drain=lambda: seen.append("drained"))
-        await serving._drain_with_cog(5000)
+        async with behind_cog() as serving:
+            serving._runtime = SimpleNamespace(drain=lambda: seen.append("drained"))
+            await serving._drain_with_cog(5000)
 
     monkeypatch.setattr(server, "listening_sockets", look)
     asyncio.run(main())
     assert [str(each) for each in seen][2:] == ["[5000]", "[]", "drained"]
+
+
+def test_each_prediction_has_the_tenant_of_its_id() -> None:
+    async def main() -> None:
+        tenant = Tenant(name="a")
+        async with behind_cog(cog_triton_keys="keys") as serving:
+            serving._upstream.predictions = {"one": Running(tenant), "two": Running(None)}
+            assert serving._tenant_of("one") is tenant
+            for name in ("two", "three"):
+                with pytest.raises(Unauthorized):
+                    serving._tenant_of(name)
+        async with behind_cog() as serving:
+            assert serving._tenant_of("three") is None
+
+    asyncio.run(main())
+
+
+def test_processes_that_it_starts_get_no_key() -> None:
+    names = ("COG_TRITON_API_KEY", "OPENAI_API_KEY", "COG_TRITON_KEYS", "TLS_KEY_FILE")
+    shown = "import os; from cog_triton.front import server"
+    shown += f"; print(server._settings().api_key, [os.environ.get(name) for name in {names}])"
+    given = {**os.environ, **dict.fromkeys(names, "secret"), "TLS_CERT_FILE": "public"}
+    done = subprocess.run(
+        [sys.executable, "-c", shown], env=given, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"secret {[None] * 4}\n"

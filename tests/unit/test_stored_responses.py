@@ -20,6 +20,7 @@ from openai_server import THREE, TOKENIZER, Served, api, tokens, wait
 from scripted_server import HANG, PATIENCE_S
 from scripted_triton import event
 
+from cog_triton.front.keyring import sha256_of
 from cog_triton.serving.openai.response_file import ResponseFile
 from cog_triton.serving.openai.response_store import ResponseStore
 
@@ -279,11 +280,15 @@ def test_a_conversation_is_no_longer_than_a_request(store: ResponseStore) -> Non
 
 
 def tenant(name: str) -> dict[str, str]:
-    return {"cog-triton-tenant": json.dumps({"name": name})}
+    return {"x-api-key": name}
 
 
-def test_a_response_is_its_tenants_alone(store: ResponseStore) -> None:
-    with api(THREE, store=store, cog_triton_tenants_at_door=True) as served:
+def test_a_response_is_its_tenants_alone(store: ResponseStore, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(
+        "\n".join(json.dumps({"name": n, "sha256": sha256_of(n.encode())}) for n in "ab")
+    )
+    with api(THREE, store=store, cog_triton_keys=keys) as served:
         asked = served.post("/v1/responses", BODY, headers=tenant("a")).json()
         url = f"{served.url}/v1/responses/{asked['id']}"
         for path, method in (("", "GET"), ("", "DELETE"), ("/cancel", "POST")):

@@ -54,7 +54,7 @@ def executable(path: Path, body: str) -> Path:
 
 def server(directory: Path, body: str, **settings: Any) -> TritonServer:
     binary = executable(directory / "triton" / "bin" / "tritonserver", body)
-    made = load_settings(tritonserver=binary, cog_triton_tenants_at_door=True, **settings)
+    made = load_settings(tritonserver=binary, cog_triton_keys="keys", **settings)
     return TritonServer(made, directory / "repo", directory)
 
 

@@ -1,4 +1,4 @@
-"""Webhook relay: order, pace, retries and addresses of what coglet posts to the front door."""
+"""Webhook relay: order, pace, retries and addresses of what coglet posts to the front."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from itertools import pairwise
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from small_door import run
+from small_front import run
 from webhook_receiver import CERTIFICATE, Receiver, by_http_and_https, needs_tls
 
-from cog_triton.door import webhook_delivery, webhook_relay
-from cog_triton.door.cog_gate import relayed
-from cog_triton.door.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.errors import TritonUnknownError
+from cog_triton.front import webhook_delivery, webhook_relay
+from cog_triton.front.prediction_body import prepared
+from cog_triton.front.webhook_relay import WebhookRelay, WebhookRules
 
 HOST = "hooks.example.com"
 OTHER = "else.example.com"
@@ -43,30 +43,28 @@ class Coglet:
         self.relay = relay
         self._client = client
 
-    async def address(self, url: str, **request: Any) -> str:
-        """Where to post for a prediction with this webhook."""
-        _, _, told = relayed(encoded({**request, "webhook": url}), self.relay.address())
+    async def address(self, url: str) -> str:
+        """Of the relay, for a prediction with this webhook."""
         await self.relay.expect(url)
-        return str(json.loads(told)["webhook"])
+        found = prepared(encoded({"webhook": url}), frozenset(), self.relay.address())
+        return str(json.loads(found.body)["webhook"])
 
     async def post(self, address: str, *events: dict[str, Any]) -> list[int]:
         headers = {"authorization": "Bearer word", "user-agent": "coglet/0"}
-        answers = [
-            await self._client.post(address, content=encoded(each), headers=headers)
-            for each in events
-        ]
-        return [answer.status_code for answer in answers]
+        sent = [{"content": encoded(each), "headers": headers} for each in events]
+        return [(await self._client.post(address, **each)).status_code for each in sent]
 
 
 def relay_to(
     scenario: Callable[[Coglet], Awaitable[None]],
-    hosts: tuple[str, ...] = (HOST, OTHER),
+    rules: tuple[Any, ...] = ((HOST, OTHER),),
     seconds: float = 60.0,
+    resolve: Callable[[str], list[str]] = lambda _: ["127.0.0.1"],
 ) -> bool:
-    """Run what posts to a relay for which every name is this machine; whether all was delivered."""
+    """Run a scenario before a relay; whether all was delivered."""
 
     async def main() -> bool:
-        relay = WebhookRelay(WebhookRules(hosts), lambda host: ["127.0.0.1"])
+        relay = WebhookRelay(WebhookRules(*rules), resolve)
         relay.start()
         try:
             async with httpx.AsyncClient(trust_env=False) as client:
@@ -81,16 +79,16 @@ def relay_to(
 
 
 def deliver(
-    receiver: Receiver, *events: dict[str, Any], path: str = "/a", name: str = HOST, **request: Any
+    receiver: Receiver, *events: dict[str, Any], path: str = "/a", name: str = HOST, **relay: Any
 ) -> bool:
     """Whether events of one prediction were delivered."""
 
     async def scenario(coglet: Coglet) -> None:
         url = f"{receiver.scheme}://{name}:{receiver.port}{path}"
-        address = await coglet.address(url, **request)
+        address = await coglet.address(url)
         assert set(await coglet.post(address, *events)) == {200}
 
-    return relay_to(scenario)
+    return relay_to(scenario, **relay)
 
 
 def tokens(receiver: Receiver) -> list[int]:
@@ -108,25 +106,6 @@ def test_what_is_overtaken_is_not_sent_and_the_end_is_last() -> None:
     assert (sent["authorization"], sent["user-agent"]) == ("Bearer word", "coglet/0")
 
 
-def test_output_comes_at_most_each_500_ms_and_the_newest_of_it() -> None:
-    async def scenario(coglet: Coglet) -> None:
-        address = await coglet.address(f"http://{HOST}:{receiver.port}/")
-        await coglet.post(address, event(0))
-        for count in range(1, 40):
-            await coglet.post(address, event(count))
-            await asyncio.sleep(0.04)
-        await coglet.post(address, event(40, "failed"))
-
-    with Receiver() as receiver:
-        assert relay_to(scenario)
-    assert tokens(receiver) == sorted(set(tokens(receiver)))
-    assert tokens(receiver)[0] == 0
-    assert receiver.events[-1]["status"] == "failed"
-    running = receiver.times[:-1]
-    assert len(running) >= 3
-    assert all(late - early >= 0.49 for early, late in pairwise(running))
-
-
 @by_http_and_https
 def test_the_end_is_retried(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if tls:
@@ -137,9 +116,7 @@ def test_the_end_is_retried(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert receiver.events == [DONE] * 4
 
 
-def test_other_events_are_not_retried_and_the_end_not_after_404(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_other_events_are_not_retried_and_the_end_not_after_404(caplog: Any) -> None:
     with Receiver(lambda _, count: ((500, 404)[count], {})) as receiver:
         assert deliver(receiver, event(0), DONE, path="/?key=SECRET")
     assert receiver.events == [event(0), DONE]
@@ -147,16 +124,21 @@ def test_other_events_are_not_retried_and_the_end_not_after_404(
     assert "SECRET" not in caplog.text
 
 
+@contextmanager
+def hanging() -> Iterator[tuple[Receiver, threading.Event]]:
+    """A receiver that answers once the event has come."""
+    free = threading.Event()
+    with Receiver(lambda *_: (200 * free.wait(60), {})) as receiver:
+        try:
+            yield receiver, free
+        finally:
+            free.set()
+
+
 def test_a_receiver_that_hangs_holds_up_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhook_delivery, "_TIMEOUT_S", 600.0)
-    free = threading.Event()
 
-    def hang(_path: str, count: int) -> tuple[int, dict[str, str]]:
-        if count == 0:
-            free.wait(60)
-        return 200, {}
-
-    with Receiver(hang) as hung, Receiver() as other:
+    with hanging() as (hung, free), Receiver() as other:
 
         async def scenario(coglet: Coglet) -> None:
             first = await coglet.address(f"http://{HOST}:{hung.port}/")
@@ -168,33 +150,17 @@ def test_a_receiver_that_hangs_holds_up_only_its_own(monkeypatch: pytest.MonkeyP
             assert coglet.relay.pending
             free.set()
 
-        try:
-            assert relay_to(scenario)
-        finally:
-            free.set()
+        assert relay_to(scenario)
         assert hung.events == [event(0), DONE]
-
-
-def test_the_end_is_asked_for_but_told_only_to_those_who_want_it() -> None:
-    with Receiver() as receiver:
-        filtered = {"webhook_events_filter": ["start", "output"]}
-        assert deliver(receiver, event(0), event(2), DONE, event(3), **filtered)
-    assert receiver.events == [event(0), event(2)]
 
 
 def test_redirects_are_followed_where_they_may_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhook_delivery, "_RETRIES", 0)
 
     def moved(path: str, _count: int) -> tuple[int, dict[str, str]]:
-        if path == "/a":
-            return 307, {"Location": f"http://{HOST}:{receiver.port}/b"}
-        if path == "/inside":
-            return 307, {"Location": f"http://internal:{receiver.port}/secret"}
-        if path == "/loop":
-            return 307, {"Location": "/loop"}
-        if path == "/bad":
-            return 307, {"Location": "http://[::1"}
-        return 200, {}
+        hosts = {"/a": f"http://{HOST}:{receiver.port}/b", "/loop": "/loop", "/bad": "http://[::1"}
+        hosts["/inside"] = f"http://internal:{receiver.port}/secret"
+        return (307, {"Location": hosts[path]}) if path in hosts else (200, {})
 
     with Receiver(moved) as receiver:
         assert deliver(receiver, DONE)
@@ -224,23 +190,10 @@ def test_cookies_of_receivers_are_not_kept() -> None:
     assert [headers.get("cookie") for headers in receiver.headers] == [None] * 4
 
 
-def test_a_name_that_is_private_when_it_is_used_is_refused(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def main(receiver: Receiver) -> None:
-        answers = iter([["93.184.216.34"]])
-        relay = WebhookRelay(WebhookRules(), lambda host: next(answers, ["127.0.0.1"]))
-        relay.start()
-        async with httpx.AsyncClient(trust_env=False) as client:
-            coglet = Coglet(relay, client)
-            address = await coglet.address(f"http://{HOST}:{receiver.port}/")
-            assert await coglet.post(address, DONE) == [200]
-        await relay.drained(lambda: True)
-        assert not relay.pending
-        await relay.close()
-
+def test_a_name_that_is_private_when_it_is_used_is_refused(caplog: Any) -> None:
+    answers = iter([["93.184.216.34"]])
     with Receiver() as receiver:
-        run(main(receiver))
+        assert deliver(receiver, DONE, rules=(), resolve=lambda _: next(answers, ["127.0.0.1"]))
         assert receiver.events == []
     assert "its host has no public address" in caplog.text
 
@@ -271,17 +224,6 @@ def test_a_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) ->
     assert proxy.paths == [f"http://{HOST}:{proxy.port}/a", "/a"]
 
 
-def test_a_proxy_of_a_kind_that_is_not_there_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(webhook_delivery, "_RETRIES", 0)
-    monkeypatch.setenv("all_proxy", "gopher://127.0.0.1:1")
-    with Receiver() as receiver:
-        deliver(receiver, DONE)
-        assert receiver.events == []
-    assert "the end is not delivered: ProxyError" in caplog.text
-
-
 def test_only_who_knows_the_address_posts() -> None:
     with Receiver() as receiver:
 
@@ -297,12 +239,8 @@ def test_only_who_knows_the_address_posts() -> None:
 
 
 def test_what_a_stop_leaves_undelivered_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(coglet: Coglet) -> None:
-        address = await coglet.address(f"http://{HOST}:{receiver.port}/a")
-        await coglet.post(address, DONE)
-
     with Receiver(lambda *_: (503, {})) as receiver:
-        assert not relay_to(scenario, seconds=0.5)
+        assert not deliver(receiver, DONE, seconds=0.5)
     assert f"webhook 'http://{HOST}:{receiver.port}/a': the end is not delivered" in caplog.text
 
 
@@ -350,14 +288,9 @@ def test_what_all_deliveries_hold_is_bounded(
 ) -> None:
     """Of a receiver that accepts and never answers: what is on its way counts, too."""
     monkeypatch.setattr(webhook_relay, "_MOST_HELD_BYTES", 5000)
-    free = threading.Event()
 
     def large(tokens: int, size: int = 900, status: str = "processing") -> dict[str, Any]:
         return {**event(tokens, status), "logs": "x" * size}
-
-    def hang(_path: str, _count: int) -> tuple[int, dict[str, str]]:
-        free.wait(60)
-        return 200, {}
 
     async def scenario(coglet: Coglet) -> None:
         first, second, third = [
@@ -378,11 +311,8 @@ def test_what_all_deliveries_hold_is_bounded(
             await asyncio.sleep(0.01)
         assert await coglet.post(third, large(5, status="failed")) == [200]
 
-    with Receiver(hang) as receiver:
-        try:
-            assert relay_to(scenario)
-        finally:
-            free.set()
+    with hanging() as (receiver, free):
+        assert relay_to(scenario)
     assert sorted(tokens(receiver)) == [0, 0, 3, 5]
 
 

@@ -19,7 +19,6 @@ from cog_triton.errors import DiskFull, InvalidArgument
 from cog_triton.serving.cog_process import CogServer
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.settings import load_settings
-from cog_triton.system.ports import free_ports
 from cog_triton.system.work_dir import (
     fresh_run_dir,
     new_shm_prefix,
@@ -70,9 +69,7 @@ def test_a_disk_that_is_full_when_the_stub_is_copied_is_told(
 
 
 def start(**settings: Any) -> None:
-    ports = dict(zip(("openai_port", "triton_http_port"), free_ports(2), strict=True))
-    server = CogServer(load_settings(**settings, **ports), "127.0.0.1", 5000, 16, verbose=False)
-    server.run(lambda line: None)
+    CogServer(load_settings(**settings), {}, 16, verbose=False).run(lambda line: None)
 
 
 def test_serve_refuses_it_before_anything_starts(tmp_path: Path) -> None:

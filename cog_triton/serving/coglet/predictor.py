@@ -1,6 +1,6 @@
 """Cog's predictor: forwards each prediction to the server, and what that answers to Cog.
 
-The front door starts the server, which starts Cog. Alone (`python -m cog.server.http`), `setup`
+The server starts Cog. Alone (`python -m cog.server.http`), `setup`
 starts the server.
 """
 
@@ -40,7 +40,6 @@ from cog_triton.serving.cog_messages import (
 from cog_triton.serving.coglet import streaming
 from cog_triton.serving.mock_inputs import MockInputs
 from cog_triton.serving.prediction_inputs import PredictionInputs
-from cog_triton.serving.tenants import HEADER
 from cog_triton.system import local_socket, process_tuning, reaper
 from cog_triton.system.log_format import STDERR
 from cog_triton.system.process_state import exit_with_parent, stop_parent
@@ -138,7 +137,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
         """A generator of text; it is not begun before coglet's thread does so."""
         name = streaming.prediction_id()
         text = json.dumps(inputs, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        order = Predict(name, text, self.scope.context.get(HEADER), self.mock)
+        order = Predict(name, text, self.mock)
         return streaming.cancellable(self._forward, order)
 
     def _forward(self, order: Predict, connection: streaming.Hangup) -> Generator[str, None, None]:

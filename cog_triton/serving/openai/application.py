@@ -1,13 +1,11 @@
-"""ASGI application of our own HTTP server: /v1, /health, API key check, error responses."""
+"""ASGI application of the OpenAI API: /v1, /health, error responses."""
 
 from __future__ import annotations
 
-import hmac
 import uuid
 from collections.abc import Callable, Sequence
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -15,16 +13,14 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cog_triton.errors import CogTritonError, InvalidArgument, NotFound, Unauthorized
-from cog_triton.serving import tenants
+from cog_triton.errors import CogTritonError, InvalidArgument, NotFound
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.error_responses import endpoint_of, json_response
 from cog_triton.serving.tenant_limits import TenantLimits
-from cog_triton.serving.tenants import Tenant
+from cog_triton.serving.tenants import CURRENT
 from cog_triton.system.log_format import request_id
-from cog_triton.system.redaction import sent_key
 
-AUTHENTICATED_PREFIXES = ("/v1/", "/tokenize", "/detokenize")
+_LIMITED_PREFIXES = ("/v1/", "/tokenize", "/detokenize")
 BODY_SEND = "body_send"
 """Name in a scope of the send for what follows a response's start.
 
@@ -37,15 +33,12 @@ def create_app(
     routes: Sequence[BaseRoute],
     *,
     require_ready: Callable[[], None],
-    api_key: str | None = None,
-    has_tenants: bool = False,
     on_refused: Callable[[str, CogTritonError], None] = lambda *_: None,
     limits: TenantLimits | None = None,
 ) -> Starlette:
     """Create the application; all its error responses have the API's shape and our code.
 
-    `require_ready` raises the reason while requests are not served. Paths below /v1/, and those of
-    tokens, need `api_key`, if given, or with `has_tenants` what the front door tells of one.
+    `require_ready` raises the reason while requests are not served. The front has checked keys.
     `on_refused` gets the endpoint and error of every request that is rejected before generation.
     Answers to tenants tell what is left of their `limits`.
     """
@@ -72,44 +65,37 @@ def create_app(
 
     app = Starlette(
         routes=[*routes, Route("/health", health, methods=["GET"])],
-        middleware=[Middleware(_AuthMiddleware, api_key, on_refused, has_tenants, limits)],
+        middleware=[Middleware(_ErrorMiddleware, on_refused, limits)],
         exception_handlers={CogTritonError: refused, HTTPException: http_error},
     )
-    app.router.redirect_slashes = False  # the front door routes them; a redirect would lose https
+    app.router.redirect_slashes = False  # the front routes them; a redirect would lose https
     return app
 
 
-class _AuthMiddleware:
-    """Checks the API key, and turns unexpected exceptions into coded error responses."""
+class _ErrorMiddleware:
+    """Turns unexpected exceptions into coded error responses, and adds headers to each response."""
 
     def __init__(
         self,
         app: ASGIApp,
-        api_key: str | None,
         on_refused: Callable[[str, CogTritonError], None],
-        has_tenants: bool,
         limits: TenantLimits | None,
     ) -> None:
         self._app = app
         self._limits = limits
-        self._has_tenants = has_tenants
-        self._expected = api_key.encode() if api_key else None
         self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
-        tenant: Tenant | None = None
 
         async def watched(message: Message) -> None:
             nonlocal begun
             begun = True
             started = message["type"] == "http.response.start"
-            await send(self._told(_identified(message), tenant) if started else message)
+            await send(self._with_limits(_identified(message), scope) if started else message)
 
         scope[BODY_SEND] = send
         try:
-            if scope["type"] == "http" and scope["path"].startswith(AUTHENTICATED_PREFIXES):
-                tenant = self._authorize(scope)
             await self._app(scope, receive, watched)
         except Exception as error:
             if begun:
@@ -119,24 +105,14 @@ class _AuthMiddleware:
             response = error_responses.error_response(found, path=scope["path"])
             await response(scope, receive, watched)
 
-    def _told(self, start: Message, tenant: Tenant | None) -> Message:
-        """A response's start with what a tenant has left."""
+    def _with_limits(self, start: Message, scope: Scope) -> Message:
+        """A response's start, with the rest of its tenant's limits below /v1."""
+        tenant = CURRENT.get()
         if self._limits is None or tenant is None:
             return start
+        if not scope["path"].startswith(_LIMITED_PREFIXES):
+            return start
         return {**start, "headers": [*start["headers"], *self._limits.headers(tenant)]}
-
-    def _authorize(self, scope: Scope) -> Tenant | None:
-        """The tenant, if there are any; raises E1007 unless the request may pass."""
-        if self._has_tenants:
-            told = Headers(scope=scope).get(tenants.HEADER)
-            tenant = tenants.decoded(told)
-            tenants.CURRENT.set(tenant)
-            return tenant
-        if self._expected is not None and not hmac.compare_digest(
-            sent_key(scope["headers"]), self._expected
-        ):
-            raise Unauthorized("send the server's API key, as Authorization: Bearer KEY")
-        return None
 
 
 def _identified(start: Message) -> Message:

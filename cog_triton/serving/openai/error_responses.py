@@ -56,7 +56,7 @@ _ENDPOINTS = {
 }
 # Its agents search messages for these words, and shorten the conversation.
 _TOO_LONG = "prompt is too long"
-_RETRY_AFTER_S = {429: "1", 503: "5"}
+RETRY_AFTER_S = {429: "1", 503: "5"}
 
 
 def endpoint_of(path: str) -> str:
@@ -120,14 +120,12 @@ def error_response(error: CogTritonError, status: int | None = None, path: str =
     """The error as a response, see `error_body`; transient errors have a Retry-After header."""
     status = status or status_of(error)
     headers = {CODE_HEADER: error.code}
-    if status in _RETRY_AFTER_S:
-        headers["Retry-After"] = _RETRY_AFTER_S[status]
+    if status in RETRY_AFTER_S:
+        headers["Retry-After"] = RETRY_AFTER_S[status]
     if isinstance(error, errors.Overloaded):
         headers["Retry-After"] = str(math.ceil(error.retry_after))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if status == 413:
-        headers["Connection"] = "close"  # the rest of the body is not read
     return json_response(error_body(error, status, path), status, headers)
 
 

@@ -1,4 +1,4 @@
-"""Body of a request: read within limits, and parsed from JSON."""
+"""Body of a request, which the front has bounded, and its JSON."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
-from cog_triton.errors import InvalidArgument, RequestTooLarge
+from cog_triton.errors import InvalidArgument
 from cog_triton.system.printable import shortened
 
 
-async def read_body(request: Request, limit: int) -> bytearray:
-    """Read the body; raises E1008 as soon as it exceeds `limit` bytes, E1005 when it ends early."""
+async def read_body(request: Request) -> bytes:
+    """The body; raises 415 if it is not said to be JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(
@@ -22,21 +22,10 @@ async def read_body(request: Request, limit: int) -> bytearray:
             f"Content-Type: {kind[:80]!r}; must be application/json, as of curl -H"
             " 'Content-Type: application/json'",
         )
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > limit:
-        raise RequestTooLarge(f"{length} bytes; at most {limit} are taken (MAX_REQUEST_BYTES)")
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise RequestTooLarge(f"more than {limit} bytes (MAX_REQUEST_BYTES)")
-    except ClientDisconnect:
-        raise InvalidArgument("the body ended early") from None
-    return body
+    return b"".join([chunk async for chunk in request.stream()])  # `body` would not free it
 
 
-def parse_body(raw: bytearray) -> Any:
+def parse_body(raw: bytes) -> Any:
     """The JSON value of a body; raises E1005."""
     try:
         return json.loads(raw, parse_constant=_refuse_constant)

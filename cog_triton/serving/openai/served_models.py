@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from cog_triton.engines.base import Abilities
-from cog_triton.errors import CogTritonError, InvalidArgument, NotFound, Unauthorized, nearest
+from cog_triton.errors import CogTritonError, InvalidArgument, NotFound, nearest
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.inbox import LoopInboxes
@@ -108,7 +108,7 @@ class ServedAPI:
         """
         self.generator.tenant_limits.begin(CURRENT.get())
         # In a list, so that it is freed as soon as it is parsed.
-        raw = [await read_body(request, self.settings.max_request_bytes)]
+        raw = [await read_body(request)]
         return await asyncio.to_thread(lambda: plan(parse_body(raw.pop())))
 
 
@@ -177,18 +177,14 @@ class AdapterRoutes:
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     def _changeable(self) -> AdapterStore:
-        """The adapters, if requests may change them; raises E1007 or E1009."""
-        settings, adapters = self._api.settings, self._api.models.adapters
-        if adapters is None or settings.lora_dir is None:
+        """The adapters, if requests may change them, of which the front has checked the key."""
+        adapters = self._api.models.adapters
+        if adapters is None or self._api.settings.lora_dir is None:
             raise NotFound("adapters are loaded at run time where LORA_DIR is set, and it is not")
-        if not (settings.api_key or settings.cog_triton_key_at_door):
-            raise Unauthorized(
-                "adapters are loaded at run time where COG_TRITON_API_KEY is set, and it is not"
-            )
         return adapters
 
     async def _parse(self, request: Request, kind: type[B]) -> B:
-        body = await read_body(request, self._api.settings.max_request_bytes)
+        body = await read_body(request)
         parsed = validate(kind, parse_body(body))
         if (tenant := CURRENT.get()) is not None:
             tenant.require_model(parsed.lora_name)

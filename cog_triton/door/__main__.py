@@ -21,7 +21,7 @@ from cog_triton.system import log_format, reaper
 from cog_triton.system.process_tuning import raise_open_files
 
 _STARTING = (None, "STARTING", "UNKNOWN", "SETUP_FAILED")
-# Platforms are told to wait 15 s longer than DRAIN_TIMEOUT.
+# Platforms have to wait 15 s longer than DRAIN_TIMEOUT.
 _EXIT_S = 14.0
 _log = logging.getLogger("cog_triton.door")
 

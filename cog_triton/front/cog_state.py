@@ -57,7 +57,7 @@ class CogState:
 
     async def require_serving(self) -> None:
         """Raise E2105 while predictions are not served, with the reason."""
-        if self.failure is not None:  # a client may have been told READY since
+        if self.failure is not None:  # a client may have seen READY since
             with suppress(OSError, ValueError, asyncio.TimeoutError):
                 self._take(await asyncio.wait_for(self._read(), _FRESH_TIMEOUT_S))
         if self.failure is not None:

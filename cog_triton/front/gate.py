@@ -141,7 +141,7 @@ class PrivateGate(Gate):
     error_event = b""
     """First line of an error in an event stream."""
     readiness = _NEVER
-    """Paths of readiness probes, which fail as soon as the server is told to stop."""
+    """Paths of readiness probes, which fail as soon as the server is to stop."""
     ends_work = _NEVER
     """Requests ("METHOD path") that are taken while it stops, beside those that only read."""
 

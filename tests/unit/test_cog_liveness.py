@@ -35,8 +35,8 @@ def test_a_stopped_reaper_is_named() -> None:
         assert processes.stopped() is None
         process.process.send_signal(signal.SIGSTOP)
         wait_until(lambda: processes.stopped() is not None)
-        told = f"Cog's server's reaper (process {process.process.pid}) was stopped"
-        assert processes.stopped() == told
+        line = f"Cog's server's reaper (process {process.process.pid}) was stopped"
+        assert processes.stopped() == line
     finally:
         process.kill()
 

@@ -60,7 +60,7 @@ FIRST = ("", "Generator iteration error: A: ", "Async prediction failed: A: ")
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"),
+    ("reason", "seen"),
     [
         *((f"Prediction failed: {words}{CODE}", CODE) for words in FIRST),
         *((d, f"E2105 TritonUnavailable: Cog's worker has died: {d}; try again") for d in DEATHS),
@@ -69,9 +69,9 @@ FIRST = ("", "Generator iteration error: A: ", "Async prediction failed: A: ")
 )
 @pytest.mark.parametrize("output", ["", "x" * 100_000])
 def test_a_failure_begins_with_its_code_wherever_reads_cut_the_stream(
-    reason: str, told: str, output: str
+    reason: str, seen: str, output: str
 ) -> None:
-    data, expected = EVENT * 3 + failed(reason, output), EVENT * 3 + failed(told, output)
+    data, expected = EVENT * 3 + failed(reason, output), EVENT * 3 + failed(seen, output)
     for at in (*range(len(EVENT) * 2, len(EVENT) * 3 + 300), len(data) - 1):
         assert edited(data[:at], data[at:]) == expected
     assert edited(*(data[i : i + 1] for i in range(len(data)))) == expected

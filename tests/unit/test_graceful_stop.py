@@ -204,5 +204,5 @@ async def test_a_second_signal_ends_it_and_one_after_a_shutdown_is_the_first(
         assert not got.done()
         server._on_signal()
         assert await ended == 0
-        told = b"E2105 TritonUnavailable: the server stops at once" in await got
-        assert told is (work is Work)
+        seen = b"E2105 TritonUnavailable: the server stops at once" in await got
+        assert seen is (work is Work)

@@ -14,7 +14,7 @@ TICK_S = 1 / _TICKS
 """What CPU time is counted in."""
 _DYNAMOS = {"dynamo.frontend", "dynamo.mocker"}
 _MODULES = {
-    "cog_triton.door": "door",  # 0.4, and the parent in images
+    "cog_triton.door": "door",  # the reverse proxy of 0.4.0
     "cog_triton.front.large_bodies": "large-bodies child",
     "cog_triton.backend.engine_process": "engine",
     "cog_triton.text.template_child": "template child",
@@ -116,11 +116,11 @@ def part_of(words: list[str]) -> str:
 
 
 def role_of(words: list[str]) -> str:
-    """As `part_of`, with a reaper by its command, and ``cog-triton serve`` by its name."""
+    """As `part_of`, with a reaper by its command, and the parent of all as "serve"."""
     if "--" in words and any(word.endswith("/reaper.py") for word in words[: words.index("--")]):
         return f"reaper of {role_of(words[words.index('--') + 1 :])}"
     part = part_of(words)
-    return "serve" if part == "others" and "serve" in words[:4] else part
+    return "serve" if part == "others" and "serve" in " ".join(words[:4]) else part
 
 
 def tree(*roots: int) -> Iterator[tuple[str, int]]:

@@ -116,7 +116,7 @@ def server(
     python = str(checkout / ".venv" / "bin" / "python") if checkout else sys.executable
     command = [python, "-m", "cog_triton", "serve", *arguments]
     if as_image:
-        command = [sys.executable, "-m", "cog_triton.door"]
+        command = [sys.executable, "-m", "cog_triton.serve"]
         own |= {"COG_HOST": "127.0.0.1", "TRITON_HOST": "127.0.0.1", "PATH": _path()}
         own |= {"COG_PREDICT_TYPE_STUB": _STUB, "COG_MAX_CONCURRENCY": "500"}
     with tempfile.TemporaryDirectory(prefix="cog-triton-bench-") as scratch:
@@ -173,13 +173,8 @@ def spawned(
 ) -> Iterator[reaper.Reaped]:
     """Process with its output in `log`; it is stopped, and all below it, with the block."""
     with log.open("wb") as file:
-        process = reaper.spawn(
-            command,
-            env={**os.environ, **environment},
-            cwd=cwd,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
+        own = {**os.environ, **environment}
+        process = reaper.spawn(command, env=own, cwd=cwd, stdout=file, stderr=file)
     try:
         yield process
     finally:

@@ -18,6 +18,7 @@ _SWAP = "start a server for each model, behind a proxy that starts them by name 
 _NODES = "start the other nodes by `vllm serve --headless` (multi-gpu.md)"
 _MPI = "ranks are started by mpirun, or by your launcher with COG_TRITON_RANK (multi-gpu.md)"
 _BENCH = "use aiperf or guidellm; --json has all metrics"
+_PROBES = "a Cog that stops or hangs is found without probes (supervision.md)"
 _ROLL = "use a rolling update of Kubernetes, or two servers behind a proxy (deploy.md)"
 REMOVED = {
     **dict.fromkeys(("TRITON_GRPC_PUBLIC", "TRITON_GRPC_HOST"), _GRPC),
@@ -27,6 +28,7 @@ REMOVED = {
     **dict.fromkeys(("OIDC_TENANT_CLAIM", "OIDC_LEEWAY"), _OIDC),
     **dict.fromkeys(("SWAP_RESIDENCE", "SWAP_DRAIN", "COG_TRITON_SWAP"), _SWAP),
     **dict.fromkeys(("COG_TRITON_ENGINE_KEEPER_NAME", "cog-triton serve --swap"), _SWAP),
+    **dict.fromkeys(("COG_PROBE_PERIOD", "COG_PROBE_TIMEOUT", "COG_PROBE_FAILURES"), _PROBES),
     "COG_TRITON_DRAIN_FILE": "send the server SIGTERM",
     "COG_TRITON_KEY_AT_DOOR": "set COG_TRITON_API_KEY",
     "COG_TRITON_TENANTS_AT_DOOR": "set COG_TRITON_KEYS (tenants.md)",

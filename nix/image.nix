@@ -54,7 +54,7 @@ let
       # What it holds beside our source, as nix/licences.nix has it.
       components,
       gpu ? true,
-      # Of cog_triton.door, before those that a user gives.
+      # Of cog_triton.serve, before a user's own.
       arguments ? [ ],
       description ? "cog-triton: Cog and Triton Inference Server",
       # What its SBOM tells of: image-commands.nix.
@@ -102,7 +102,7 @@ let
           Cmd = [
             "python"
             "-m"
-            "cog_triton.door"
+            "cog_triton.serve"
           ]
           ++ arguments;
           WorkingDir = "/src";

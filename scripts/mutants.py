@@ -75,7 +75,7 @@ MODULES: Modules = {
         admission       /serving/admission          admission,generate
         step_items      /engines/step_items         step_items,engine_messages
         reaper          /system/reaper              reaper_kills,reaper
-        settings        /settings/*          settings,removed,work_dir,front_upstreams,cog_process
+        settings        /settings/*          settings,removed,work_dir,front_upstreams,server_run
         """.strip().splitlines(),
     )
 }

@@ -22,6 +22,7 @@ def serving(app: ASGIApp, listening: socket, settings: Settings) -> Iterator[Non
     async def serve() -> None:
         given = {"OPENAI_PORT": listening}, Upstream({}), {"OPENAI_PORT": app}
         front = Front(settings, 4096, *given)
+        front.listen()
         await asyncio.wrap_future(stopped)
         await front.close()
 

@@ -103,7 +103,7 @@ def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     answers = [{"after": after, "say": say} for after, say in ANSWERS.items()]
     script.write_text(json.dumps(answers))
     # No probe of Cog: some tests stop one of its processes for a moment, which a probe would end.
-    settings = {"MOCK_ANSWERS": str(script), "MOCK_JITTER": "0.2", "COG_PROBE_PERIOD": "3600"}
+    settings = {"MOCK_ANSWERS": str(script), "MOCK_JITTER": "0.2"}
     stack = Stack(directory / "work", None, **settings)
     stack.command += ["--engine", "mock", "--tps", "100"]
     with stack.served():

@@ -20,12 +20,12 @@ _ROLES = {
     rb"VLLM::APIServer|api_server": "vLLM API server",
     rb"triton_python_backend_stub": "Triton stub",
     rb"bin/tritonserver": "tritonserver",
-    rb"cog_triton\.door": "parent",
+    rb"cog_triton\.door": "front door",
     rb"template_child": "chat templates",
     rb"front\.server\0": "server",
     rb"cog\.server\.http\0": "Cog",
     rb"_run_worker": "Cog worker",
-    rb"-m\0cog_triton\0serve": "cog-triton serve",
+    rb"-m\0cog_triton[\0.]serve": "cog-triton serve",
 }
 
 

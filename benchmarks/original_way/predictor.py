@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 from cog import BaseRunner, ConcatenateIterator, Input
@@ -12,11 +14,15 @@ from cog import BaseRunner, ConcatenateIterator, Input
 from cog_triton.serving.coglet import streaming
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.settings import load_settings
+from cog_triton.system.work_dir import fresh_run_dir
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.server import TritonServer
 from original_way import checkout, repository
 from original_way.decode import Stops, Text, events
 from original_way.live import live
+
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
+from local_parent import linked
 
 CHECKOUT = "ORIGINAL_CHECKOUT"
 """Where the original cog-triton's own code is; unset, ours stands for it."""
@@ -31,13 +37,16 @@ class Predictor(BaseRunner):
         streaming.install(type(self).run)
         self._loop = asyncio.get_running_loop()
         settings = load_settings(cog_triton_engine="mock")
-        prepared = await prepare_engine(settings)
+        run_dir = fresh_run_dir(settings.work_dir)
+        self._parent = linked(run_dir)
+        link = await self._parent.__aenter__()
+        prepared = await prepare_engine(settings, run_dir)
         repository.reshape(prepared.repository)
         self._tokenizer = EngineTokenizer.load(prepared.family.tokenizer_dir).tokenizer
         self._url = f"{settings.triton_url}/v2/models/ensemble/generate_stream"
         self._health = f"{settings.triton_url}/v2/health/ready"
         self._http = httpx.AsyncClient(timeout=settings.triton_timeout, trust_env=False)
-        self._triton = TritonServer(settings, prepared.repository, prepared.run_dir)
+        self._triton = TritonServer(settings, prepared.repository, link)
         await self._triton.start(self._is_ready, self._probe)
         path = os.environ.get(CHECKOUT)
         self._own = checkout.load(path, self._tokenizer, settings) if path else None

@@ -1,6 +1,6 @@
 """Program of an engine process: opens an engine, and serves it to Triton's stubs over a socket.
 
-The server starts it. OpenVINO holds the GIL for a whole step: in Triton's stub that would
+The server's parent starts it. OpenVINO holds the GIL for a whole step: in Triton's stub that would
 keep requests from arriving and tokens from leaving; here both go on while the next step is
 computed. One message crosses for each step, whatever the batch.
 """
@@ -24,10 +24,10 @@ from cog_triton.system.shared_time import SharedTime
 
 
 def main() -> None:
-    """Open the engine and run it until the server closes it or dies.
+    """Open the engine and run it until the parent closes it or dies.
 
     Arguments: the engine as ``module:class``, its parameters as JSON, and two descriptors: of the
-    connection with the server, and of the `SharedTime` when its next step is due. An
+    connection with the parent, and of the `SharedTime` when its next step is due. An
     `AsyncEngine` has ``serve`` in place of `run_engine`.
     """
     name, parameters, *descriptors = sys.argv[1:]
@@ -44,8 +44,8 @@ def main() -> None:
         control.send(NotOpened(error))
         raise
     process_tuning.tune_for_serving()
-    with suppress(EOFError, ConnectionError):  # the server is gone
-        control.send(Opened(os.getpid()))
+    with suppress(EOFError, ConnectionError):  # the parent is gone
+        control.send(Opened())
         if hasattr(opened, "serve"):
             opened.serve(control)
         else:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -78,15 +76,13 @@ def serve(
         ),
     ] = None,
     world_size: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Ranks, a GPU for each (WORLD_SIZE)."),
+        int | None, typer.Option(min=1, metavar="N", help="Ranks, a GPU for each (WORLD_SIZE).")
     ] = None,
     triton_only: Annotated[
         bool, typer.Option("--triton-only", help="Start Triton alone, without Cog.")
     ] = False,
     model_repo: Annotated[
-        Path | None,
-        typer.Option(help="With --triton-only: serve these models instead."),
+        Path | None, typer.Option(help="With --triton-only: serve these models instead.")
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Cog's own log.")] = False,
     engine_name: Annotated[
@@ -123,9 +119,9 @@ def serve(
     Example: cog-triton serve --engine mock --tps 100
     """
     if behind_cog:  # Cog's worker starts this
-        from cog_triton.front import server
+        from cog_triton import serve as program
 
-        raise typer.Exit(server.behind_cog())
+        raise typer.Exit(program.behind_cog())
     from cog_triton.models.model_name import recognize
 
     name = None
@@ -133,8 +129,8 @@ def serve(
         if engine and not (tps is not None or engine_name or os.environ.get("COG_TRITON_ENGINE")):
             name = recognize(engine)  # before what follows is imported, which takes seconds
 
+    from cog_triton.cli import server_run
     from cog_triton.processes.public_sockets import bound
-    from cog_triton.serving.cog_process import CogServer
     from cog_triton.serving.coglet.cog_server import MAX_SLOTS
     from cog_triton.settings import load_settings
     from cog_triton.system.ports import require_free
@@ -159,7 +155,8 @@ def serve(
             "cog_weights": engine,
             "triton_host": None if "TRITON_HOST" in os.environ else host,
         }
-        settings = load_settings(**_given(overrides))
+        given = {name: value for name, value in overrides.items() if value is not None}
+        settings = load_settings(**given)
         if engine and settings.cog_triton_engine:
             raise InvalidArgument(
                 f"COG_TRITON_ENGINE={settings.cog_triton_engine!r}: not with ENGINE"
@@ -175,15 +172,9 @@ def serve(
             require_free({**ports, **settings.triton_ports})
         sockets = opened.enter_context(bound(ports))
         settings = prepared(settings, name, family, update, model_repo)
-        if triton_only:
-            # Imports what Cog's worker does, which takes a second.
-            from cog_triton.front import triton_only_server
-
-            asyncio.run(triton_only_server.serve_triton_only(settings, sockets, model_repo, say))
-            return
-        CogServer(settings, sockets, max_concurrency or MAX_SLOTS, verbose=verbose).run(say)
-
-
-def _given(overrides: Mapping[str, object]) -> dict[str, object]:
-    """Those settings that the command line gives."""
-    return {key: value for key, value in overrides.items() if value is not None}
+        alone = ["--triton-only"] if triton_only else None
+        if alone and model_repo:
+            alone.append(f"--model-repo={model_repo.resolve()}")
+        slots = max_concurrency or MAX_SLOTS
+        environment = server_run.server_environment(settings, slots, verbose=verbose)
+        server_run.run(settings, sockets, environment, say, alone)

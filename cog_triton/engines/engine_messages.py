@@ -31,7 +31,6 @@ _HANDLE = struct.Struct("<q")
 
 
 @message
-@dataclass(frozen=True, slots=True)
 class Hello:
     """From a client, first: what it is."""
 
@@ -39,7 +38,6 @@ class Hello:
 
 
 @message
-@dataclass(frozen=True, slots=True)
 class Welcome:
     """To a client, first: requests that the engine computes at once.
 
@@ -51,7 +49,6 @@ class Welcome:
 
 
 @message
-@dataclass(frozen=True, slots=True)
 class Others:
     """To a client that gets steps: whether requests of others run, before the engine has them."""
 
@@ -59,7 +56,6 @@ class Others:
 
 
 @message
-@dataclass(frozen=True, slots=True)
 class StepLoad:
     """To an owner: how many requests run of clients that get steps."""
 

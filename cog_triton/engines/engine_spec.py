@@ -63,15 +63,14 @@ class EngineSpec:
         )
 
 
-def new_addresses(count: int) -> Sequence[str]:
-    """Addresses for `count` engines of one start of a server, which nobody can guess."""
-    return _numbered(f"cog-triton-{secrets.token_hex(16)}", count)
+def new_address() -> str:
+    """The address of engines of one start, without their numbers; nobody can guess it."""
+    return f"cog-triton-{secrets.token_hex(16)}"
 
 
-def variables(addresses: Sequence[str]) -> Mapping[str, str]:
-    """Variables by which the stubs of a tritonserver know these addresses."""
-    prefix, _, _ = addresses[0].rpartition("-")
-    return {ADDRESS_VARIABLE: prefix, REPLICAS_VARIABLE: str(len(addresses))}
+def variables(address: str, count: int) -> Mapping[str, str]:
+    """Variables by which the stubs of a tritonserver know `count` engines."""
+    return {ADDRESS_VARIABLE: address, REPLICAS_VARIABLE: str(count)}
 
 
 def own_addresses() -> Sequence[str]:
@@ -82,8 +81,9 @@ def own_addresses() -> Sequence[str]:
             f"{ADDRESS_VARIABLE} is not set: `cog-triton serve` starts the process of this engine"
             " beside tritonserver, on the same machine"
         )
-    return _numbered(prefix, int(os.environ.get(REPLICAS_VARIABLE) or 1))
+    return numbered(prefix, int(os.environ.get(REPLICAS_VARIABLE) or 1))
 
 
-def _numbered(prefix: str, count: int) -> Sequence[str]:
+def numbered(prefix: str, count: int) -> Sequence[str]:
+    """Addresses of `count` engines."""
     return [f"{prefix}-{number}" for number in range(count)]

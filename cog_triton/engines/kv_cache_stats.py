@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self
 
 from cog_triton.ipc.messages import message
@@ -25,7 +24,6 @@ _SAMPLE = re.compile(
 
 
 @message
-@dataclass(frozen=True, slots=True)
 class KVCacheStats:
     """KV cache statistics; None is what an engine does not tell.
 

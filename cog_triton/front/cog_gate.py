@@ -116,7 +116,8 @@ class CogGate(PrivateGate):
         if running is None or not running.clients:  # one of another tenant may have had the id
             running = upstream.predictions[name] = Running(request.tenant)
         running.clients += 1
-        ended, coded = partial(self._ended, name), partial(_revised, name)
+        streams = bool(upstream.health())  # the builder has no such state, and does not
+        ended, coded = partial(self._ended, name), partial(_revised, name, streams)
         forward = self._forward(request)
         return replace(forward, body=found.body, revise=coded, edit=CodedEnd(), ended=ended)
 
@@ -188,17 +189,19 @@ def _cancelled(
     return json_answer(200, {}) if status == 404 and on_its_way else None
 
 
-def _revised(name: str, status: int, body: bytes) -> Answer | None:
+def _revised(name: str, streams: bool, status: int, body: bytes) -> Answer | None:
     """The answer that begins with a code in the place of one of coglet's own.
 
-    What it has not begun is logged, with `name`, the prediction's own id.
+    What it has not begun is logged, with `name`, the prediction's own id. If the predictor
+    `streams`, coglet says the contrary (406) only until its worker is set up.
     """
     if status in (400, 422):
         return _coded(name, status, body)
     if status == 409:
         full = errors.Overloaded("all slots of Cog are taken (COG_MAX_CONCURRENCY)")
         return _refused(full, name)
-    if status == 503 and errors.from_text(body.decode("utf-8", "replace")) is None:
+    starts = status == 406 and streams
+    if starts or (status == 503 and errors.from_text(body.decode("utf-8", "replace")) is None):
         down = errors.TritonUnavailable("Cog does not take predictions now; try again")
         return _refused(down, name)
     if status == 200 and b'"failed"' in body:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +28,7 @@ _TIMEOUT_S = 10.0
 _FRESH_TIMEOUT_S = 5.0
 _CHECK_TIMEOUT_S = 60.0
 _CHECKS = 4
+_LOST_S = 1.0
 _CHECK = json.dumps({"input": {"prompt": "a", "max_tokens": 1}}).encode()
 _OK, _ACCEPTED = 200, 202
 _REFUSED = (400, 422)
@@ -51,6 +55,11 @@ class CogState:
         self.schema: bytes | None = None
         """Cog's /openapi.json, once it was read."""
         self.listens = False
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once predictions are served, or with the error that Cog's start has failed with."""
+        self.on_loss: Callable[[str, bool], None] = lambda reason, late: None
+        """Called with the reason if Cog has failed, and whether its answers are only late."""
+        self._lost_at = math.inf
         self.failure: errors.CogTritonError | None
         """Why predictions are not served; None if they are."""
         self._take({})
@@ -100,8 +109,9 @@ class CogState:
                         await self._check(self._check_id)
                 self._take(health)
             except TimeoutError:
-                rule = f"Cog has not answered for {_TIMEOUT_S:g} s; try again"
-                self.failure = errors.TritonUnavailable(rule)
+                reason = f"Cog has not answered for {_TIMEOUT_S:g} s"
+                self.failure = errors.TritonUnavailable(f"{reason}; try again")
+                self.on_loss(reason, True)
             except (OSError, ValueError):
                 pass  # it does not listen yet, or was cut short: the next answer counts
             await asyncio.sleep(_STARTING_PERIOD_S if self.failure else _PERIOD_S)
@@ -156,7 +166,19 @@ class CogState:
         elif status in _STARTING:
             self.failure = errors.TritonUnavailable("the server is starting; try again")
         elif status == "DEFUNCT" or (status == "UNHEALTHY" and errors.from_text(reason) is None):
-            self.failure = errors.TritonUnavailable(f"Cog's worker has died: {reason or status}")
+            lost = f"Cog's worker has died: {reason or status}"
+            self.failure = errors.TritonUnavailable(lost)
+            self._lost_at = min(self._lost_at, time.monotonic())
+            if time.monotonic() - self._lost_at > _LOST_S:
+                self._lost_at = math.inf
+                self.on_loss(lost, False)
+            return
+        self._lost_at = math.inf
+        if not self.started.done():
+            if status in _READY:
+                self.started.set_result(None)
+            elif self.failure is not None and status == _FAILED:
+                self.started.set_exception(self.failure)
 
 
 def _properties(schema: bytes) -> frozenset[str]:

@@ -39,7 +39,7 @@ class Front:
         upstream: Upstream,
         applications: Mapping[str, ASGIApp],
     ) -> None:
-        """Begin to serve; `applications` are those of this process, by the same names.
+        """`applications` are those of this process, by the same names.
 
         `descriptors` is the limit of open files of this process. Raises E1005 for wrong keys.
         """
@@ -52,18 +52,22 @@ class Front:
         self._guesses = GuessLimit()
         self.refusals = Refusals()
         keys, chain = settings.cog_triton_keys, settings.tls_cert_file
+        self._sockets, self._applications = sockets, applications
         self._keyring = None if keys is None else Keyring(keys, settings.api_key)
         key = settings.tls_key_file or chain
-        certificate = Certificate(chain, key) if chain and key else None
+        self._certificate = Certificate(chain, key) if chain and key else None
         self._listeners: list[Listener] = []
         if "PORT" in sockets:
             self._webhooks.start()
-        for name, listening in sockets.items():
-            gate = self._gate(name, listening, applications.get(name))
-            port = PublicPort(gate, self._limits, self._connections)
-            self._listeners.append(Listener(listening, port.connection, certificate))
-        readers = [each for each in (self._keyring, certificate) if each is not None]
+        readers = [each for each in (self._keyring, self._certificate) if each is not None]
         self._watching = asyncio.ensure_future(keep_current(readers))
+
+    def listen(self) -> None:
+        """Begin to serve."""
+        for name, listening in self._sockets.items():
+            gate = self._gate(name, listening, self._applications.get(name))
+            port = PublicPort(gate, self._limits, self._connections)
+            self._listeners.append(Listener(listening, port.connection, self._certificate))
 
     async def drain(self, more: Patience) -> None:
         """Refuse what is new, and wait for what is answered, as long as `more` says so."""

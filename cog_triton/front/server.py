@@ -1,10 +1,11 @@
 """The server: one process with all public HTTP, the OpenAI API, metrics and predictions.
 
-    python -m cog_triton.front.server --listen NAME=FD ... [--cog-only] [arguments of Cog]
+    python -m cog_triton.front.server --listen NAME=FD ... --private NAME=PORT ... --due FD
+        [--cog-only | --triton-only [--model-repo DIR]] [--without-cog REASON]
 
-Its parent has bound the sockets. It starts Cog and Triton on private ports. Where Cog is started
-alone, Cog's worker runs ``cog-triton serve --behind-cog``, which has no PORT. The builder has
-Cog only.
+Its parent has bound the sockets; `parent` is the one to that. Cog and Triton are on private ports.
+If Cog is started by itself, Cog's worker runs ``cog-triton serve --behind-cog``, which has no PORT.
+The builder has Cog only.
 """
 
 from __future__ import annotations
@@ -13,29 +14,25 @@ import argparse
 import asyncio
 import logging
 import os
-import secrets
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from cog_triton.errors import (
-    CogTritonError,
-    InvalidArgument,
-    TritonStartFailed,
-    TritonUnavailable,
-    Unauthorized,
-)
+from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable, Unauthorized
+from cog_triton.front import triton_only_server
 from cog_triton.front.front import Front
 from cog_triton.front.pass_through import cut_all
-from cog_triton.front.upstream import PrivatePorts, Upstream
-from cog_triton.processes.public_sockets import bound, received
+from cog_triton.front.upstream import Upstream
+from cog_triton.processes.orders import NotReady, Ready, RestartCog
+from cog_triton.processes.parent_link import ParentLink
+from cog_triton.processes.public_sockets import received
 from cog_triton.serving.cog_messages import ADDRESS_VARIABLE, LOG, CheckHealth, Predict, SetUp
 from cog_triton.serving.cog_socket import Exchange, listen
-from cog_triton.serving.coglet import cog_server
 from cog_triton.serving.openai.error_responses import to_coded_error
 from cog_triton.serving.openai.served_applications import (
     ReplaceableApp,
@@ -49,24 +46,24 @@ from cog_triton.serving.tenants import Tenant
 from cog_triton.settings import Settings, load_settings
 from cog_triton.system import log_format, process_tuning
 from cog_triton.system.log_format import DescriptorHandler
+from cog_triton.system.redaction import FRONT_VARIABLES
+from cog_triton.system.shared_time import SharedTime
 from cog_triton.system.tcp_sockets import listening_sockets
 
-_TRITON = ("TRITON_HTTP_PORT", "TRITON_METRICS_PORT")
-_SECRETS = (
-    *("COG_TRITON_API_KEY", "OPENAI_API_KEY", "COG_TRITON_KEYS"),
-    *("TLS_CERT_FILE", "TLS_KEY_FILE"),
-)
 _FLUSH_S = 2.0
 _POLL_S = 0.2
 _WEBHOOKS_S = 3.0
 _LAST_EVENTS_S = 0.5
-_COG_EXIT_S = 5.0
+_BEAT_S, _LATE_S = 1.0, 5.0
+_RETURN_S = 10.0
 _FIRST = asyncio.FIRST_COMPLETED
 _log = logging.getLogger("cog_triton.front.server")  # also as a program
 
 
 class Server:
-    """Listens from the first moment on; `run` serves until it is to stop.
+    """Listens from the first moment on, or in place of an earlier server once it can serve.
+
+    `run` serves until it is to stop.
 
     The first SIGTERM, SIGINT or POST /shutdown drains every API. Requests that arrive from then on
     get 503 (E2105), connections that ask for nothing are closed, and requests that run may end
@@ -78,19 +75,20 @@ class Server:
         self,
         settings: Settings,
         sockets: Mapping[str, socket.socket],
-        for_cog: Sequence[str] | None,
-        *,
-        builds: bool,
+        ports: Mapping[str, int],
+        parent: ParentLink,
+        options: argparse.Namespace,
     ) -> None:
-        """`for_cog` are arguments of the Cog to start; None if Cog has started this server."""
+        """`ports` are private ones, `options` those of `main`."""
         self._settings = settings
-        self._for_cog = for_cog
-        self._builds = builds
-        self._address = os.environ.get(ADDRESS_VARIABLE) or f"cog-triton-{secrets.token_hex(16)}"
-        private = PrivatePorts(("PORT",) if builds else ("PORT", *_TRITON))
-        self._private = private
-        check_id = None if builds or for_cog is None else self._address
-        self._upstream = Upstream(private.numbers, check_id, settings.triton_start_timeout)
+        self._parent = parent
+        self._builds, self._triton_only = options.cog_only, options.triton_only
+        self._model_repo = options.model_repo
+        self._behind_cog = "PORT" not in ports and not self._triton_only
+        self._has_cog = "PORT" in ports and options.without_cog is None
+        self._address = os.environ.get(ADDRESS_VARIABLE, "")
+        check_id = self._address if self._has_cog and not self._builds else None
+        self._upstream = Upstream(ports, check_id, settings.triton_start_timeout)
         self._apps = {name: ReplaceableApp(starting_app) for name in settings.http_ports}
         self._loop = asyncio.get_running_loop()
         self._setup_log = SetupLog()
@@ -101,7 +99,11 @@ class Server:
         self._runtime: Runtime | None = None
         self._predictions: Predictions | None = None
         self._upstream.ask_to_stop = self._stop.set
-        if not builds:
+        if options.without_cog is not None:
+            self._upstream.without_cog = TritonStartFailed(options.without_cog)
+            self._setup_log.for_cog = False
+        self._upstream.state.on_loss = lambda why, late: parent.send(RestartCog(why, late))
+        if not self._builds:
             self._upstream.health = self._health
         descriptors = process_tuning.raise_open_files()
         self._front = Front(settings, descriptors, sockets, self._upstream, self._apps)
@@ -114,30 +116,27 @@ class Server:
         waits: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(event.wait()) for event in (self._stop, self._failed)
         ]
-        cog = None if self._for_cog is None else await self._start_cog(self._for_cog)
-        if cog is not None:
+        if self._has_cog:
             watching = asyncio.ensure_future(self._upstream.state.watch())
-            waits.append(asyncio.ensure_future(cog.wait()))
-        if not self._builds:
-            await listen(self._address, self._obey)
-            starting = self._loop.create_task(self._start())
-            starting.add_done_callback(self._on_start)
+        beginning = asyncio.ensure_future(self._begin())
+        beginning.add_done_callback(self._on_begun)
+        if self._parent.has_loaded:  # clients wait for an engine that is there
+            waits.append(beginning)
+            await asyncio.wait(waits, timeout=_RETURN_S, return_when=_FIRST)
+            waits.remove(beginning)
+        self._front.listen()
         await asyncio.wait(waits, return_when=_FIRST)
-        if not self._builds:
-            starting.cancel()
+        beginning.cancel()
         if self._stop.is_set():
             await self._drain()
-        elif not self._failed.is_set():
-            assert cog is not None
-            _log.error("Cog has exited with code %d; the server stops", cog.returncode)
-            self._end_requests(f"Cog has exited with code {cog.returncode}")
-        if cog is not None:
+        if self._has_cog:
             watching.cancel()
-            await self._end_cog(cog)
+            if not self._hurry.is_set():
+                await asyncio.sleep(_LAST_EVENTS_S)  # in which Cog posts its last webhooks
+            await self._unless_hurried(self._parent.stop_cog())
         await self._front.flush(self._patience(_FLUSH_S))
         await self._front.deliver(self._patience(_WEBHOOKS_S if self._stop.is_set() else 0.0))
         await self._front.close()
-        self._private.close()
         return 0 if self._stop.is_set() else 1
 
     def _on_signal(self) -> None:
@@ -173,9 +172,41 @@ class Server:
         await self._front.drain(self._patience(0.0))
         if self._runtime is not None:  # asynchronous predictions have no connection
             left = max(0.0, self._deadline - time.monotonic())
-            drained = asyncio.ensure_future(asyncio.to_thread(self._runtime.drain, left))
-            hurried = asyncio.ensure_future(self._hurry.wait())
-            await asyncio.wait({drained, hurried}, return_when=_FIRST)
+            await self._unless_hurried(asyncio.to_thread(self._runtime.drain, left))
+
+    async def _unless_hurried(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Wait for the end of `work`, or for the second signal."""
+        waits = {asyncio.ensure_future(each) for each in (work, self._hurry.wait())}
+        await asyncio.wait(waits, return_when=_FIRST)
+
+    async def _begin(self) -> None:
+        """Report to the parent that requests are served; see `_on_begun`."""
+        if self._triton_only:
+            server, message = await triton_only_server.start(
+                self._settings, self._upstream.ports, self._parent, self._model_repo
+            )
+            self._parent.send(Ready(message))
+            await triton_only_server.watch(self._settings, server)  # raises what fails
+        if not self._builds:
+            await listen(self._address, self._obey)
+            await self._start()
+        self._started.set_result(None)
+        if self._has_cog:
+            await self._upstream.state.started
+        self._parent.send(Ready())
+
+    def _on_begun(self, beginning: asyncio.Future[None]) -> None:
+        """Report the error of the start, which /health-check shows, too."""
+        if beginning.cancelled() or (error := beginning.exception()) is None:
+            return
+        coded = to_coded_error(error)
+        if not (self._setup_log.for_cog or self._triton_only):
+            _log.error("%s", coded)
+        if not self._started.done():
+            self._started.set_exception(coded)
+        self._parent.send(NotReady(coded, ends=self._triton_only))
+        if self._triton_only:
+            self._failed.set()
 
     async def _start(self) -> None:
         """Load the engine, then serve it."""
@@ -185,7 +216,7 @@ class Server:
             applications = ServedApplications(settings, telemetry, self._apps)
             if settings.api_key or settings.has_tenants:
                 telemetry.metrics.registry.register(self._front.refusals.counter)
-            self._runtime = await Runtime.start(settings, self._give_up, telemetry)
+            self._runtime = await Runtime.start(settings, self._parent, self._give_up, telemetry)
             self._predictions = Predictions(
                 self._runtime, telemetry, self._address, self._tenant_of
             )
@@ -193,25 +224,13 @@ class Server:
             applications.serve_runtime(self._runtime)
         process_tuning.tune_for_serving()
         process_tuning.trim_periodically()
-        if self._for_cog is None:
+        if self._behind_cog:
             self._draining = asyncio.ensure_future(self._drain_with_cog(settings.port))
 
-    def _on_start(self, start: asyncio.Task[None]) -> None:
-        """The engine is served, or Cog's set-up fails with the error."""
-        if start.cancelled():
-            return
-        if (error := start.exception()) is None:
-            self._started.set_result(None)
-            return
-        coded = to_coded_error(error)
-        if not self._setup_log.for_cog:
-            _log.error("%s", coded)
-        self._started.set_exception(coded)
-
-    def _give_up(self) -> None:
-        """Exit, once those requests have their answers that have just failed; on any thread."""
-        time.sleep(_FLUSH_S)
-        self._loop.call_soon_threadsafe(self._failed.set)
+    def _give_up(self, error: CogTritonError) -> None:
+        """Exit, once those requests have their answers that have just failed."""
+        self._parent.send(NotReady(error, ends=True))
+        self._loop.call_later(_FLUSH_S, self._failed.set)
 
     def _tenant_of(self, prediction: str) -> Tenant | None:
         if not self._settings.has_tenants:
@@ -232,32 +251,6 @@ class Server:
         elif isinstance(order, CheckHealth):
             self._runtime.require_ready()
 
-    async def _start_cog(self, arguments: Sequence[str]) -> asyncio.subprocess.Process | None:
-        """Start Cog; or have PORT answer 503 if another user has Cog's directory.
-
-        The builder cannot do without: E2106.
-        """
-        try:
-            cog_server.take_place()
-        except TritonStartFailed as error:
-            if self._builds:
-                raise
-            _log.warning("PORT answers 503: %s", error)
-            self._setup_log.for_cog = False
-            self._upstream.without_cog = error
-            return None
-        environment = {
-            **os.environ,
-            "COG_HOST": "127.0.0.1",
-            "PORT": str(self._upstream.ports["PORT"]),
-        }
-        if not self._builds:
-            environment[ADDRESS_VARIABLE] = self._address
-        return await asyncio.create_subprocess_exec(
-            *cog_server.command(arguments),
-            env=cog_server.environment(_with_direct_loopback(environment)),
-        )
-
     def _health(self) -> dict[str, Any]:
         """State of the server, as Cog's /health-check has it."""
         if not self._started.done():
@@ -271,20 +264,6 @@ class Server:
             return {"status": "UNHEALTHY", "user_healthcheck_error": str(error)}
         return {"status": "READY"}
 
-    async def _end_cog(self, cog: asyncio.subprocess.Process) -> None:
-        """Stop Cog after the drain, once it has posted its last webhooks."""
-        if cog.returncode is None:
-            if not self._hurry.is_set():
-                await asyncio.sleep(_LAST_EVENTS_S)
-            cog.terminate()
-        hurried = asyncio.ensure_future(self._hurry.wait())
-        ended = asyncio.ensure_future(cog.wait())
-        await asyncio.wait({ended, hurried}, timeout=_COG_EXIT_S, return_when=_FIRST)
-        if not ended.done():
-            cog.kill()
-            await ended
-        cog_server.leave_place()
-
     async def _drain_with_cog(self, port: int) -> None:
         """Drain once a Cog that has started this server listens no more: it is to stop.
 
@@ -297,14 +276,6 @@ class Server:
             with suppress(OSError):  # no file descriptor is left to look with
                 listens = any(listening_sockets(port))
         await asyncio.to_thread(self._runtime.drain)
-
-
-def _with_direct_loopback(environment: dict[str, str]) -> dict[str, str]:
-    """`environment` in which no proxy is asked for 127.0.0.1, where coglet posts webhooks."""
-    direct = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
-    if "*" not in direct.split(","):
-        direct = f"{direct},127.0.0.1".lstrip(",")
-    return {**environment, "no_proxy": direct, "NO_PROXY": direct}
 
 
 class SetupLog(logging.Handler):
@@ -358,46 +329,42 @@ class SetupLog(logging.Handler):
         logging.getLogger().removeHandler(self)
 
 
-async def _serve(
-    settings: Settings,
-    sockets: Mapping[str, socket.socket],
-    for_cog: Sequence[str] | None,
-    builds: bool,
-) -> int:
-    code = await Server(settings, sockets, for_cog, builds=builds).run()
+async def _serve(settings: Settings, options: argparse.Namespace) -> int:
+    sockets = received(options.listen)
+    due = SharedTime(options.due)
+    parent = await ParentLink.of(sockets.pop("parent"))
+    ports = {name: int(port) for name, _, port in (one.partition("=") for one in options.private)}
+    beating = asyncio.ensure_future(_beat(due))
+    code = await Server(settings, sockets, ports, parent, options).run()
+    beating.cancel()
     logging.shutdown()
-    os._exit(code)  # threads that work for requests are not waited for; reapers end the engine
+    os._exit(code)  # threads that work for requests are not waited for
+
+
+async def _beat(due: SharedTime) -> None:
+    """Report to the parent that the loop runs: one that is late, and sleeps, hangs."""
+    while True:
+        due.set(time.monotonic() + _LATE_S)
+        await asyncio.sleep(_BEAT_S)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the server; see the module. The exit code, 1 with a coded line if it cannot start."""
     parser = argparse.ArgumentParser(prog="python -m cog_triton.front.server", allow_abbrev=False)
-    parser.add_argument("--listen", action="append", default=[], metavar="NAME=FD")
-    parser.add_argument("--cog-only", action="store_true", help="as for builds: no Triton")
-    options, for_cog = parser.parse_known_args(arguments)
+    add = parser.add_argument
+    add("--listen", action="append", default=[], metavar="NAME=FD")
+    add("--private", action="append", default=[], metavar="NAME=PORT")
+    add("--due", type=int, required=True, metavar="FD", help="shared time by which the loop is due")
+    add("--cog-only", action="store_true", help="as for builds: no Triton")
+    add("--triton-only", action="store_true", help="Triton's ports, without Cog")
+    add("--model-repo", type=Path, help="with --triton-only: models to serve")
+    add("--without-cog", metavar="REASON", help="why Cog was not started")
+    options = parser.parse_args(arguments)
     try:
-        settings = _settings()
-        return asyncio.run(_serve(settings, received(options.listen), for_cog, options.cog_only))
+        return asyncio.run(_serve(_settings(), options))
     except CogTritonError as error:
         _log.error("%s", error)
         return 1
-
-
-def behind_cog() -> int:
-    """Run the server of a Cog that was started alone, without PORT; Cog gets what it fails with."""
-    try:
-        settings = _settings()
-        for name in ("cog_triton_keys", "tls_cert_file"):
-            if (value := getattr(settings, name)) is not None:
-                raise InvalidArgument(
-                    f"{name.upper()}={value}: not for a Cog that was started alone, whose port has"
-                    " neither; start the server by `cog-triton serve`"
-                )
-        ports = {name: at for name, at in settings.public_ports.items() if name != "PORT"}
-        with bound(ports) as sockets:
-            return asyncio.run(_serve(settings, sockets, None, builds=False))
-    except CogTritonError as error:
-        return asyncio.run(_refuse(error))
 
 
 def _settings() -> Settings:
@@ -409,20 +376,9 @@ def _settings() -> Settings:
     log_format.requests.disabled = not settings.log_requests
     # Whoever reads the log slowly delays no connection.
     log_format.lose_requests_rather_than_wait(*log_format.own())
-    for name in _SECRETS:
+    for name in FRONT_VARIABLES:
         os.environ.pop(name, None)
     return settings
-
-
-async def _refuse(error: CogTritonError) -> int:
-    """Answer Cog's orders with the error, until Cog ends."""
-
-    async def obey(order: Any, exchange: Exchange) -> None:
-        raise error
-
-    await listen(os.environ[ADDRESS_VARIABLE], obey)
-    await asyncio.get_running_loop().create_future()
-    return 1
 
 
 if __name__ == "__main__":

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cog_triton.errors import CogTritonError
 from cog_triton.front.cog_state import CogState
 from cog_triton.serving.tenants import Tenant
-from cog_triton.system.ports import reserve
-
-
-class PrivatePorts:
-    """A port of 127.0.0.1 for each of the settings `names`; nobody else has it until `close`."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._sockets: dict[str, socket.socket] = {name: reserve() for name in names}
-        self.numbers = {name: found.getsockname()[1] for name, found in self._sockets.items()}
-
-    def close(self) -> None:
-        """Give the ports back."""
-        for found in self._sockets.values():
-            found.close()
 
 
 class Upstream:

@@ -15,7 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from types import UnionType
-from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    NamedTuple,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from cog_triton import errors
 from cog_triton.ipc.framing import FrameError
@@ -26,8 +35,11 @@ _HEAD = struct.Struct("!I")
 _known: dict[str, type] = {}
 
 
+@dataclass_transform(frozen_default=True)
 def message(cls: type[T]) -> type[T]:
-    """Register a dataclass as a message, of its own name; a decorator."""
+    """Register a class as a message, of its own name, and a frozen dataclass; a decorator."""
+    if "__dataclass_fields__" not in vars(cls):
+        cls = dataclasses.dataclass(frozen=True, slots=True)(cls)
     _known[cls.__name__] = cls
     return cls
 

@@ -1,39 +1,26 @@
-"""Engine child: one engine process under a reaper of its own, from its start to its end."""
+"""Engine child: one engine process, from its start to its end."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import socket
-import subprocess
-import threading
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cog_triton.engines.engine_orders import (
-    FallAsleep,
-    NotOpened,
-    Opened,
-    Serve,
-    Stop,
-    WakeUp,
-)
+from cog_triton.engines.engine_orders import FallAsleep, NotOpened, Opened, Serve, Stop, WakeUp
 from cog_triton.engines.engine_spec import EngineSpec
-from cog_triton.errors import CogTritonError, EngineNotRestored
+from cog_triton.errors import EngineNotRestored
 from cog_triton.ipc.streams import Stream
 from cog_triton.processes import watchdog
-from cog_triton.system import isolated_python, reaper
+from cog_triton.processes.child import Child, described
+from cog_triton.system import isolated_python
 from cog_triton.system.gpus import VISIBLE_GPUS
-from cog_triton.system.process_state import with_descendants
 from cog_triton.system.shared_time import SharedTime
 
 _PROGRAM = "cog_triton.backend.engine_process"
-_EXIT_GRACE_S = 5.0
 _REAP_S = 0.2
 _CLOSE_TIMEOUT_S = 10.0
 _SLEEP_S = 120.0  # the first time host memory is pinned: 9 s for 16 GB
@@ -59,15 +46,15 @@ class EngineChild:
         self.number = number
         self.log = directory / f"engine-{number}.log"
         self.asleep = False
-        self._pid: int | None = None
-        self._loop = asyncio.get_running_loop()
-        self._ended = asyncio.Event()
-        self._error: CogTritonError | None = None
-        self._reason: str | None = None
+        self.loaded = False
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._reason = ""
         self._control: Stream | None = None
         self._messages: asyncio.Queue[Any] = asyncio.Queue()
-        self._descriptors: list[int] = []
-        self._killing = threading.Lock()
+        if spec.isolated:
+            environment = isolated_python.environment(directory / "engine-python", environment)
+        if gpus:
+            environment = {**environment, VISIBLE_GPUS: gpus}
         with ExitStack() as undo:
             self._progress = undo.enter_context(closing(SharedTime()))
             self._socket, its = socket.socketpair()
@@ -75,27 +62,20 @@ class EngineChild:
             with its, self.log.open("wb") as log:
                 descriptors = [its.fileno(), self._progress.descriptor]
                 parameters = json.dumps(dict(spec.parameters))
-                self._process = reaper.spawn(
+                self.process = Child(
                     [spec.python, "-m", _PROGRAM, spec.engine, parameters, *map(str, descriptors)],
-                    grace=_EXIT_GRACE_S,
-                    env=_environment(spec, directory, environment, gpus),
-                    stdout=log,
-                    stderr=log,
+                    environment,
+                    output=log,
                     pass_fds=descriptors,
                 )
             undo.pop_all()
-        self._watching = asyncio.ensure_future(self._watch(self.root_pid))
+        self._watching = asyncio.ensure_future(self._watch())
         self._following = asyncio.ensure_future(self._follow())
 
     @property
     def alive(self) -> bool:
         """Whether it has not ended."""
-        return not self._ended.is_set()
-
-    @property
-    def root_pid(self) -> int:
-        """Process id of the reaper, above all of the engine's processes."""
-        return self._process.process.pid
+        return not self.ended.done()
 
     def serve(self, address: str, generation: int) -> None:
         """Have it listen at an address, which it does within milliseconds."""
@@ -114,32 +94,34 @@ class EngineChild:
         await self._ask(WakeUp(), _WAKE_S)
         self.asleep = False
 
-    async def wait_until_loaded(self) -> bool:
-        """Wait until it is loaded, or has ended; returns whether it lives."""
+    async def load(self) -> str:
+        """Wait until it is loaded, or has ended; returns why it is not, its error or last lines."""
         message = await self._next()
         if isinstance(message, Opened) and self.alive:
-            self._pid = message.pid
-            with suppress(OSError):  # its reaper and its connection end, too
-                self._watch_exit(message.pid)
-            self._watching.cancel()
-            self._watching = asyncio.ensure_future(self._watch(message.pid))
-            return True
+            self.loaded = True
+            return ""
+        await asyncio.wait({self.ended})
         if isinstance(message, NotOpened):
-            self._error = message.error
-        await self._ended.wait()
-        return False
+            return str(message.error)
+        reason, text = self._reason or "its process has ended", ""
+        with suppress(OSError):  # no descriptor is left
+            text = self.log.read_text("utf-8", "replace")
+        tail = "\n".join(text.splitlines()[-_TAIL_LINES:])
+        return f"{reason}; its last lines (of {self.log}):\n{tail}"
 
     async def wait_until_dead(self) -> str:
         """Wait for its end, however it comes; returns the reason."""
-        await self._ended.wait()
-        return self._reason or f"the engine's process ({self._pid or 'loading'}) has died"
+        await asyncio.wait({self.ended})
+        return self._reason or f"the engine's process ({self.process.pid}) has died"
 
     async def clean_up(self) -> str:
         """After its end, kill all that it left, which frees its memory; returns how it ended.
 
-        Raises OSError or TimeoutExpired if something is left, or cannot be looked for.
+        Raises OSError or TimeoutError if something is left, or cannot be looked for.
         """
-        return _ending(await asyncio.to_thread(self._kill_rest))
+        known = not self._reason and await self.process.wait(_REAP_S)
+        code = await self.process.kill()
+        return described(code) if known else "has died"
 
     def end(self, reason: str) -> None:
         """Count it as dead, for `reason`, unless it is; `clean_up` kills it."""
@@ -147,29 +129,16 @@ class EngineChild:
             self._reason = reason
             self._end()
 
-    def kill(self) -> None:
-        """Kill it at once; none of its processes is left when this returns."""
-        self.end("the engine was closed")
-        self._kill_rest()
+    async def close(self, *, kills: bool = False) -> None:
+        """Ask it to end, or kill it; none of its processes is left when this returns.
 
-    async def close(self) -> None:
-        """Ask it to end; one that does not in time, or loads or sleeps and cannot, is killed."""
-        if self.alive and self._pid is not None and not self.asleep:
+        One that does not end in time, or loads or sleeps and cannot, is killed.
+        """
+        if not kills and self.alive and self.loaded and not self.asleep:
             self._send(Stop())
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), _CLOSE_TIMEOUT_S)
+            await asyncio.wait({self.ended}, timeout=_CLOSE_TIMEOUT_S)
         self.end("the engine was closed")
         await self.clean_up()
-
-    def load_error(self) -> str:
-        """Why it ended before it was loaded: its coded error, or its last lines."""
-        if self._error is not None:
-            return str(self._error)
-        reason, text = self._reason or "its process has ended", ""
-        with suppress(OSError):  # no descriptor is left
-            text = self.log.read_text("utf-8", "replace")
-        tail = "\n".join(text.splitlines()[-_TAIL_LINES:])
-        return f"{reason}; its last lines (of {self.log}):\n{tail}"
 
     def _send(self, order: Serve | FallAsleep | WakeUp | Stop) -> None:
         assert self._control is not None
@@ -187,71 +156,31 @@ class EngineChild:
 
     async def _next(self, timeout_s: float | None = None) -> Any:
         """Its next message; None if it has ended, or says nothing in time."""
-        waits = [asyncio.ensure_future(wait) for wait in (self._messages.get(), self._ended.wait())]
-        try:
-            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        message, _ = waits
-        return message.result() if message.done() else None
+        if not self.alive and self._messages.empty():
+            return None
+        with suppress(asyncio.TimeoutError):
+            return await asyncio.wait_for(self._messages.get(), timeout_s)
 
     async def _follow(self) -> None:
         """Take its messages until its end."""
         try:
-            self._watch_exit(self.root_pid)
             self._control = await Stream.of(self._socket)
             while True:
                 self._messages.put_nowait(await self._control.receive())
         except (EOFError, OSError):
             self._end()
 
-    def _watch_exit(self, pid: int) -> None:
-        """Notice the end of a process at once, whoever has its connections."""
-        descriptor = os.pidfd_open(pid)
-        self._descriptors.append(descriptor)
-        self._loop.add_reader(descriptor, self._end)
-
-    async def _watch(self, pid: int) -> None:
-        pids = partial(with_descendants, self.root_pid)
-        self.end(await watchdog.watch("the engine", pid, pids, self._progress.read))
+    async def _watch(self) -> None:
+        self.end(await watchdog.watch("the engine", self.process, self._progress.read))
 
     def _end(self) -> None:
         if not self.alive:
             return
-        self._ended.set()
+        self.ended.set_result(None)
+        self._messages.put_nowait(None)
         for task in (self._watching, self._following):
             task.cancel()
-        for descriptor in self._descriptors:
-            self._loop.remove_reader(descriptor)
-            os.close(descriptor)
         if self._control is not None:
             self._control.close()
         self._socket.close()
         self._progress.close()
-
-    def _kill_rest(self) -> int | None:
-        """Kill what is left; the exit code, None if the reaper was killed before it knew."""
-        code = None
-        with self._killing:
-            if self._reason is None:
-                with suppress(subprocess.TimeoutExpired):
-                    code = self._process.wait(_REAP_S)
-            self._process.kill()
-        return code
-
-
-def _environment(
-    spec: EngineSpec, directory: Path, environment: Mapping[str, str], gpus: str | None
-) -> Mapping[str, str]:
-    if spec.isolated:
-        environment = isolated_python.environment(directory / "engine-python", environment)
-    return {**environment, VISIBLE_GPUS: gpus} if gpus else environment
-
-
-def _ending(code: int | None) -> str:
-    if code is None:
-        return "has died"
-    if code > 128 and code - 128 in {number.value for number in signal.Signals}:
-        return f"was killed by {signal.Signals(code - 128).name}"
-    return f"exited with {code}"

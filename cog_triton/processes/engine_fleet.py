@@ -9,157 +9,77 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from cog_triton.engines import engine_spec
-from cog_triton.engines.engine_spec import EngineSpec
+from cog_triton.engines.engine_spec import numbered
 from cog_triton.errors import EngineNotParked, EngineNotRestored
 from cog_triton.processes.engine_child import EngineChild
-from cog_triton.processes.engine_replicas import ONE, EngineReplicas
+from cog_triton.processes.orders import EngineDeath, EnginesChanged, StartEngines
+from cog_triton.processes.restarts import FIRST_PAUSE_S, STABLE_S, Restarts
 from cog_triton.system.host_memory import resident_bytes
 
 _log = logging.getLogger(__name__)
 _LOGS_KEPT = 3
 _SPARE_DELAY_S = 5.0  # after a death, whose generations need the CPU for their prompts first
-_STABLE_S = 5.0
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineDeath:
-    """The engine `replica` has died; `serving` is the number of engines that still serve.
-
-    It served for `lasted` seconds. If that is None, it did not load, and no other is started.
-    """
-
-    reason: str
-    replica: int
-    serving: int
-    lasted: float | None = None
 
 
 class EngineFleet:
-    """Engine processes of `spec`, whose files are in one directory; in one event loop."""
+    """Engine processes of an order, with its files in one directory; in one event loop."""
 
-    def __init__(
-        self,
-        directory: Path,
-        spec: EngineSpec,
-        replicas: EngineReplicas = ONE,
-        *,
-        spare: bool = False,
-    ) -> None:
-        """With a `spare`, of one replica, a second engine waits for the first one's death."""
-        self._generations = [0] * replicas.count
-        self._directory = directory
-        self._spec = spec.parkable() if spare else spec
-        self._replicas = replicas
-        self._has_spare = spare
-        self._environment: Mapping[str, str] = {}
+    def __init__(self, order: StartEngines, report: Callable[[Any], None]) -> None:
+        """Start to load the engines. `report` takes EnginesChanged and EngineDeath."""
+        self.order = order
+        self._report = report
+        self._has_spare = order.spare
+        self._spec = order.spec.parkable() if order.spare else order.spec
+        self._addresses = numbered(order.address, order.count)
+        self._generations = [0] * order.count
         self._numbers = itertools.count(1)
         self._logs: deque[Path] = deque()
-        self._clear()
-
-    def _clear(self) -> None:
-        # Another user can see an address, and take it while no engine listens there.
-        self._addresses = engine_spec.new_addresses(self._replicas.count)
-        self._tasks: list[asyncio.Task[None]] = []
         self._living: set[EngineChild] = set()
         self._serving: dict[int, EngineChild] = {}
         self._spare: asyncio.Task[EngineChild | None] | None = None
-        self._spare_taken = asyncio.Event()
-        self._serves = asyncio.Event()
-        self._deaths: asyncio.Queue[EngineDeath] = asyncio.Queue()
-        self._failure: asyncio.Queue[str] = asyncio.Queue()
+        self._spare_taken: asyncio.Future[None]
+        self._tasks = [asyncio.ensure_future(self._run(replica)) for replica in range(order.count)]
 
     @property
-    def variables(self) -> Mapping[str, str]:
-        """Variables that tritonserver's environment needs."""
-        return engine_spec.variables(self._addresses)
+    def has_failed(self) -> bool:
+        """Whether an engine did not load, and is not tried again."""
+        return any(task.done() for task in self._tasks)
 
-    @property
-    def serving(self) -> int:
-        """Number of engines that serve."""
-        return len(self._serving)
-
-    def memory(self) -> Mapping[str, int]:
-        """Resident memory in bytes of engine processes, those that serve and others."""
-        serving = {engine.root_pid for engine in self._serving.copy().values()}
-        others = {engine.root_pid for engine in self._living.copy()} - serving
-        return {
-            "leased": sum(map(resident_bytes, serving)),
-            "spare": sum(map(resident_bytes, others)),
-        }
-
-    def start(self, environment: Mapping[str, str]) -> None:
-        """Start to load the engines, with this environment, unless they were started.
-
-        If one did not load, all of them begin again.
-        """
-        if any(task.done() for task in self._tasks):
-            self.kill()
-        if not self._tasks:
-            self._environment = environment
-            replicas = range(self._replicas.count)
-            self._tasks = [asyncio.ensure_future(self._run(replica)) for replica in replicas]
-
-    async def wait_until_serving(self) -> Mapping[int, int]:
-        """Wait until an engine serves; returns the generations of those that do, by replica.
-
-        Forgets the deaths until then.
-        """
-        await self._serves.wait()
-        while not self._deaths.empty():
-            self._deaths.get_nowait()
-        return {replica: self._generations[replica] for replica in self._serving}
-
-    async def wait_until_failed(self) -> str:
-        """Wait until an engine does not load while no other serves, or at the start."""
-        return await self._failure.get()
-
-    @property
-    def has_died(self) -> bool:
-        """Whether `wait_for_death` would return at once."""
-        return not self._deaths.empty()
-
-    async def wait_for_death(self) -> EngineDeath:
-        """Wait until an engine that served has died, or `wait_until_failed`; one at a time."""
-        return await self._deaths.get()
+    def state(self) -> EnginesChanged:
+        """The engines of now."""
+        serving = {engine.process.pid for engine in self._serving.values()}
+        others = {engine.process.pid for engine in self._living} - serving
+        generations = {replica: self._generations[replica] for replica in self._serving}
+        return EnginesChanged(generations, sorted(serving), sorted(others))
 
     def end(self, reason: str, replica: int | None = None) -> None:
-        """End an engine that serves, or all, for a fault; `wait_for_death` reports it."""
+        """End an engine that serves, or all, for a fault; their deaths are reported."""
         for number, engine in tuple(self._serving.items()):
             if replica in (None, number):
                 engine.end(reason)
 
-    async def stop(self) -> None:
-        """End all engines, in time or killed."""
-        self._cancel()
-        closing = (engine.close() for engine in self._living)
-        await asyncio.gather(*closing, return_exceptions=True)
-        self._clear()
-
-    def kill(self) -> None:
-        """Kill all engines; none is left when this returns, and `start` starts others."""
-        self._cancel()
-        for engine in self._living:
-            engine.kill()
-        self._clear()
-
-    def _cancel(self) -> None:
+    async def stop(self, *, kills: bool = False) -> None:
+        """End all engines, in time or killed; none of their processes is left then."""
         for task in (*self._tasks, self._spare):
             if task is not None:
                 task.cancel()
+        ends = (engine.close(kills=kills) for engine in self._living)
+        await asyncio.gather(*ends, return_exceptions=True)
+
+    def hurry(self) -> None:
+        """End at once what `stop` waits for."""
+        for engine in self._living:
+            engine.end("the engine was closed")
 
     async def _run(self, replica: int) -> None:
         """Have one engine after the other serve as `replica`."""
-        pause, first = 0.0, True
+        restarts, first = Restarts(), True
         while True:
             engine, lasted = await self._load(replica, first=first), 0.0
             if not isinstance(engine, str):
@@ -167,14 +87,12 @@ class EngineFleet:
                 lasted = await self._serve(replica, engine)
             elif first or not self._serving:
                 reason = f"the engine did not load: {engine}"
-                self._failure.put_nowait(reason)
-                self._deaths.put_nowait(EngineDeath(reason, replica, len(self._serving)))
+                self._report(EngineDeath(reason, replica, len(self._serving)))
                 return
             else:
                 _log.error("engine %d is not back, and is tried again: %s", replica, engine)
-            pause = 0.0 if lasted >= _STABLE_S else pause
-            await asyncio.sleep(pause)
-            pause = min(2 * pause or _FIRST_PAUSE_S, _LAST_PAUSE_S)
+            restarts.failed(stable=lasted >= STABLE_S)
+            await asyncio.sleep(restarts.pause)
 
     async def _serve(self, replica: int, engine: EngineChild) -> float:
         """Have an engine serve, until it has died and its memory is free; returns the seconds."""
@@ -183,15 +101,14 @@ class EngineFleet:
         self._generations[replica] += 1
         engine.serve(self._addresses[replica], self._generations[replica])
         self._serving[replica] = engine
-        self._serves.set()
         if self._has_spare and self._spare is None:
             self._begin_spare(delay=_SPARE_DELAY_S if self._logs else 0.0)
+        self._report(self.state())
         reason = await engine.wait_until_dead()
         del self._serving[replica]
-        if not self._serving:
-            self._serves.clear()
         lasted = time.monotonic() - began
-        self._deaths.put_nowait(EngineDeath(reason, replica, len(self._serving), lasted))
+        self._report(self.state())
+        self._report(EngineDeath(reason, replica, len(self._serving), lasted))
         await self._clean_up(engine)
         return lasted
 
@@ -212,22 +129,24 @@ class EngineFleet:
 
     async def _begin(self, replica: int) -> EngineChild | str:
         """Start an engine and wait until it is loaded; else why it is not."""
-        gpus = self._replicas.gpus[replica] if self._replicas.gpus else None
+        order = self.order
+        gpus = order.gpus[replica] if order.gpus else None
         began, number = time.monotonic(), next(self._numbers)
         on = "" if gpus is None else f" on GPU {gpus}"
         self._note(replica, "engine process %d starts%s: %s", number, on, self._spec.engine)
         try:
-            engine = EngineChild(number, self._spec, self._directory, self._environment, gpus)
+            directory = Path(order.directory)
+            engine = EngineChild(number, self._spec, directory, order.environment, gpus)
         except OSError as error:
             return str(error)
         self._living.add(engine)
-        if await engine.wait_until_loaded():
-            seconds = time.monotonic() - began
-            self._note(replica, "engine process %d has loaded in %.2f s", number, seconds)
-            return engine
-        why = engine.load_error()
-        await self._clean_up(engine)
-        return why
+        self._report(self.state())
+        if why := await engine.load():
+            await self._clean_up(engine)
+            return why
+        seconds = time.monotonic() - began
+        self._note(replica, "engine process %d has loaded in %.2f s", number, seconds)
+        return engine
 
     def _note(self, replica: int, text: str, *values: object) -> None:
         """Log a stage of a start, below INFO for the first one, which the server reports itself."""
@@ -238,40 +157,35 @@ class EngineFleet:
         while ending is None:
             try:
                 ending = await engine.clean_up()
-            except (OSError, subprocess.TimeoutExpired) as error:  # no descriptor left, for example
+            except OSError as error:  # it survives, or no descriptor is left
                 _log.error("engine process %d is still there: %s", engine.number, error)
-                await asyncio.sleep(_FIRST_PAUSE_S)
+                await asyncio.sleep(FIRST_PAUSE_S)
         _log.info("engine process %d %s (log: %s)", engine.number, ending, engine.log)
         self._living.discard(engine)
+        self._report(self.state())
         self._logs.append(engine.log)
         while len(self._logs) > _LOGS_KEPT:
             self._logs.popleft().unlink(missing_ok=True)
 
     def _begin_spare(self, engine: EngineChild | None = None, delay: float = 0.0) -> None:
-        self._spare_taken.clear()
+        self._spare_taken = asyncio.get_running_loop().create_future()
         self._spare = asyncio.ensure_future(self._stand_by(engine, delay))
 
     async def _stand_by(self, engine: EngineChild | None, delay: float) -> EngineChild | None:
         """Have a spare ready, and another when it dies, until one is taken; returns that."""
         while self._has_spare:
             if engine is None:
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._spare_taken.wait(), delay)
+                await asyncio.wait({self._spare_taken}, timeout=delay)
                 loaded = await self._begin(0)
                 if isinstance(loaded, str):
                     _log.warning("no spare engine: %s", loaded)
                     return None
                 engine = loaded
-                if not self._spare_taken.is_set():
+                if not self._spare_taken.done():
                     await self._park(engine)
-            waits = [
-                asyncio.ensure_future(wait)
-                for wait in (self._spare_taken.wait(), engine.wait_until_dead())
-            ]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
-            if self._spare_taken.is_set():
+            signs = {self._spare_taken, engine.ended}
+            await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
+            if self._spare_taken.done():
                 return engine
             await self._clean_up(engine)
             engine, delay = None, _SPARE_DELAY_S
@@ -281,7 +195,7 @@ class EngineFleet:
         spare, self._spare = self._spare, None
         if spare is None:
             return None
-        self._spare_taken.set()
+        self._spare_taken.set_result(None)
         engine = await spare
         return engine if engine is not None and await self._wake(engine) else None
 
@@ -300,7 +214,7 @@ class EngineFleet:
             engine.end(error.detail)
             _log.error("no spare engine any more: %s", error)
         else:
-            seconds, size = time.monotonic() - began, resident_bytes(engine.root_pid) / 1e9
+            seconds, size = time.monotonic() - began, resident_bytes(engine.process.pid) / 1e9
             text = f"asleep in {seconds:.1f} s, it has {size:.1f} GB of host memory"
             _log.info("spare engine %d is parked: %s", engine.number, text)
         return engine.asleep

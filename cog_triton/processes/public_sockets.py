@@ -1,15 +1,16 @@
-"""Public sockets: the parent binds them, and passes them to the server alone, by number."""
+"""Sockets of a server: the parent binds them, and passes the public ones to the server only."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-from cog_triton.system.ports import bind
+from cog_triton.system.ports import bind, reserve
 
 BACKLOG = 4096
+_BEHIND = ("PORT", "TRITON_HTTP_PORT", "TRITON_METRICS_PORT")
 
 
 @contextmanager
@@ -22,10 +23,15 @@ def bound(ports: Mapping[str, tuple[str, int]]) -> Iterator[dict[str, socket.soc
         }
 
 
-def as_arguments(sockets: Mapping[str, socket.socket]) -> list[str]:
-    """The server's arguments for sockets that it inherits, or that are its own."""
-    words = [f"{name}={one.fileno()}" for name, one in sockets.items()]
-    return [each for word in words for each in ("--listen", word)]
+@contextmanager
+def private_ports(public: Collection[str]) -> Iterator[dict[str, int]]:
+    """Ports of 127.0.0.1 for Cog and Triton behind public ones; nobody else has them meanwhile."""
+    with ExitStack() as opened:
+        yield {
+            name: opened.enter_context(reserve()).getsockname()[1]
+            for name in _BEHIND
+            if name in public
+        }
 
 
 def received(given: Sequence[str]) -> dict[str, socket.socket]:

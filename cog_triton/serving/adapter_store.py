@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -39,7 +40,7 @@ _CHUNK = 1 << 20
 
 
 class AdapterStore:
-    """The adapters of one server; thread-safe."""
+    """The adapters of one server, and of an earlier one with the same engine; thread-safe."""
 
     def __init__(self, settings: Settings, limits: LoRALimits, run_dir: Path) -> None:
         """`limits` are what the engine takes."""
@@ -51,8 +52,13 @@ class AdapterStore:
         self._adapters: dict[str, RegisteredAdapter] = {}
         self._names_used: set[str] = set()
         self._number = 0
-        self._files.mkdir()
-        self.registry.write(())
+        self._follows = self.registry.path.exists()
+        if self._follows:
+            # The engine may have others of the earlier server, by any name and low number.
+            self._adapters, self._number = self.registry.adapters(), secrets.randbits(30)
+        else:
+            self._files.mkdir(exist_ok=True)
+            self.registry.write(())
 
     def adapters(self) -> Mapping[str, RegisteredAdapter]:
         """The loaded adapters by name."""
@@ -73,8 +79,11 @@ class AdapterStore:
     ) -> None:
         """Load an adapter that the operator names; see `fetch_adapter`.
 
-        `converted` ones are the engine's own, packed as it takes them, and copied so.
+        `converted` ones are the engine's own, packed as it takes them, and copied so. What an
+        earlier server has loaded stays.
         """
+        if self._follows and name in self._adapters:
+            return
         with _naming(name):
             store = self._settings.work_dir / "models"
             limit = self._settings.max_lora_bytes
@@ -125,7 +134,7 @@ class AdapterStore:
             adapter, copied = self._copy(directory, root, more)
             self._number += 1
             # "#" is in no name.
-            unused = name not in self._names_used
+            unused = not self._follows and name not in self._names_used
             engine_name = name if unused else f"{name}#{self._number}"
             found = RegisteredAdapter(name, self._number, copied, adapter.rank, engine_name)
             self._names_used.add(name)

@@ -6,8 +6,6 @@ UTF-8. It hangs up after the last one. A peer that hangs up first cancels its pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cog_triton.ipc.messages import message
 
 ADDRESS_VARIABLE = "COG_TRITON_SERVER_ADDRESS"
@@ -18,19 +16,16 @@ OUTPUT, LOG, METRICS, ERROR, CANCELLED, END = (b"%c" % kind for kind in b"olmec.
 
 
 @message
-@dataclass(frozen=True, slots=True)
 class SetUp:
     """Send log lines of the start as they come, then END if the server is ready, or an ERROR."""
 
 
 @message
-@dataclass(frozen=True, slots=True)
 class CheckHealth:
     """Send END if requests are served, or the ERROR why they are not."""
 
 
 @message
-@dataclass(frozen=True, slots=True)
 class Predict:
     """Run a prediction of Cog's `id`.
 

@@ -33,7 +33,7 @@ from cog_triton.settings import Settings
 from cog_triton.settings.request_defaults import PREFIX
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.system.redaction import redact_address
-from cog_triton.system.work_dir import fresh_run_dir, require_usable, work_dir_errors
+from cog_triton.system.work_dir import require_usable, work_dir_errors
 from cog_triton.text.stop_strings import WordLimits
 from cog_triton.triton import installation, launch
 from cog_triton.triton.model_repository import ENGINE_MODEL, render_repository
@@ -44,24 +44,26 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PreparedEngine:
-    """An engine, its rendered model `repository` for `world_size` ranks, and its run directory.
+    """An engine, and its rendered model `repository` for `world_size` ranks.
 
     `replicas` are how many of it serve.
     """
 
     family: EngineFamily
     repository: Path
-    run_dir: Path
     world_size: int
     adapters: AdapterStore | None = None
     replicas: EngineReplicas = ONE
 
 
-async def prepare_engine(settings: Settings, *, alone: bool = False) -> PreparedEngine:
-    """Fetch the engine, check it against this machine, and render its model repository.
+async def prepare_engine(
+    settings: Settings, run_dir: Path, *, alone: bool = False, loaded: bool = False
+) -> PreparedEngine:
+    """Fetch the engine, check it against this machine, and render its repository in `run_dir`.
 
     Cheap checks come first: a bad config is reported before any weights are fetched. `alone` is as
-    in `memory_check`. Raises the coded error of the first check that fails.
+    in `memory_check`; an engine that is `loaded` needs no more memory. Raises the coded
+    error of the first check that fails.
     """
     family, config = await open_configured(settings)
     if isinstance(family, VLLMFamily) and family.nodes > 1:
@@ -70,16 +72,16 @@ async def prepare_engine(settings: Settings, *, alone: bool = False) -> Prepared
     world_size = launch.world_size(settings, family.world_size or 1)
     replicas = _replicas(settings, family)
     with work_dir_errors(settings.work_dir):
-        run_dir = fresh_run_dir(settings.work_dir)
         _require_compatible(settings, family, config, run_dir)
         devices = config.arguments_of(ENGINE_MODEL).get("gpu_device_ids")
-        memory_check.require_memory(settings, family, alone=alone, gpu_device_ids=devices)
+        if not loaded:
+            memory_check.require_memory(settings, family, alone=alone, gpu_device_ids=devices)
         word_limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
         adapters = await asyncio.to_thread(_load_adapters, settings, family, config, run_dir)
         repository = render_repository(
             family, config, run_dir / "model_repo", word_limits, ImageLimits.of(settings)
         )
-    return PreparedEngine(family, repository, run_dir, world_size, adapters, replicas)
+    return PreparedEngine(family, repository, world_size, adapters, replicas)
 
 
 def _replicas(settings: Settings, family: EngineFamily) -> EngineReplicas:

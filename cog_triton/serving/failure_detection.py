@@ -10,11 +10,11 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from cog_triton.errors import CogTritonError
+from cog_triton.processes.waits import first_done
 from cog_triton.serving.admission import Admission
 from cog_triton.settings import Settings
 from cog_triton.triton import liveness
@@ -32,18 +32,25 @@ _OTHERS_S = 5.0
 _SETTLING_TICKS, _SETTLING_S = 50, 0.02
 
 
-class Sick(NamedTuple):
-    """An engine that fails its checks, None for the only one, and how."""
+class Failure(NamedTuple):
+    """Failure, whether Triton itself is well, and the engine if others of it serve."""
 
-    replica: int | None
     reason: str
+    engine_only: bool = False
+    replica: int | None = None
 
 
-class EngineChecks:
-    """Checks of the engines behind `transport`, once they are `requested`."""
+class FailureDetection:
+    """Watch over one Triton, and checks of its engines once they are `requested`.
+
+    It has nothing restarted.
+    """
 
     def __init__(
         self,
+        settings: Settings,
+        server: TritonServer,
+        client: TritonClient,
         transport: TokenTransport,
         probe: Callable[..., None],
         admission: Admission,
@@ -52,116 +59,37 @@ class EngineChecks:
         """See `Supervisor`."""
         self.requested = asyncio.Event()
         self.probe = probe
-        self._transport = transport
-        self._admission = admission
-        self._replicas = replicas
-
-    async def watch(self) -> Sick:
-        """Engine checks after failed requests; returns the first engine that fails them."""
-        while True:
-            await self.requested.wait()
-            self.requested.clear()
-            if self._replicas is None:
-                if reason := await self._check(self._transport, self.probe):
-                    return Sick(None, reason)
-            else:
-                # What has died is known then, and its requests go on as those of a dead engine.
-                await asyncio.sleep(_TICK_S)
-                for replica, stream in self._replicas.serving.items():
-                    probe = partial(self.probe, transport=stream)
-                    reason = await self._check(stream, probe)
-                    if reason and replica in self._replicas.serving:
-                        return Sick(replica, reason)
-            self._admission.release()
-            await asyncio.sleep(_PAUSE_S)
-
-    async def _check(
-        self, transport: TokenTransport | EngineChannel, probe: Callable[[], None]
-    ) -> str:
-        """Check of an engine: what is wrong with it, if two one-token requests fail; else blank.
-
-        The first of them may have gone the way of the failed one, a connection that was breaking.
-        """
-        for last in (False, True):
-            began = time.monotonic()
-            check = asyncio.ensure_future(asyncio.to_thread(probe))
-            if not await _done_within(check, _TIMEOUT_S):
-                if transport.last_token_at < began:
-                    silence = f"silent for {_TIMEOUT_S:g} s"
-                    return f"a request failed, and the engine has been {silence}"
-                break
-            if not isinstance(error := check.exception(), CogTritonError):
-                break
-            if last:
-                return f"the engine fails every request: {error}"
-        return ""
-
-
-class Failure(NamedTuple):
-    """Failure, whether Triton itself is well, and the engine if others of it serve."""
-
-    reason: str
-    engine_only: bool
-    replica: int | None = None
-
-
-class FailureDetection:
-    """Watch over one Triton; it has nothing restarted."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        server: TritonServer,
-        client: TritonClient,
-        transport: TokenTransport,
-        checks: EngineChecks,
-        replicas: StepStreams | None,
-    ) -> None:
-        """See `Supervisor`."""
-        self.checks = checks
         self._period = settings.triton_probe_period
         self._timeout = settings.triton_probe_timeout
         self._server = server
         self._client = client
         self._transport = transport
+        self._admission = admission
         self._replicas = replicas
 
     async def wait(self) -> Failure:
         """Wait for the first sign of failure, and describe it; kills an engine that is at fault."""
         engines = self._server.engines
-        deaths: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._server.wait_for_failure())]
-        if engines is not None:
-            deaths.append(asyncio.ensure_future(engines.wait_for_death()))
-        check = asyncio.ensure_future(self.checks.watch())
-        watches = [*deaths, check, asyncio.ensure_future(self._watch_readiness())]
-        try:
-            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-            if done.isdisjoint(deaths):
+        ends = self._server.wait_for_failure(), engines.wait_for_death()
+        async with first_done(*ends, self._watch_engines(), self._watch_readiness()) as watches:
+            deaths = _, of_engine = watches[:2]
+            if not any(death.done() for death in deaths):
                 # What is dead refuses requests, too, but its death is the better reason.
                 await asyncio.wait(deaths, timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
-            first = next(watch for watch in watches if watch.done())
-            found = first.result()
+            found = next(watch for watch in watches if watch.done()).result()
             if isinstance(found, str):
-                return Failure(found, engine_only=False)
-            if engines is None:
-                return Failure(found.reason, engine_only=False)
-            if isinstance(found, Sick):
+                return Failure(found)
+            if not engines.chosen:
+                return Failure(found.reason)
+            if isinstance(found, Failure):
                 engines.end(found.reason, found.replica)
-                if found.replica is None:
-                    return Failure(found.reason, engine_only=True)
-                _, of_engine = deaths
-                await asyncio.wait({of_engine}, timeout=_DEATH_S)
-                if not of_engine.done():
+                if found.replica is not None:
+                    await asyncio.wait({of_engine}, timeout=_DEATH_S)
+                if found.replica is None or not of_engine.done():
                     return Failure(found.reason, engine_only=True)
                 found = of_engine.result()
-            others = self._replicas is not None and found.serving
-            return Failure(
-                found.reason, found.lasted is not None, found.replica if others else None
-            )
-        finally:
-            for watch in watches:
-                watch.cancel()
-            await asyncio.gather(*watches, return_exceptions=True)
+            replica = found.replica if self._replicas is not None and found.serving else None
+            return Failure(found.reason, found.lasted is not None, replica)
 
     async def blames(self, replica: int | None = None, *, of_engine: bool) -> bool:
         """Whether requests of ours may be blamed for a death: no others ran, nor did just now.
@@ -176,6 +104,44 @@ class FailureDetection:
             return True
         _log.warning("no stream is blamed for this: Triton's own API was in use")
         return False
+
+    async def _watch_engines(self) -> Failure:
+        """Engine checks after failed requests; returns the first engine that fails them."""
+        while True:
+            await self.requested.wait()
+            self.requested.clear()
+            if self._replicas is not None:
+                # What has died is known then, and its requests go on as those of a dead engine.
+                await asyncio.sleep(_TICK_S)
+            for replica, transport in self._engines().items():
+                reason = await self._check(transport)
+                if reason and replica in self._engines():
+                    return Failure(reason, engine_only=True, replica=replica)
+            self._admission.release()
+            await asyncio.sleep(_PAUSE_S)
+
+    def _engines(self) -> Mapping[Any, TokenTransport | EngineChannel]:
+        """The ways to engines that serve, by replica, None for the only one."""
+        return {None: self._transport} if self._replicas is None else self._replicas.serving
+
+    async def _check(self, transport: TokenTransport | EngineChannel) -> str:
+        """Check of an engine: what is wrong with it, if two one-token requests fail; else blank.
+
+        The first of them may have gone the way of the failed one, a connection that was breaking.
+        """
+        for last in (False, True):
+            began = time.monotonic()
+            check = asyncio.ensure_future(asyncio.to_thread(self.probe, transport=transport))
+            if not await _done_within(check, _TIMEOUT_S):
+                if transport.last_token_at < began:
+                    silence = f"silent for {_TIMEOUT_S:g} s"
+                    return f"a request failed, and the engine has been {silence}"
+                break
+            if not isinstance(error := check.exception(), CogTritonError):
+                break
+            if last:
+                return f"the engine fails every request: {error}"
+        return ""
 
     async def _watch_readiness(self) -> str:
         """Readiness probe: fails on no answer in time, or on two answers of not ready."""
@@ -192,7 +158,7 @@ class FailureDetection:
 
     async def _look(self) -> bool:
         """Whether Triton is ready; notes whether an engine inside it has requests of others."""
-        if self._server.engines is None:
+        if not self._server.engines.chosen:
             self._transport.note_active(await self._client.active_requests())
         return await self._client.is_ready()
 
@@ -247,10 +213,8 @@ class MemoryLimit:
         return why
 
     async def _excess(self, root: int) -> str:
-        if not self._limit:
-            return ""
         try:
-            return await asyncio.to_thread(_excess, root, self._limit)
+            return await asyncio.to_thread(_excess, root, self._limit) if self._limit else ""
         except OSError as error:  # no file descriptor is left to look with
             _log.warning("Triton's memory is not known: %s", error)
             return ""

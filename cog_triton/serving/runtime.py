@@ -16,6 +16,7 @@ from cog_triton.errors import (
     TritonUnavailable,
     nearest,
 )
+from cog_triton.processes.parent_link import ParentLink
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.admission import Admission, admission_for
 from cog_triton.serving.engine_preparation import prepare_engine
@@ -56,12 +57,12 @@ class Runtime:
         tokenizer: EngineTokenizer,
         server: TritonServer,
         admission: Admission,
-        on_failed: Callable[[], None],
+        on_failed: Callable[[CogTritonError], None],
         observer: Observer | None = None,
         adapters: AdapterStore | None = None,
         replicas: int = 1,
     ) -> None:
-        """`on_failed` is called on the supervisor's thread after it has given up.
+        """`on_failed` is called after the supervisor has given up.
 
         `replicas` is the number of engines.
         """
@@ -114,14 +115,16 @@ class Runtime:
     async def start(
         cls,
         settings: Settings,
-        on_failed: Callable[[], None] = lambda: None,
+        parent: ParentLink,
+        on_failed: Callable[[CogTritonError], None] = lambda error: None,
         observer: Observer | None = None,
     ) -> Self:
         """Load the engine and start Triton; raises the coded error that start-up ended with."""
         if settings.cog_triton_rank is not None:
             settings = _rank_0_settings(settings)
         # The checks ask nvidia-smi and read files, while the loop serves.
-        prepared = await asyncio.to_thread(asyncio.run, prepare_engine(settings))
+        preparing = prepare_engine(settings, parent.run_dir, loaded=parent.has_loaded)
+        prepared = await asyncio.to_thread(asyncio.run, preparing)
         family, repository = prepared.family, prepared.repository
         tokenizer = EngineTokenizer.load(family.tokenizer_dir)
         if settings.chat_template is not None:
@@ -131,7 +134,7 @@ class Runtime:
         server = TritonServer(
             settings,
             repository,
-            prepared.run_dir,
+            parent,
             prepared.world_size,
             family.secrets,
             prepared.replicas,
@@ -149,7 +152,7 @@ class Runtime:
             prepared.adapters,
             count,
         )
-        links = prepared.run_dir / "parsers"
+        links = parent.run_dir / "parsers"
         borrowing = asyncio.create_task(
             asyncio.to_thread(borrow, settings, family, tokenizer, links)
         )

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
-import threading
+import math
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from cog_triton.errors import CogTritonError, TritonUnavailable
+from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
+from cog_triton.processes.restarts import STABLE_S, Restarts
+from cog_triton.processes.waits import first_done
 from cog_triton.serving.admission import Admission
-from cog_triton.serving.failure_detection import EngineChecks, FailureDetection, MemoryLimit
-from cog_triton.serving.lifecycle import Lifecycle, SupervisorState, first_line
+from cog_triton.serving.failure_detection import FailureDetection, MemoryLimit
 from cog_triton.settings import Settings
 from cog_triton.triton.server import TritonClient, TritonServer
 from cog_triton.triton.step_stream import StepStreams
@@ -22,14 +23,19 @@ from cog_triton.triton.token_transport import TokenTransport
 
 _log = logging.getLogger(__name__)
 
-STABLE_S = 5.0
-"""Seconds of readiness after which a failure is no longer one in a row."""
-_NOT_STARTED = (CogTritonError, OSError)
-"""A start that failed, whatever was lacking: Triton, disk, descriptors, memory; another may not."""
+
+class SupervisorState(enum.StrEnum):
+    """Lifecycle of the supervised Triton."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    STOPPED = "stopped"
 
 
 class Supervisor:
-    """Watchdog of one Triton, on its own thread and event loop; methods are thread-safe.
+    """Watchdog of one Triton, in the loop that starts it; `check_engine` is thread-safe.
 
     A failure is a process that died or was stopped, a readiness probe without an answer while no
     stream receives a byte either, or, after a failed request, two of one token that fail, too.
@@ -51,7 +57,7 @@ class Supervisor:
         transport: TokenTransport,
         probe: Callable[..., None],
         admission: Admission,
-        on_failed: Callable[[], None],
+        on_failed: Callable[[CogTritonError], None],
         replicas: StepStreams | None = None,
     ) -> None:
         """`probe` generates one token over `transport`; `on_failed` is called after giving up.
@@ -64,19 +70,16 @@ class Supervisor:
         self._server = server
         self._client = client
         self._transport = transport
-        self._probe = probe
         self._admission = admission
         self._on_failed = on_failed
         self._memory_limit = MemoryLimit(settings.triton_memory_limit, admission)
-        self._loop = asyncio.new_event_loop()
-        self._checks = EngineChecks(transport, probe, admission, replicas)
+        self._loop = asyncio.get_running_loop()
         self._detection = FailureDetection(
-            settings, server, client, transport, self._checks, replicas
+            settings, server, client, transport, probe, admission, replicas
         )
-        self._life = Lifecycle(settings.triton_max_restarts)
-        self._started: Future[None] = Future()
+        self._rule = Restarts(settings.triton_max_restarts)
+        self._restarts_disabled = False
         self._task: asyncio.Task[Any] | None = None
-        self._thread = threading.Thread(target=self._main, name="triton-supervisor", daemon=True)
         self._ready_at = 0.0
         self._start_s = 0.0
         self._deadline: asyncio.TimerHandle | None = None
@@ -84,99 +87,79 @@ class Supervisor:
         """How often Triton was restarted after a failure."""
         self.planned_restarts = 0
         """How often it was restarted since it exceeded its memory limit."""
-
-    @property
-    def state(self) -> SupervisorState:
+        self.state = SupervisorState.STARTING
         """Where in its lifecycle Triton is."""
-        return self._life.state
-
-    @property
-    def error(self) -> CogTritonError | None:
+        self.error: CogTritonError | None = None
         """Why Triton is not ready any more; None until the first failure and while it is ready."""
-        return self._life.error
 
     async def start(self) -> None:
         """Start Triton; raises E2106 if that fails, and leaves no process then."""
-        self._thread.start()
         try:
-            await asyncio.wrap_future(self._started)
+            await self._start_server()
         except BaseException:
             await self.stop()
             raise
+        self._task = asyncio.ensure_future(self._watch())
 
     async def stop(self) -> None:
         """Stop Triton and its supervision."""
         self.disable_restarts()
-        self._call_on_loop(lambda: self._task.cancel() if self._task else None)
-        if self._thread.ident is not None:
-            await asyncio.to_thread(self._thread.join)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        if self.state is not SupervisorState.FAILED:
+            self.state = SupervisorState.STOPPED
+        await self._end()
 
     def disable_restarts(self) -> None:
         """Do not restart Triton any more."""
-        self._life.restarts_disabled = True
+        self._restarts_disabled = True
         self._memory_limit.disable()
 
     def engine_memory(self) -> Mapping[str, int]:
         """Host memory of engine processes; none where engines compute inside tritonserver."""
         engines = self._server.engines
-        return engines.memory() if engines is not None else {}
+        return engines.memory() if engines.chosen else {}
 
     @property
     def engines(self) -> int:
         """Number of engines that serve; 1 where they compute inside tritonserver."""
         engines = self._server.engines
-        return engines.serving if engines is not None else int(self.state is SupervisorState.READY)
+        return engines.serving if engines.chosen else int(self.state is SupervisorState.READY)
 
     def check_engine(self) -> None:
         """Check the engine with a one-token request, since a request has failed."""
-        self._call_on_loop(self._checks.requested.set)
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._detection.requested.set)
 
-    def _call_on_loop(self, function: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and Triton has ended
-            self._loop.call_soon_threadsafe(function)
-
-    def _main(self) -> None:
-        self._started.set_running_or_notify_cancel()
+    async def _watch(self) -> None:
         try:
-            failure = self._run_task(self._start_server())
-            if failure is not None:
-                self._life.state = SupervisorState.STOPPED
-                self._started.set_exception(failure)
-                return
-            self._started.set_result(None)
-            failure = self._run_task(self._supervise())
-            if isinstance(failure, asyncio.CancelledError):
-                self._life.state = SupervisorState.STOPPED
-            elif failure is not None:
-                _log.error("supervision failed", exc_info=failure)
-                self._life.give_up(f"supervision failed: {failure!r}")
-                self._stop_requests()
-        finally:
-            self._stop_waiting()
-            if self.state is not SupervisorState.FAILED:
-                self._admission.close(TritonUnavailable("the server is stopping; try again"))
-            self._transport.close()
-            self._run_task(self._server.stop())
-            self._run_task(self._client.aclose())
-            self._run_task(self._loop.shutdown_default_executor())
-            self._loop.close()
-        if self.state is SupervisorState.FAILED:
-            self._on_failed()
+            await self._supervise()
+        except Exception as failure:  # noqa: BLE001 - requests are to end, whatever it is
+            _log.exception("supervision failed")
+            self._give_up(f"supervision failed: {failure!r}")
+            self._stop_requests()
+        if self.error is not None and self.state is SupervisorState.FAILED:
+            await self._end()
+            self._on_failed(self.error)
 
-    def _run_task(self, work: Coroutine[Any, Any, None]) -> BaseException | None:
-        """Run `work` to its end; the exception that ended it, if any."""
-        self._task = self._loop.create_task(work)
-        self._loop.run_until_complete(asyncio.wait({self._task}))
-        if self._task.cancelled():
-            return asyncio.CancelledError()
-        return self._task.exception()
+    async def _end(self) -> None:
+        self._stop_waiting()
+        if self.state is not SupervisorState.FAILED:
+            self._admission.close(TritonUnavailable("the server is stopping; try again"))
+        await asyncio.to_thread(self._transport.close)
+        await self._server.stop()
+        await self._client.aclose()
 
     async def _supervise(self) -> None:
         while self.state is SupervisorState.READY:
-            watch = asyncio.ensure_future(self._detection.wait())
-            if await self._restarted_as_planned(watch):
+            excess = self._memory_limit.restart_due(self._server.root_pid)
+            async with first_done(excess, self._detection.wait()) as (due, failed):
+                pass
+            if not due.cancelled():
+                await self._restart_as_planned(due.result())
                 continue
-            failure = watch.result()
+            failure = failed.result()
             if failure.replica is not None:
                 await self._lose(failure.replica, failure.reason)
                 continue
@@ -191,36 +174,29 @@ class Supervisor:
         self.restarts += 1
         self._replicas.forget(replica)
         self._admission.lose(replica, blame=await self._detection.blames(replica, of_engine=True))
-        self._checks.requested.set()  # who fared ill at another engine meanwhile is to go on, too
+        self._detection.requested.set()  # who fared ill at another meanwhile is to go on, too
 
-    async def _restarted_as_planned(self, watch: asyncio.Future[Any]) -> bool:
-        """Wait for a failure, and restart Triton if it exceeds its memory limit before."""
-        due: asyncio.Future[Any] = asyncio.ensure_future(
-            self._memory_limit.restart_due(self._server.root_pid)
-        )
-        try:
-            await asyncio.wait({due, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if not due.done():
-                return False
-            why = due.result()
-        finally:
-            due.cancel()
-            if due.done():
-                watch.cancel()
+    async def _restart_as_planned(self, why: str) -> None:
         _log.info("Triton: %s; it is restarted as planned", why)
-        self._life.restart_planned()
+        self.state = SupervisorState.RESTARTING
         self._limit_wait()
-        self._transport.disconnect()
+        await asyncio.to_thread(self._transport.disconnect)
         await self._server.stop_triton()
+        if (lacking := await self._start_again()) is not None:
+            await self._restart(lacking, stable=True, engine_only=False)
+            return
+        self.planned_restarts += 1
+        _log.info("Triton is ready again after %.1f s, as planned", self._start_s)
+
+    async def _start_again(self, *, engine_only: bool = False) -> str | None:
+        """Start; returns why it failed, for want of a disk or a descriptor perhaps, or None."""
         try:
-            await self._start_server()
-        except _NOT_STARTED as error:
-            detail = error.detail if isinstance(error, CogTritonError) else str(error)
-            await self._restart(detail, stable=True, engine_only=False)
-        else:
-            self.planned_restarts += 1
-            _log.info("Triton is ready again after %.1f s, as planned", self._start_s)
-        return True
+            await self._start_server(engine_only=engine_only)
+        except CogTritonError as error:
+            return error.detail
+        except OSError as error:
+            return str(error)
+        return None
 
     async def _start_server(self, *, engine_only: bool = False) -> None:
         """Start Triton, or wait for the engine that takes the place of one that died."""
@@ -229,77 +205,91 @@ class Supervisor:
         await start(self._client.is_ready, self._verify)
         self._ready_at = time.monotonic()
         self._start_s = self._ready_at - began
-        self._checks.requested.clear()
+        self._detection.requested.clear()
         self._stop_waiting()
         # Before readiness is told: a newcomer is served from then on.
         self._admission.open()
-        self._life.ready()
+        self.error, self.state = None, SupervisorState.READY
 
     async def _verify(self) -> None:
         """Check an engine with a real request, as soon as it serves."""
         engines = self._server.engines
         while True:
-            generations = {} if engines is None else await engines.wait_until_serving()
-            await asyncio.to_thread(self._open_and_probe, generations)
-            if engines is None or not engines.has_died:  # else the next check forgets that death
+            generations = await engines.wait_until_serving() if engines.chosen else {}
+            await asyncio.to_thread(self._transport.open, generations)
+            await asyncio.to_thread(self._detection.probe)
+            if not engines.has_died:  # else the next check forgets that death
                 return
-
-    def _open_and_probe(self, generations: Mapping[int, int]) -> None:
-        self._transport.open(generations)
-        self._probe()
 
     async def _restart(self, reason: str, *, stable: bool, engine_only: bool) -> None:
         """Restart until it is ready, stopped or given up."""
-        life = self._life
         blames = await self._detection.blames(of_engine=engine_only)
-        blamed = self._admission.resumes and self._admission.suspects == 1
-        life.failed(reason, self._start_s, stable=stable, blamed=blamed)
+        counts = not (self._admission.resumes and self._admission.suspects == 1)
         while True:
+            self._rule.failed(stable=stable, counts=counts)
+            self._choose(reason)
             # A failed start says Triton's last lines itself.
             tail = "" if engine_only or "\n" in reason else f"\n{self._server.log_tail()}"
             _log.error("Triton: %s%s", reason, tail)
             self._stop_requests(blames=blames)
             if not engine_only:
-                self._server.kill()
-                self._transport.disconnect()
-            if life.state is not SupervisorState.RESTARTING:
+                await self._server.kill()
+                await asyncio.to_thread(self._transport.disconnect)
+            if self.state is not SupervisorState.RESTARTING:
                 return
-            await asyncio.sleep(life.pause)
+            await asyncio.sleep(self._rule.pause)
             self.restarts += 1
-            try:
-                await self._start_server(engine_only=engine_only)
-            except _NOT_STARTED as error:
-                reason = error.detail if isinstance(error, CogTritonError) else str(error)
-                engine_only = False
-                life.start_failed(reason, self._start_s)
-                self._server.kill_engines()
-            else:
+            if (lacking := await self._start_again(engine_only=engine_only)) is None:
                 break
+            reason, stable, counts, engine_only = lacking, False, True, False
+            await self._server.engines.kill()
         what = "The engine" if engine_only else "Triton"
         _log.info("%s is ready again after %.1f s", what, self._start_s)
 
+    def _choose(self, reason: str) -> None:
+        """Choose what follows a failure."""
+        if self._restarts_disabled:
+            self.state = SupervisorState.STOPPED
+            self.error = TritonUnavailable(f"{_first_line(reason)}; the server is stopping")
+        elif self._rule.given_up:
+            self._give_up(self._rule.sentence(reason))
+        else:
+            self.state = SupervisorState.RESTARTING
+            self.error = TritonUnavailable(
+                f"{_first_line(reason)}; Triton is being restarted, try again in"
+                f" {math.ceil(self._rule.pause + self._start_s)} s"
+            )
+
+    def _give_up(self, why: str) -> None:
+        self.state, self.error = SupervisorState.FAILED, TritonStartFailed(why)
+
     def _stop_requests(self, *, blames: bool = False) -> None:
         """Have all requests in flight wait for the next start, or fail."""
-        refusal = self._life.refusal
+        assert self.error is not None
         if self.state is SupervisorState.RESTARTING and self._admission.resumes:
             self._limit_wait()
-            self._admission.pause(refusal, blame=blames)
-            return
-        if self.state is SupervisorState.FAILED:
-            _log.error("The server stops: %s", first_line(self.error.detail if self.error else ""))
-        self._admission.close(refusal)
+            self._admission.pause(self.error, blame=blames)
+        elif self.state is SupervisorState.FAILED:
+            why = _first_line(self.error.detail)
+            _log.error("The server stops: %s", why)
+            self._admission.close(TritonUnavailable(f"{why}; the server stops"))
+        else:
+            self._admission.close(self.error)
 
     def _limit_wait(self) -> None:
         """Have requests wait no longer than RESUME_TIMEOUT from now."""
         if self._deadline is None:
             timeout = self._settings.resume_timeout
-            self._deadline = self._loop.call_later(timeout, self._end_wait)
-
-    def _end_wait(self) -> None:
-        waited = f"waited no longer than {self._settings.resume_timeout:g} s (RESUME_TIMEOUT)"
-        self._admission.close(TritonUnavailable(f"the engine is not back; {waited}; try again"))
+            waited = f"waited no longer than {timeout:g} s (RESUME_TIMEOUT)"
+            error = TritonUnavailable(f"the engine is not back; {waited}; try again")
+            self._deadline = self._loop.call_later(timeout, self._admission.close, error)
 
     def _stop_waiting(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _first_line(text: str) -> str:
+    """The part of a reason for clients; the other lines are from Triton's log."""
+    return text.partition("\n")[0]

@@ -210,15 +210,6 @@ class SupervisionSettings(SettingsGroup):
         " nothing runs, or after five minutes, and generations go on (supervision.md). Unset: no"
         " limit.",
     )
-    cog_probe_period: float = Field(
-        1, gt=0, description="Seconds between liveness probes of Cog, parent and worker."
-    )
-    cog_probe_timeout: float = Field(
-        5, gt=0, description="Seconds until a probe of Cog without an answer has failed."
-    )
-    cog_probe_failures: int = Field(
-        3, ge=1, description="Failed probes of Cog in a row before the server exits (E2105)."
-    )
     drain_timeout: float = Field(
         25, ge=0, description="Seconds that running requests get to end in, once told to stop."
     )

@@ -79,9 +79,9 @@ def host_memory(
 
 
 def resident_bytes(root: int) -> int:
-    """Host memory that the processes below `root` have; what two share counts twice."""
+    """Host memory of a process and all below it; what two share counts twice."""
     found = 0
-    for pid in reaper.descendants(root):
+    for pid in {root, *reaper.descendants(root)}:
         with suppress(OSError, IndexError):
             found += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
     return found

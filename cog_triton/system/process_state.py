@@ -8,10 +8,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterable
 from pathlib import Path
-
-from cog_triton.system import reaper
 
 UNKNOWN = "?"
 _FLUSH_S = 2.0
@@ -35,16 +32,6 @@ def stat_fields(stat: Path) -> list[str]:
 def process_state(pid: int) -> str:
     """State letter, e.g. T for stopped; blank if there is no such process."""
     return (stat_fields(Path(f"/proc/{pid}/stat")) or [""])[0]
-
-
-def with_descendants(root: int) -> set[int]:
-    """A process, mostly a reaper, and all that it started."""
-    return {root, *reaper.descendants(root)}
-
-
-def stopped(pids: Iterable[int]) -> int | None:
-    """The first of these processes that is stopped (SIGSTOP)."""
-    return next((pid for pid in sorted(pids) if process_state(pid) == "T"), None)
 
 
 def exit_with_parent() -> None:

@@ -8,6 +8,10 @@ from urllib.parse import urlsplit
 
 SERVER_KEYS = frozenset({"COG_TRITON_API_KEY", "OPENAI_API_KEY", "WEBHOOK_AUTH_TOKEN"})
 """Keys of our own server, for the processes that answer clients or post webhooks."""
+FRONT_VARIABLES = frozenset(
+    {"COG_TRITON_API_KEY", "OPENAI_API_KEY", "COG_TRITON_KEYS", "TLS_CERT_FILE", "TLS_KEY_FILE"}
+)
+"""Variables that only the server needs, of all processes."""
 KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 """Headers in which clients send such a key; the front does not pass them on."""
 HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})

@@ -70,6 +70,10 @@ class ProgressLine:
     def __exit__(
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Remove the line."""
         if self._bar is not None:
             self._bar.stop()
 

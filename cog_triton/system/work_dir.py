@@ -93,7 +93,7 @@ def fresh_run_dir(work_dir: Path) -> Path:
 
 def new_shm_prefix(run_dir: Path) -> str:
     """A new prefix for names in /dev/shm, recorded in `run_dir` before it is used."""
-    prefix = f"{SHM_NAMESPACE}{os.getpid()}_{secrets.token_hex(3)}_"
+    prefix = f"{SHM_NAMESPACE}{run_dir.name}_{secrets.token_hex(3)}_"
     with (run_dir / _PREFIXES).open("a", encoding="utf-8") as file:
         file.write(f"{prefix}\n")
     return prefix

@@ -1,89 +1,55 @@
-"""Liveness of tritonserver's processes: detects that one died or was stopped."""
+"""Liveness of tritonserver's processes: detects that one has died."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 
 from cog_triton.system import reaper
-from cog_triton.system.process_state import process_state, stopped, with_descendants
+from cog_triton.system.process_state import process_state
 
 _SERVER = "tritonserver"
 _STUB = "triton_python_backend_stub"
 _POLL_S = 0.25
 _DEAD = ("", "Z", "X")
-_RESCAN_LOOKS = 8
 _ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB", re.M)
 
 
-class ProcessLiveness:
-    """Liveness watch over a reaper and all its descendants, one wait at a time.
+async def wait_for_death(processes: Mapping[int, str]) -> str:
+    """Wait until one of these processes has died, be it before; describes which, by its name.
 
-    The kernel reports the death of a server or stub (pidfd_open(2)); that of other processes is
-    ignored. A SIGSTOP is seen in proc(5) within 0.25 s.
+    The parent watches for a SIGSTOP.
     """
-
-    def __init__(self, root: int) -> None:
-        """`root` is the reaper; create this when all of them run."""
-        self._pids = with_descendants(root)
-        self._names = _named(self._pids)
-
-    async def wait_for_failure(self) -> str:
-        """Wait until a process has died, be it before, or was stopped; describes which and what."""
-        loop = asyncio.get_running_loop()
-        descriptors: list[int] = []
-        died = asyncio.Event()
-        try:
-            for pid in self._names:
-                try:
-                    descriptors.append(os.pidfd_open(pid))
-                except ProcessLookupError:
-                    died.set()
-                else:
-                    loop.add_reader(descriptors[-1], died.set)
-            while True:
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(died.wait(), _POLL_S)
-                states = {pid: process_state(pid) for pid in self._pids}
-                # A dying server takes its stubs along, so it is named first.
-                for pid in sorted(self._names, key=lambda pid: self._names[pid] != _SERVER):
-                    if states[pid] in _DEAD:
-                        return f"{_described(pid, self._names)} has died"
-                for pid, state in states.items():
-                    if state == "T":
-                        return f"{_described(pid, self._names)} was stopped"
-                if died.is_set():  # and could not be looked at
-                    await asyncio.sleep(_POLL_S)
-        finally:
-            for descriptor in descriptors:
-                loop.remove_reader(descriptor)
-                os.close(descriptor)
-
-
-async def wait_until_stopped(root: int) -> str:
-    """Wait until the reaper `root`, or a process below it, was stopped; says which."""
-    looks, pids = 0, {root}
-    while True:
-        if looks % _RESCAN_LOOKS == 0:
-            with suppress(OSError):  # no file descriptor is left to look with
-                pids = with_descendants(root)
-        looks += 1
-        if (pid := stopped(pids)) is not None:
-            return f"{_described(pid, _named([pid]))} was stopped"
-        await asyncio.sleep(_POLL_S)
-
-
-def _described(pid: int, names: Mapping[int, str]) -> str:
-    return f"{names.get(pid, 'a process of Triton')} (process {pid})"
+    loop = asyncio.get_running_loop()
+    descriptors: list[int] = []
+    died = asyncio.Event()
+    try:
+        for pid in processes:
+            try:
+                descriptors.append(os.pidfd_open(pid))
+            except ProcessLookupError:
+                died.set()
+            else:
+                loop.add_reader(descriptors[-1], died.set)
+        while True:
+            await died.wait()
+            # A dying server takes its stubs along, so it is named first.
+            for pid in sorted(processes, key=lambda pid: processes[pid] != _SERVER):
+                if process_state(pid) in _DEAD:
+                    return f"{processes[pid]} (process {pid}) has died"
+            await asyncio.sleep(_POLL_S)  # it could not be looked at
+    finally:
+        for descriptor in descriptors:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
 
 
 def named_processes(root: int) -> dict[int, str]:
     """Every tritonserver and stub below the process `root`: its name for errors, by its id."""
-    return _named(reaper.descendants(root))
+    return {pid: name for pid in reaper.descendants(root) if (name := _name(pid)) is not None}
 
 
 def anonymous_bytes(pid: int) -> int:
@@ -93,10 +59,6 @@ def anonymous_bytes(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return int(found[1]) << 10 if found else 0
-
-
-def _named(pids: Iterable[int]) -> dict[int, str]:
-    return {pid: name for pid in pids if (name := _name(pid)) is not None}
 
 
 def _name(pid: int) -> str | None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import signal
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex, token_urlsafe
-from typing import Any, Self
 
 import httpx
 
@@ -20,11 +17,13 @@ from cog_triton.engines import step_pipe
 from cog_triton.engines.base import rendered_engine
 from cog_triton.engines.engine_spec import EngineSpec
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonStartFailed, TritonUnavailable
-from cog_triton.processes.engine_fleet import EngineFleet
 from cog_triton.processes.engine_replicas import ONE, EngineReplicas
+from cog_triton.processes.orders import StartEngines, StartTriton, TritonChanged
+from cog_triton.processes.parent_link import ParentLink
+from cog_triton.processes.waits import first_done
 from cog_triton.settings import Settings
 from cog_triton.settings.addresses import url_host
-from cog_triton.system import log_format, process_tuning, reaper
+from cog_triton.system import log_format, process_tuning
 from cog_triton.system.gpus import VISIBLE_GPUS
 from cog_triton.system.host_memory import OomKills
 from cog_triton.system.redaction import without_secrets
@@ -54,10 +53,7 @@ _HINTS = {
 
 def hint(log: str) -> str:
     """What to do, with a colon, by the text of `log`; blank if nothing is known."""
-    for sign, found in _HINTS.items():
-        if sign in log:
-            return f"{found}: "
-    return ""
+    return next((f"{found}: " for sign, found in _HINTS.items() if sign in log), "")
 
 
 _SAFE = re.compile(r"[\w/.+,:@%=^-]+")
@@ -88,6 +84,7 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.02
 _TAIL_LINES = 25
 _ATTEMPTS = 3
+_AGAIN = "Triton crashed at its start (%s, attempt %d of %d), and is started again: %s"
 _CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 _ACTIVE = re.compile(
     r'^nv_trt_llm_request_metrics\{(?=[^}]*model="tensorrt_llm")[^}]*"active"[^}]*\} (\d+)',
@@ -103,12 +100,6 @@ class TritonClient:
         host, port = url_host(settings.triton_host), settings.triton_metrics_port
         self._metrics_url = f"http://{host}:{port}/metrics"
         self._http = httpx.AsyncClient(base_url=settings.triton_url, timeout=None, trust_env=False)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -139,7 +130,7 @@ class TritonServer:
         self,
         settings: Settings,
         repository: Path,
-        work_dir: Path,
+        parent: ParentLink,
         world_size: int = 1,
         secrets: Collection[str] = (),
         replicas: EngineReplicas = ONE,
@@ -152,16 +143,17 @@ class TritonServer:
         self._secrets = secrets
         self._settings = settings
         self._world_size = world_size
-        self._stop_signal = signal.SIGTERM
         self._repository = repository
-        self._work_dir = work_dir
-        self.log = work_dir / "triton.log"
-        self._process: reaper.Reaped | None = None
-        self._processes: liveness.ProcessLiveness | None = None
-        self.engines: EngineFleet | None = None
+        self._work_dir = parent.run_dir
+        self.log = self._work_dir / "triton.log"
+        self._triton = parent.triton
+        self._processes: Mapping[int, str] = {}
+        self.engines = parent.engines
         """Engine processes, of an engine that runs in one; they outlive tritonserver."""
         if (spec := self._engine_spec()) is not None:
-            self.engines = EngineFleet(work_dir, spec, replicas, spare=settings.spare_engine)
+            count, gpus, spare = replicas.count, replicas.gpus, settings.spare_engine
+            directory = str(self._work_dir)
+            self.engines.choose(StartEngines(spec, directory, "", {}, count, list(gpus), spare))
         self.steps_key = token_urlsafe(32)
         """Secret of its model ``engine_steps``."""
         self._grpc_socket = Path()
@@ -170,7 +162,7 @@ class TritonServer:
             self._relay = GrpcRelay(settings.triton_grpc_port, lambda: self._grpc_socket)
         self._oom_kills = OomKills()
         self._crash: signal.Signals | None = None
-        self._was_ready = False
+        self._attempts = _ATTEMPTS
 
     def _engine_spec(self) -> EngineSpec | None:
         """The engine of the rendered repository; None if it computes inside tritonserver."""
@@ -183,11 +175,6 @@ class TritonServer:
         return EngineSpec.of(engine, parameters, "python3")  # the stubs' own: the first in PATH
 
     @property
-    def alive(self) -> bool:
-        """Whether the process runs; ignores its models' stubs."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
     def grpc_target(self) -> str:
         """gRPC address of the Triton that was started last."""
         return f"unix:{self._grpc_socket}"
@@ -198,9 +185,8 @@ class TritonServer:
 
     @property
     def root_pid(self) -> int:
-        """Process id of the common ancestor of Triton's processes; only while it is started."""
-        assert self._process is not None
-        return self._process.process.pid
+        """Process id of the common ancestor of Triton's processes; 0 if there are none."""
+        return self._triton.root_pid
 
     async def start(
         self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]
@@ -214,36 +200,35 @@ class TritonServer:
         served while this event loop runs, until `stop`.
         """
         try:
-            for attempt in range(_ATTEMPTS, 0, -1):
+            for attempt in range(1, self._attempts + 1):
                 await self._launch()
                 try:
                     await self.wait_until_ready(is_ready, probe)
                     break
                 except TritonStartFailed as error:
-                    if self._was_ready or self._crash is None or attempt == 1 or self.oom_hint():
+                    if self._crash is None or attempt == self._attempts or self.oom_hint():
                         raise
-                    _log.warning(
-                        "Triton crashed at its start (%s, attempt %d of %d), and is started again:"
-                        " %s",
-                        self._crash.name,
-                        _ATTEMPTS + 1 - attempt,
-                        _ATTEMPTS,
-                        error.detail,
-                    )
-                    self.kill()
+                    _log.warning(_AGAIN, self._crash.name, attempt, _ATTEMPTS, error.detail)
+                    await self.kill()
             if not self._settings.cog_triton_rank:  # another rank's may be still to come
-                self._processes = liveness.ProcessLiveness(self.root_pid)
+                self._processes = liveness.named_processes(self.root_pid)
             if self._relay is not None:
                 await self._relay.start()
         except BaseException:
-            self.kill()
-            self.kill_engines()
+            await self.kill()
+            await self.engines.kill()
             raise
-        self._was_ready = True
+        self._attempts = 1
 
     async def _launch(self) -> None:
-        """Start the process, and the engines if need be."""
-        self._processes = None
+        """Start the process, and the engines if need be; a Triton that stands is taken over."""
+        self._processes = {}
+        if (standing := self._triton.standing) is not None:
+            self._triton.standing = None
+            self._grpc_socket = launch.grpc_socket(standing.shm_prefix)
+            self.steps_key = standing.environment[step_pipe.KEY_VARIABLE]
+            self.engines.start(standing.environment)
+            return
         if self.log.exists():
             self.log.replace(self.log.with_name("triton.previous.log"))
         self._oom_kills = OomKills()
@@ -256,120 +241,83 @@ class TritonServer:
         self._grpc_socket.parent.mkdir(mode=0o700)
         hosts = self._settings.mpi_hosts or ""
         backends = shell_safe(triton.backend_directory, prefix, hosts)
+        triton = replace(triton, backend_directory=backends)
+        models = shell_safe(self._repository, prefix, hosts)
         command = launch.launch_command(
-            self._settings,
-            replace(triton, backend_directory=backends),
-            shell_safe(self._repository, prefix, hosts),
-            self._work_dir,
-            prefix,
-            self._world_size,
+            self._settings, triton, models, self._work_dir, prefix, self._world_size
         )
-        self._stop_signal = command.stop_signal
         environment = without_secrets(command.environment, self._secrets)
-        if self.engines is not None:
+        if self.engines.chosen:
             self.engines.start(environment)
             # Engine processes do without: what computes has other needs of malloc.
             malloc = process_tuning.malloc_variables()
             environment = {**malloc, **environment, **self.engines.variables}
             environment[VISIBLE_GPUS] = ""  # else it holds half a GB of each, and computes nothing
-        descriptor, form = log_format.own()
-        descriptor = os.dup(descriptor)
-        told = f"{form}:{log_format.name(descriptor)}" if self._settings.log_requests else "off"
-        environment[log_format.DESCRIPTOR_VARIABLE] = told
         environment[step_pipe.KEY_VARIABLE] = self.steps_key
-        with self.log.open("wb") as log, os.fdopen(descriptor, "wb"):
-            self._process = reaper.spawn(
-                command.argv,
-                grace=launch.EXIT_TIMEOUT_S + 1,
-                unlink_shm=prefix,
-                env=environment,
-                stdout=log,
-                stderr=log,
-                pass_fds=[descriptor],
-            )
+        _, form = log_format.own()
+        requests = form if self._settings.log_requests else "off"
+        argv, number, log = command.argv, command.stop_signal, str(self.log)
+        await self._triton.start(StartTriton(argv, environment, number, prefix, log, requests))
 
     async def wait_until_ready(
         self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]
     ) -> None:
         """Wait for readiness, and verify it with `probe`; raises E2106 as `start` does."""
         self._crash = None
-        watch = asyncio.ensure_future(self._wait_for_exit())
-        broken = asyncio.ensure_future(self.wait_for_failure())
-        failed = asyncio.ensure_future(self._wait_for_engines_failure())
-        ready = asyncio.ensure_future(self._probe_when_ready(is_ready, probe))
-        waits: set[asyncio.Future[Any]] = {watch, broken, failed, ready}
-        try:
-            await asyncio.wait(
-                waits,
-                timeout=self._settings.triton_start_timeout,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+        limit = self._settings.triton_start_timeout
+
+        async def probe_when_ready() -> None:
+            while not await is_ready():
+                await asyncio.sleep(_POLL_S)
+            await probe()
+
+        waits = self._wait_for_failure(), self.engines.wait_until_failed(), probe_when_ready()
+        async with first_done(*waits, seconds=limit) as (broken, failed, ready):
             if failed.done():
                 raise TritonStartFailed(failed.result())
             if ready.done() and isinstance(ready.exception(), TritonUnavailable):
-                await asyncio.wait({watch}, timeout=1)
-            if watch.done():
-                code = watch.result()
-                self._crash = next((one for one in _CRASHES if code == 128 + one), None)
-                ended = (
-                    f"was ended by {self._crash.name}"
-                    if self._crash
-                    else f"exited with code {code}"
-                )
-                raise TritonStartFailed(
-                    f"{self._hint()}tritonserver {ended} during start-up"
-                    f"{self._port_in_use_hint()}{self.oom_hint()}; its last lines (of {self.log}):"
-                    f"\n{self.log_tail()}"
-                )
+                await asyncio.wait({broken}, timeout=1)
             if broken.done():
-                raise TritonStartFailed(f"{broken.result()} during start-up")
-            if not ready.done():
+                if reason := broken.result().reason:
+                    raise TritonStartFailed(f"{reason} during start-up")
+                code = broken.result().code
+                self._crash = next((one for one in _CRASHES if code == 128 + one), None)
+                crashed = self._crash and f"was ended by {self._crash.name}"
+                log = self._log_text()
                 raise TritonStartFailed(
-                    f"Triton was not ready within {self._settings.triton_start_timeout:g} s"
-                    f" (TRITON_START_TIMEOUT); its last lines (of {self.log}):\n{self.log_tail()}"
+                    f"{hint(log)}tritonserver {crashed or f'exited with code {code}'} during"
+                    f" start-up{self._port_in_use_hint(log)}{self.oom_hint()}{self.last_lines()}"
                 )
-            try:
-                ready.result()
-            except CogTritonError as error:
+            if not ready.done():
+                late = f"Triton was not ready within {limit:g} s (TRITON_START_TIMEOUT)"
+                raise TritonStartFailed(f"{late}{self.last_lines()}")
+            if isinstance(error := ready.exception(), CogTritonError):
                 raise TritonStartFailed(f"the first request failed: {error}") from error
-        finally:
-            for wait in waits:
-                wait.cancel()
+            ready.result()
 
     async def wait_for_failure(self) -> str:
-        """Wait until a process of it was stopped or, since it was ready, has died; says which."""
-        if self._processes is None:
-            return await liveness.wait_until_stopped(self.root_pid)
-        return await self._processes.wait_for_failure()
+        """Wait until it has ended or, since it was ready, a process of it has died; says which."""
+        return (await self._wait_for_failure()).reason or "tritonserver has died"
+
+    async def _wait_for_failure(self) -> TritonChanged:
+        died = liveness.wait_for_death(self._processes)
+        async with first_done(self._triton.wait(), died) as (ended, found):
+            return ended.result() if ended.done() else TritonChanged(reason=found.result())
 
     async def stop(self) -> None:
-        """Let running requests end for a few seconds, then kill what is left; end the engines."""
+        """Let running requests end for a few seconds, then kill what is left, and the engines."""
         await self.stop_triton()
         if self._relay is not None:
             await self._relay.stop()
-        if self.engines is not None:
-            await self.engines.stop()
+        await self.engines.kill()
 
     async def stop_triton(self) -> None:
         """Stop all but the engine processes; running requests get some seconds."""
-        if self._process is None:
-            return
-        self._process.signal(self._stop_signal)
-        deadline = time.monotonic() + launch.EXIT_TIMEOUT_S + 2
-        while self.alive and time.monotonic() < deadline:
-            await asyncio.sleep(_POLL_S)
-        self.kill()
+        await self._triton.stop()
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """Kill its processes but for the engines'; none is left when this returns."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = self._processes = None
-
-    def kill_engines(self) -> None:
-        """Kill the engine processes; the next start starts others."""
-        if self.engines is not None:
-            self.engines.kill()
+        await self._triton.stop(kills=True)
 
     def log_tail(self) -> str:
         """The last lines of the log, without tables of options and models."""
@@ -377,12 +325,13 @@ class TritonServer:
         shown = [line for line in lines if line.strip() and not line.startswith(("|", "+"))]
         return "\n".join(shown[-_TAIL_LINES:])
 
+    def last_lines(self) -> str:
+        """Suffix of an error: the last lines of the log."""
+        return f"; its last lines (of {self.log}):\n{self.log_tail()}"
+
     def oom_hint(self) -> str:
         """Suffix of an error: that the kernel killed a process for want of memory; else blank."""
         return self._oom_kills.hint()
-
-    def _hint(self) -> str:
-        return hint(self._log_text())
 
     def _log_text(self) -> str:
         """The log; blank if there is none, as the disk is full, or no descriptor is left."""
@@ -391,30 +340,10 @@ class TritonServer:
         except OSError:
             return ""
 
-    def _port_in_use_hint(self) -> str:
+    def _port_in_use_hint(self, log: str) -> str:
         """Error text for a port that another program took since it was checked, else blank."""
-        found = _PORT_IN_USE.search(self._log_text())
+        found = _PORT_IN_USE.search(log)
         for name, (_, port) in self._settings.triton_ports.items():
             if found and int(found[1]) == port:
                 return f": {name}={port} is in use by now; choose another with {name}=..."
         return ""
-
-    async def _wait_for_exit(self) -> int:
-        assert self._process is not None
-        while (code := self._process.poll()) is None:
-            await asyncio.sleep(_POLL_S)
-        return code
-
-    async def _wait_for_engines_failure(self) -> str:
-        """See `EngineFleet.wait_until_failed`; never without engine processes."""
-        if self.engines is None:
-            await asyncio.get_running_loop().create_future()
-        assert self.engines is not None
-        return await self.engines.wait_until_failed()
-
-    async def _probe_when_ready(
-        self, is_ready: Callable[[], Awaitable[bool]], probe: Callable[[], Awaitable[None]]
-    ) -> None:
-        while not await is_ready():
-            await asyncio.sleep(_POLL_S)
-        await probe()

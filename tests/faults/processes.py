@@ -15,8 +15,8 @@ from _resource_usage import own_bytes, role_of
 
 from cog_triton.system import reaper
 
-FRONT_END = ("server", "cog", "worker")
-"""Roles whose end is that of the server, for its platform to restart."""
+FRONT_END = ("serve", "server", "cog", "worker")
+"""Roles that faults of engines and of Triton leave alone."""
 STUBS = "stub"
 """A victim's name that stands for any stub of Triton's Python backend."""
 TEMPLATE_CHILDREN = 2
@@ -103,7 +103,7 @@ def shared_files(directory: int) -> int:
 
 
 def memory_mb(root: int) -> float:
-    """Anonymous and shared memory of the front end, which outlives faults behind it."""
+    """Anonymous and shared memory of the front end."""
     roles = by_role(root)
     pids = [pid for role in FRONT_END for pid in roles.get(role, ())]
     return sum(own_bytes(_read(pid, "smaps_rollup").decode()) for pid in pids) / _MB

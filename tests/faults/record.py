@@ -51,8 +51,6 @@ class Record(BaseModel):
     ends: Counter[str] = Counter()
     kinds: dict[str, Counter[str]] = {}
     """Outcomes of the streams in flight, by kind of request."""
-    ended_s: float | None = None
-    """From the fault to the end of the last stream in flight, where the server ends."""
     back_s: float | None = None
     """From the end of the fault until READY and all streams flow again; None if never."""
     processes: int = 0

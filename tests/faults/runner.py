@@ -155,6 +155,4 @@ async def warm_up(target: Target, load: Load) -> Held:
 
 
 def _seconds(record: Record) -> str:
-    if record.ended_s is not None:
-        return f"all ended after {record.ended_s:.2f} s"
     return "never back" if record.back_s is None else f"back after {record.back_s:.1f} s"

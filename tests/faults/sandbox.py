@@ -34,7 +34,7 @@ class Sandbox:
         `binds` are directories that stand in place of others there.
         """
         steps: list[str] = ["ulimit -c 0"]
-        # Whatever ends the run, even SIGKILL, ends the server, whose reapers end all below it.
+        # Whatever ends the run, even SIGKILL, ends the parent, and so all below it.
         space = ["setpriv", "--pdeathsig=KILL"]
         if self.group is not None:
             steps.append(f"echo $$ > {self.group}/cgroup.procs")

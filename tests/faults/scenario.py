@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from faults.injections import INJECTIONS
 
-_MOST_ON_ONE = 5
+_MOST_ON_ONE, _MOST_OF_SETUP = 20, 5
 DIRECTORY = Path(__file__).parent / "scenarios"
 ENGINES = ("mock", "openvino")
 
@@ -76,15 +76,15 @@ class Events(_Strict):
 class Checks(_Strict):
     """Aims: streams that may be lost, end in wrong text, or hang; what may be left.
 
-    `ended_within` is for faults of the front end, which end its streams: seconds until the last of
-    them has ended, instead of `lost`. `back_within` is seconds until all is served again.
+    `may_end` has, by victim and outcome, the APIs whose streams may end so, and are not lost then.
+    `back_within` is seconds until all is served again.
     """
 
     lost: int = 0
     wrong: int = 0
     hung: int = 0
     leaks: int = 0
-    ended_within: Annotated[float, Field(gt=0)] | None = None
+    may_end: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
     back_within: Annotated[float, Field(gt=0)] = 120
 
 
@@ -162,17 +162,13 @@ def plan(
 
 
 def lives(scenarios: Mapping[str, Scenario], events: Iterable[Event]) -> list[list[Event]]:
-    """Events by the server that they strike, those first whose last event is.
-
-    A fault of the front end is the last of a server; one of a setup of its own takes a few.
-    """
+    """Events by the server that they strike, so many at most, those first that are as many."""
     found: list[list[Event]] = []
     begun: dict[str, list[Event]] = {}
     for event in events:
         scenario = scenarios[event.scenario]
         key = repr((scenario.setup, scenario.load))
         begun.setdefault(key, []).append(event)
-        is_full = scenario.setup != Setup() and len(begun[key]) == _MOST_ON_ONE
-        if scenario.checks.ended_within or is_full:
+        if len(begun[key]) == (_MOST_ON_ONE if scenario.setup == Setup() else _MOST_OF_SETUP):
             found.append(begun.pop(key))
     return found + list(begun.values())

@@ -100,15 +100,14 @@ class Target:
 
     async def until_ready(self, seconds: float = _READY_S) -> None:
         """Wait for READY; raises ServerFailure. `ready_at` is kept if it is READY already."""
-        deadline, has_waited = time.monotonic() + seconds, False
+        began = time.monotonic()
         while (said := await self.health()) != "READY":
             if self.has_ended:
                 raise ServerFailure(f"the server ended with {self.process.poll()}: {self.tail()}")
-            if time.monotonic() > deadline:
+            if time.monotonic() > began + seconds:
                 raise ServerFailure(f"{said} for {seconds:g} s: {self.tail()}")
-            has_waited = True
             await asyncio.sleep(_POLL_S)
-        if has_waited:
+        if time.monotonic() > began + _POLL_S:  # a connection may wait for the next server
             self.ready_at = time.monotonic()
 
     async def model(self) -> str:
@@ -126,13 +125,6 @@ class Target:
     def tail(self) -> str:
         """The end of its log."""
         return self.log.read_text("utf-8", "replace")[-1500:]
-
-    async def ended(self, seconds: float) -> bool:
-        """Wait until ``cog-triton serve`` has ended by itself."""
-        deadline = time.monotonic() + seconds
-        while not self.has_ended and time.monotonic() < deadline:
-            await asyncio.sleep(_POLL_S)
-        return self.has_ended
 
     async def stop(self) -> Held:
         """Stop it if it runs; returns what is left of it."""

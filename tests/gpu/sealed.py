@@ -57,7 +57,7 @@ class Sealed:
         own = {"PORT": str(port), "COG_TRITON_OUTPUT_DIR": str(made)}
         own["COG_PREDICT_TYPE_STUB"] = "predict.py:Predictor"
         own["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-        command = [sys.executable, "-m", "cog_triton.door", "--cog-only"]
+        command = [sys.executable, "-m", "cog_triton.serve", "--cog-only"]
         health = f"http://127.0.0.1:{port}/health-check"
         log = self._place / "builder" / "serve.log"
         environment = {**self._environment, **own}

@@ -12,7 +12,7 @@ from cog_triton.engines.mock import mock_directory
 from cog_triton.text.tokenizer import EngineTokenizer
 
 clean_environment.clean()
-LONG = frozenset({"test_resume", "test_vllm_resume", "test_sealed_turns"})
+LONG = frozenset({"test_long_steps", "test_resume", "test_vllm_resume", "test_sealed_turns"})
 """Files whose tests take minutes."""
 SMALL = frozenset({"leaks_fail_the_file_that_leaks"})
 """Fixtures of a module that start no server."""

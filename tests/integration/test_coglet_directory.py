@@ -84,7 +84,7 @@ def test_without_cog_the_rest_serves(mock: Stack, tmp: Path) -> None:
     for refused, key in ((prediction, "error"), (health, "user_healthcheck_error")):
         assert (refused.status_code, SAID in refused.json()[key]) == (503, True)
     assert mock.finish(signal.SIGINT)[0] == 0
-    mock.command = [*IN_OWN_TMP, str(tmp), sys.executable, "-m", "cog_triton.door", "--cog-only"]
+    mock.command = [*IN_OWN_TMP, str(tmp), sys.executable, "-m", "cog_triton.serve", "--cog-only"]
     mock.start()
     code, output = mock.finish()
     assert (code, SAID in output, "Traceback" in output) == (1, True, False)

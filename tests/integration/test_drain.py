@@ -31,7 +31,7 @@ def make_stack(new_stack: Callable[..., Stack]) -> Callable[..., Stack]:
         settings = {**MOCK, "SERVED_MODEL_NAME": "any", **(IMAGE if image else {}), **environment}
         stack = new_stack(**settings)
         if image:  # their process 1 is a reaper around it
-            stack.command = [sys.executable, "-m", "cog_triton.door"]
+            stack.command = [sys.executable, "-m", "cog_triton.serve"]
             stack.cwd = REPOSITORY / "runner"
         elif way == "triton only":
             stack.command.append("--triton-only")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ import httpx
 import pytest
 from stack import REPOSITORY, Stack, pid_of, processes_of, sse, text_of, wait_until
 
+from cog_triton.system.process_state import process_state
+
 pytestmark = pytest.mark.integration
 
-IMAGE = [sys.executable, "-m", "cog_triton.door"]
+IMAGE = [sys.executable, "-m", "cog_triton.serve"]
 MOCK = {"COG_TRITON_ENGINE": "mock", "MOCK_TPS": "40"}
 IN_COG = {"COG_PREDICT_TYPE_STUB": "predict.py:Predictor"}
+STOPS = [signal.SIGKILL, signal.SIGSTOP]
 ASK = {"input": {"prompt": "Hi.", "max_tokens": 2}}
 DEEP = b"[" * 200_000
 
@@ -152,67 +156,105 @@ def test_the_key_is_the_servers_alone(served: Stack) -> None:
         assert b"secret" not in environment.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("victim", "sent", "words"),
-    [
-        ("front.server", signal.SIGKILL, "the server exited with code 137"),
-        ("front.server", signal.SIGSTOP, "Cog's server"),
-        ("cog.server.http", signal.SIGKILL, "the server exited with code 1"),
-        ("cog.server.http", signal.SIGSTOP, "Cog's parent"),
-        ("_run_worker", signal.SIGKILL, ""),
-        ("_run_worker", signal.SIGSTOP, "Cog's worker"),
-        ("-m cog_triton serve", signal.SIGUSR1, "another rank has died (SIGUSR1)"),
-    ],
-)
-def test_a_lost_process_ends_the_server_and_every_answer(
-    new_stack: Callable[..., Stack], victim: str, sent: signal.Signals, words: str
-) -> None:
-    stack = new_stack(**MOCK, COG_PROBE_TIMEOUT="10")
-    stack.start()
-    stack.until_ready()
-    ask = {"input": {"prompt": "Hi.", "max_tokens": 2000}}
-    chat = {"model": "mock", "prompt": "Hi.", "max_tokens": 2000, "stream": True}
-    asked: list[tuple[str, dict[str, Any], str]] = [
-        (f"{stack.url}/predictions", ask, "application/json"),
-        (f"{stack.url}/predictions", ask, "text/event-stream"),
-        (f"{stack.own}/v1/completions", chat, "text/event-stream"),
-    ]
-    texts = ["", "", ""]
+class Asked:
+    """A prediction, a streamed one and a streamed completion, which run."""
 
-    def post(number: int) -> int:
+    def __init__(self, stack: Stack, pool: ThreadPoolExecutor, tokens: int) -> None:
+        prediction = {"input": {"prompt": "Hi.", "max_tokens": tokens}}
+        completion = {"model": "mock", "prompt": "Hi.", "max_tokens": tokens, "stream": True}
+        self.texts = ["", "", ""]
+        asked: list[tuple[str, dict[str, Any], str]] = [
+            (f"{stack.url}/predictions", prediction, "application/json"),
+            (f"{stack.url}/predictions", prediction, "text/event-stream"),
+            (f"{stack.own}/v1/completions", completion, "text/event-stream"),
+        ]
+        self._answers = [pool.submit(self._post, *each) for each in enumerate(asked)]
+        wait_until(lambda: stack.engine_requests() == 3 and "event: output" in self.texts[1])
+
+    def _post(self, number: int, asked: tuple[str, dict[str, Any], str]) -> int:
         """The answer's status; 0 of one that was cut."""
-        url, body, accept = asked[number]
+        url, body, accept = asked
         with (
             suppress(httpx.TransportError),
             httpx.stream("POST", url, json=body, headers={"accept": accept}, timeout=60) as answer,
         ):
             for text in answer.iter_text():
-                texts[number] += text
+                self.texts[number] += text
             return answer.status_code
         return 0
 
+    def statuses(self) -> list[int]:
+        return [answer.result() for answer in self._answers]
+
+    def require_failed(self, of_all: bool) -> None:
+        """Predictions have ended with E2105; `of_all` the completion, too, which else is whole."""
+        assert self.statuses() in ([503, 200, 200], [200, 200, 200])
+        assert json.loads(self.texts[0])["error"].startswith("E2105 TritonUnavailable: ")
+        kind, last = list(sse(iter(self.texts[1].splitlines())))[-1]
+        assert (kind, last["status"]) == ("completed", "failed")
+        assert last["error"].startswith("E2105 TritonUnavailable: ")
+        end = self.texts[2].strip().rpartition("data: ")[2]
+        if of_all:
+            assert json.loads(end)["error"]["code"] == "E2105"
+        else:
+            assert end == "[DONE]"
+
+
+@pytest.mark.parametrize(
+    ("way", "victim", "sent"),
+    [
+        *product(["serve"], ["front.server", "cog.server.http", "_run_worker"], STOPS),
+        ("image", "front.server", signal.SIGKILL),
+    ],
+)
+def test_a_lost_process_is_replaced_and_all_else_stays(
+    new_stack: Callable[..., Stack], victim: str, sent: signal.Signals, way: str
+) -> None:
+    stack = new_stack(**MOCK, **IN_COG, COG_MAX_CONCURRENCY="8")
+    if way == "image":
+        stack.command, stack.cwd = IMAGE, REPOSITORY / "mock_cog_triton"
+    stack.start()
+    wait_until(lambda: stack.health() == "READY")
+    words = ("front.server", "engine_process", "/tritonserver ", "cog.server.http")
+    before = {word: pid_of(stack, word) for word in words}
     with ThreadPoolExecutor() as pool:
-        answers = [pool.submit(post, number) for number in range(len(asked))]
-        wait_until(lambda: stack.engine_requests() == 3 and "event: output" in texts[1])
+        asked = Asked(stack, pool, 200)
         os.kill(pid_of(stack, victim), sent)
-        if words == "":  # the server lasts until `serve` gives up
-            answers[1].result()
-            later = httpx.post(f"{stack.url}/predictions", json=ASK)
-            assert (later.status_code, "E2105" in later.text) == (503, True)
+        if victim == "front.server":
+            assert asked.statuses() == [0, 0, 0]
+            chat = {"model": "mock", "prompt": "Hi.", "max_tokens": 3}
+            answer = httpx.post(f"{stack.own}/v1/completions", json=chat, timeout=60)
+            assert answer.json()["usage"]["completion_tokens"] == 3, answer.text
+        else:
+            asked.require_failed(of_all=False)
+    wait_until(lambda: stack.health() == "READY" and not pids_of_stopped(stack))
+    wait_until(lambda: stack.predict("Hi.", max_tokens=3).get("status") == "succeeded")
+    lost = victim if victim == "front.server" else "cog.server.http"
+    same = {word: pid_of(stack, word) == pid for word, pid in before.items()}
+    assert same == {word: word != lost for word in before}
+    assert "it is started again" in stack.output
+    assert stack.finish(signal.SIGTERM)[0] == 0
+    assert processes_of(stack.work_dir) == {}
+
+
+def pids_of_stopped(stack: Stack) -> list[int]:
+    return [pid for pid in processes_of(stack.work_dir) if process_state(pid) == "T"]
+
+
+def test_the_death_of_another_rank_ends_every_request_and_the_server(
+    new_stack: Callable[..., Stack],
+) -> None:
+    stack = new_stack(**MOCK)
+    stack.start()
+    stack.until_ready()
+    with ThreadPoolExecutor() as pool:
+        asked = Asked(stack, pool, 2000)
+        os.kill(pid_of(stack, "-m cog_triton serve"), signal.SIGUSR1)
         code, output = stack.finish()
-        statuses = [answer.result() for answer in answers]
+        asked.require_failed(of_all=True)
     assert code == 1
-    assert f"E2105 TritonUnavailable: {words}" in output
-    wait_until(lambda: not processes_of(stack.work_dir))
-    if (victim, sent) == ("front.server", signal.SIGKILL):
-        assert (statuses, "E2105" in "".join(texts)) == ([0, 0, 0], False)
-        return
-    assert statuses == [503, 200, 200]
-    assert json.loads(texts[0])["error"].startswith("E2105 TritonUnavailable: ")
-    kind, last = list(sse(iter(texts[1].splitlines())))[-1]
-    assert (kind, last["status"]) == ("completed", "failed")
-    assert last["error"].startswith("E2105 TritonUnavailable: ")
-    assert json.loads(texts[2].strip().rpartition("data: ")[2])["error"]["code"] == "E2105"
+    assert "E2105 TritonUnavailable: another rank has died (SIGUSR1)" in output
+    assert processes_of(stack.work_dir) == {}
 
 
 def test_a_thousand_idle_connections_keep_nobody_out(new_stack: Callable[..., Stack]) -> None:
@@ -246,27 +288,6 @@ def test_a_public_port_in_use_is_a_coded_error(new_stack: Callable[..., Stack]) 
     assert code == 1
     assert f"E1005 InvalidArgument: TRITON_HTTP_PORT={stack.http}: cannot listen" in output
     assert processes_of(stack.work_dir) == {}
-
-
-@pytest.mark.parametrize(
-    ("victim", "sent", "words"),
-    [
-        ("front.server", signal.SIGKILL, ""),
-        ("_run_worker", signal.SIGSTOP, "E2105 TritonUnavailable: Cog's worker"),
-    ],
-)
-def test_an_image_ends_with_its_server_and_when_cog_hangs(
-    new_stack: Callable[..., Stack], victim: str, sent: signal.Signals, words: str
-) -> None:
-    stack = new_stack(**MOCK, **IN_COG, COG_PROBE_TIMEOUT="10")
-    stack.command = IMAGE
-    stack.cwd = REPOSITORY / "mock_cog_triton"
-    stack.start()
-    wait_until(lambda: stack.health() == "READY")
-    os.kill(pid_of(stack, victim), sent)  # perhaps before the parent has read that it is ready
-    code, output = stack.finish()
-    assert (code != 0, words in output) == (True, True)
-    wait_until(lambda: not processes_of(stack.work_dir))
 
 
 def test_health_is_answered_beside_all_the_predictions_that_cog_takes(

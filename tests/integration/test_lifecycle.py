@@ -60,7 +60,8 @@ def test_a_server_stopped_during_start_up_ends(new_stack: Callable[..., Stack]) 
     os.kill(pid_of(stack, "cog_triton.front.server"), signal.SIGSTOP)
     code, output = stack.finish(seconds=SECONDS_TO_FAIL)
     assert code == 1
-    assert "E2106 TritonStartFailed: Cog's server" in output
+    assert "E2106 TritonStartFailed: process " in output
+    assert "of the server was stopped during start-up" in output
 
 
 def test_shared_memory_of_a_server_killed_at_once_is_removed_at_the_next_start(
@@ -248,8 +249,6 @@ def test_child_death_fails_requests_with_a_code_and_restarts_triton(
     assert "E2105" in stack.predict()["error"]
     wait_until(lambda: stack.health() == "READY")
     assert text_of(stack.predict(max_tokens=3))
-    if not mock:  # whose restart is over before `serve` looks
-        wait_until(lambda: "Ready again" in stack.output)
     assert stack.finish(signal.SIGTERM)[0] == 0
 
 
@@ -259,7 +258,7 @@ def test_repeated_crashes_of_triton_end_the_server(
 ) -> None:
     """As images start it: the reaper is PID 1, and the server its grandchild."""
     stack = new_stack(**MOCK, **IN_RUNNER, TRITON_MAX_RESTARTS="0")
-    stack.command = [sys.executable, "-m", "cog_triton.door"]
+    stack.command = [sys.executable, "-m", "cog_triton.serve"]
     if in_a_container:
         namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
         if subprocess.run([*namespace, "true"], capture_output=True).returncode:
@@ -280,7 +279,7 @@ def test_repeated_crashes_of_triton_end_the_server(
         os.kill(pid_of(stack, "bin/tritonserver"), signal.SIGKILL)
         last = json.dumps(list(events)[-1])
     assert "E2105" in last
-    assert stack.finish()[0] == 137
+    assert stack.finish()[0] == 1
     wait_until(lambda: not processes_of(stack.work_dir))
 
 

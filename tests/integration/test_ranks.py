@@ -4,12 +4,13 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from local_parent import linked
 from mpi import needs_mpirun, simulates_machines
 from stack import wait_until
 
@@ -17,7 +18,8 @@ from cog_triton.engines import tensor_contract
 from cog_triton.engines.engine_spec import ADDRESS_VARIABLE
 from cog_triton.engines.generate_stream import GenerateEndpoint
 from cog_triton.engines.registry import open_engine
-from cog_triton.errors import TritonStartFailed, TritonUnknownError
+from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnknownError
+from cog_triton.processes.parent_link import ParentLink
 from cog_triton.serving.admission import admission_for
 from cog_triton.serving.supervisor import Supervisor, SupervisorState
 from cog_triton.settings import load_settings
@@ -48,22 +50,22 @@ PROMPT = [504, 3575, 282, 260]
 class Ranks:
     """A server of two ranks in a directory of its own."""
 
-    def __init__(self, directory: Path, engine_dir: Path, **settings: Any) -> None:
+    def __init__(self, parent: ParentLink, engine_dir: Path, **settings: Any) -> None:
         http, metrics = free_ports(2)
         self.settings = load_settings(
             triton_http_port=http,
             triton_metrics_port=metrics,
-            cog_triton_keys=Path("/"),  # no relay, which a kill leaves to its event loop
+            cog_triton_keys=Path("/"),  # no relay, which would need a port
             **settings,
         )
-        self.directory = directory
+        self.directory = parent.run_dir
         repository = render_repository(
             open_engine(engine_dir),
             ServeConfig({"tensorrt_llm": {"num_threads": 1}}),
-            directory / "model_repo",
+            self.directory / "model_repo",
         )
         shutil.copytree(MODEL, repository / "tensorrt_llm" / "1", dirs_exist_ok=True)
-        self.server = TritonServer(self.settings, repository, directory, 2)
+        self.server = TritonServer(self.settings, repository, parent, 2)
         self.client = TritonClient(self.settings)
         self.processes: set[int] = set()
         self._before = {*Path("/dev/shm").iterdir()}
@@ -106,7 +108,7 @@ class Ranks:
         return found
 
     async def until_dead(self) -> None:
-        while self.server.alive:
+        while self.server.root_pid:
             await asyncio.sleep(0.02)
 
     def assert_nothing_is_left(self) -> None:
@@ -130,20 +132,21 @@ def running(pid: int) -> bool:
         return False
 
 
-def run(ranks: Ranks, main: Coroutine[Any, Any, None]) -> None:
+def run(
+    main: Callable[[Ranks], Coroutine[Any, Any, None]],
+    directory: Path,
+    engine_dir: Path,
+    **settings: Any,
+) -> None:
     async def limited() -> None:
-        try:
-            await asyncio.wait_for(main, 120)
-        finally:
-            ranks.server.kill_engines()
+        async with linked(directory) as parent:
+            await asyncio.wait_for(main(Ranks(parent, engine_dir, **settings)), 120)
 
     asyncio.run(limited())
 
 
 def test_ranks_serve_restart_and_stop(tmp_path: Path, engine_dir: Path) -> None:
-    ranks = Ranks(tmp_path, engine_dir)
-
-    async def main() -> None:
+    async def main(ranks: Ranks) -> None:
         await ranks.start()
         await ranks.predict()
         os.kill(ranks.tritonserver(1), signal.SIGKILL)
@@ -159,16 +162,15 @@ def test_ranks_serve_restart_and_stop(tmp_path: Path, engine_dir: Path) -> None:
         assert "exited with" not in log
         assert list(ranks.directory.glob("ompi.*")) == []
 
-    run(ranks, main())
+    run(main, tmp_path, engine_dir)
 
 
 def test_the_supervisor_restarts_the_group_when_a_rank_dies(
     tmp_path: Path, engine_dir: Path
 ) -> None:
-    ranks = Ranks(tmp_path, engine_dir)
-    given_up: list[str] = []
+    given_up: list[CogTritonError] = []
 
-    async def main() -> None:
+    async def main(ranks: Ranks) -> None:
         transport = RequestStreams(
             lambda: ranks.server.grpc_target,
             60,
@@ -183,7 +185,7 @@ def test_the_supervisor_restarts_the_group_when_a_rank_dies(
             transport,
             lambda: asyncio.run(ranks.predict()),
             admission_for(ranks.settings, 8),
-            lambda: given_up.append("given up"),
+            given_up.append,
         )
         await supervisor.start()
         ranks.processes |= reaper.descendants(ranks.server.root_pid)
@@ -198,36 +200,33 @@ def test_the_supervisor_restarts_the_group_when_a_rank_dies(
         assert given_up == []
         ranks.assert_nothing_is_left()
 
-    run(ranks, main())
+    run(main, tmp_path, engine_dir)
 
 
 def test_exit_of_rank_0_ends_the_other_ranks(tmp_path: Path, engine_dir: Path) -> None:
-    ranks = Ranks(tmp_path, engine_dir)
-
-    async def main() -> None:
+    async def main(ranks: Ranks) -> None:
         await ranks.start()
         await ranks.client.aclose()
         os.kill(ranks.tritonserver(0), signal.SIGTERM)  # and so exits with 0
         await ranks.until_dead()
         ranks.assert_nothing_is_left()
 
-    run(ranks, main())
+    run(main, tmp_path, engine_dir)
 
 
 def test_rank_that_cannot_start_fails_the_start(tmp_path: Path, engine_dir: Path) -> None:
-    ranks = Ranks(tmp_path, engine_dir)
-    model = tmp_path / "model_repo" / "tensorrt_llm" / "1" / "model.py"
     broken = 'if World().rank == 1:\n    raise RuntimeError("rank 1 is broken")\n'
-    model.write_text(f"{model.read_text()}\n{broken}")
 
-    async def main() -> None:
+    async def main(ranks: Ranks) -> None:
+        model = tmp_path / "model_repo" / "tensorrt_llm" / "1" / "model.py"
+        model.write_text(f"{model.read_text()}\n{broken}")
         with pytest.raises(TritonStartFailed, match=r"exited with code \d+ during start-up"):
             await ranks.start()
         await ranks.client.aclose()
         assert "rank 1 is broken" in ranks.server.log.read_text()
         ranks.assert_nothing_is_left()
 
-    run(ranks, main())
+    run(main, tmp_path, engine_dir)
 
 
 @simulates_machines
@@ -236,14 +235,9 @@ def test_ranks_run_on_two_machines(tmp_path: Path, engine_dir: Path, how: str) -
     agent = tmp_path / "way"
     agent.write_text(AGENT.format(here=tmp_path, address=ADDRESS_VARIABLE))
     agent.chmod(0o755)
-    ranks = Ranks(
-        tmp_path / "run",
-        engine_dir,
-        mpi_hosts="node-a,node-b",
-        mpirun_args=f"--mca plm_rsh_agent {agent}",
-    )
+    (tmp_path / "run").mkdir()
 
-    async def main() -> None:
+    async def main(ranks: Ranks) -> None:
         await ranks.start()
         await ranks.client.aclose()
         assert sorted((tmp_path / "hosts").read_text().split()) == ["node-a", "node-b"]
@@ -253,7 +247,7 @@ def test_ranks_run_on_two_machines(tmp_path: Path, engine_dir: Path, how: str) -
         else:
             os.kill(ranks.tritonserver(1), signal.SIGKILL)
             await ranks.until_dead()
-        ranks.server.kill_engines()
         ranks.assert_nothing_is_left()
 
-    run(ranks, main())
+    remote = {"mpi_hosts": "node-a,node-b", "mpirun_args": f"--mca plm_rsh_agent {agent}"}
+    run(main, tmp_path / "run", engine_dir, **remote)

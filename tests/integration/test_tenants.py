@@ -111,15 +111,13 @@ def test_keys_are_read_again_and_no_log_and_no_other_process_has_one(served: Sta
     for pid, program in processes_of(served.work_dir).items():
         environment = Path(f"/proc/{pid}/environ").read_bytes()
         assert b"key-alpha" not in environment
-        parents = ("cog_triton serve", "front.server")  # and the reaper between them
+        parents = ("cog_triton serve", "front.server")
         assert (b"COG_TRITON_KEYS=" in environment) == any(one in program for one in parents)
 
 
 @needs_tls
 def test_all_ports_have_tls_and_the_server_watches_itself_through_it(tmp_path: Path) -> None:
-    stack = Stack(
-        tmp_path / "work", None, **MOCK, TLS_CERT_FILE=str(CERTIFICATE), COG_PROBE_PERIOD="0.2"
-    )
+    stack = Stack(tmp_path / "work", None, **MOCK, TLS_CERT_FILE=str(CERTIFICATE))
     trusted = ssl.create_default_context(cafile=CERTIFICATE)
     ports = (stack.port, stack.openai, stack.http, stack.metrics)
     cog, openai, triton, metrics = (f"https://localhost:{port}" for port in ports)

@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import tritonclient.grpc as grpcclient
+from anyio.from_thread import start_blocking_portal
 from generated_text import Texts
 from google.protobuf import text_format
+from local_parent import linked
 from lora_adapters import adapter
 from stack import Stack, wait_until
 
@@ -143,17 +145,15 @@ def served(
     settings = load_settings(
         triton_http_port=http,
         triton_metrics_port=metrics,
-        cog_triton_keys=Path("/"),  # no relay, which would need this event loop
+        cog_triton_keys=Path("/"),  # no relay, which would need a port
     )
-    server = TritonServer(settings, target, directory)
-    running = Served(settings, server, family, seen)
 
     async def start() -> None:
         async def probe() -> None:
             running.transport.open({})
             await asyncio.to_thread(running.generator.probe)
 
-        async with running.client:
+        async with aclosing(running.client):
             await server.start(running.client.is_ready, probe)
 
     launched = launch.launch_command
@@ -162,14 +162,19 @@ def served(
         command = launched(*args)
         return dataclasses.replace(command, argv=[*command.argv, *options])
 
-    with pytest.MonkeyPatch.context() as patch:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(linked(directory)) as parent,
+    ):
         patch.setattr(launch, "launch_command", with_options)
+        server = TritonServer(settings, target, parent)
+        running = Served(settings, server, family, seen)
         try:
-            asyncio.run(start())
+            portal.call(start)
             yield running
         finally:
             running.transport.close()
-            server.kill()
 
 
 def generated(triton: Served, ids: list[int], adapter: str | None = None, **sampling: float) -> str:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import tritonclient.grpc as grpcclient
 from mpi import needs_mpirun
-from stack import Stack, processes_of, wait_until
+from stack import Stack, processes_of, shared_memory, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -61,13 +61,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
         yield running
 
 
-def shared_memory(server: Alone) -> list[str]:
-    """What this server alone has there."""
-    assert server.process is not None
-    prefix = f"cog_triton_{server.process.pid}_"
-    return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(prefix)]
-
-
 def test_two_servers_run_on_one_host(
     alone: Alone, make: Callable[..., Alone], tmp_path: Path
 ) -> None:
@@ -76,10 +69,11 @@ def test_two_servers_run_on_one_host(
     other = make("--model_repo", copy)
     other.until_ready()
     assert other.ask() == alone.ask() != ""
-    assert shared_memory(other)
+    pids = [*processes_of(other.work_dir)]
+    assert shared_memory(pids)
     os.kill(other.process.pid, signal.SIGKILL)
     wait_until(lambda: not processes_of(other.work_dir))
-    wait_until(lambda: not shared_memory(other))
+    assert shared_memory(pids) == []
     assert alone.ask()
 
 
@@ -92,9 +86,10 @@ def test_signals_stop_the_server(make: Callable[..., Alone], number: int) -> Non
         assert client.is_server_ready()
     for port in (server.http, server.grpc, server.metrics):
         assert str(port) in server.output
+    pids = [*processes_of(server.work_dir)]
     assert server.finish(number)[0] == 0
     assert processes_of(server.work_dir) == {}
-    assert shared_memory(server) == []
+    assert shared_memory(pids) == []
 
 
 def test_signals_stop_the_server_during_start_up(make: Callable[..., Alone]) -> None:
@@ -132,7 +127,9 @@ def test_a_stub_that_ends_or_is_stopped_ends_the_server(
     os.kill(pid, how)
     code, output = server.finish()
     assert code == 1
-    assert f"the stub of preprocessing (process {pid})" in output
+    named = "the stub of preprocessing (process {}) has died"
+    said = named if how == signal.SIGKILL else "process {} of Triton was stopped"
+    assert said.format(pid) in output
     wait_until(lambda: not processes_of(server.work_dir))
 
 

@@ -17,7 +17,8 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
-from stack import pid_of, processes_of, text_of, wait_until
+from local_parent import linked
+from stack import pid_of, text_of, wait_until
 from step_client import StepClient, private_ends
 from vllm_engines import calls, double_environment, vllm_engine
 from vllm_stack import VLLMStack
@@ -28,6 +29,7 @@ from cog_triton.engines.step_items import CANCELLED, LENGTH
 from cog_triton.serving.runtime import Runtime
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import free_ports
+from cog_triton.system.work_dir import fresh_run_dir
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.triton import launch
 
@@ -82,9 +84,8 @@ def started(pid: int) -> int:
 def test_the_engine_loads_while_triton_starts(vllm: VLLMStack) -> None:
     """There is one engine; its caches are in place."""
     assert [log.name for log in vllm.work_dir.glob("run/*/engine-*.log")] == ["engine-1.log"]
-    lines = {line: pid for pid, line in processes_of(vllm.work_dir).items() if "reaper" not in line}
     of_engine, of_stub = (
-        min(started(pid) for line, pid in lines.items() if word in line)
+        started(pid_of(vllm, word))
         for word in ("cog_triton.backend.engine_process", "/tensorrt_llm/1/model.py")
     )
     assert of_engine < of_stub
@@ -434,16 +435,17 @@ def test_serves_where_triton_has_no_metrics(
     )
 
     async def run() -> dict[str, Any]:
-        runtime = await Runtime.start(settings)
-        try:
-            async with httpx.AsyncClient() as client:
+        run_dir = fresh_run_dir(settings.work_dir)
+        async with linked(run_dir) as parent, httpx.AsyncClient() as client:
+            runtime = await Runtime.start(settings, parent)
+            try:
                 url = f"http://127.0.0.1:{http}/v2/models/vllm_model/generate"
                 response = await client.post(url, json={"text_input": "abc"}, timeout=120)
                 with pytest.raises(httpx.ConnectError):
                     await client.get(f"http://127.0.0.1:{metrics}/metrics")
                 body: dict[str, Any] = response.json()
                 return body
-        finally:
-            await runtime.stop()
+            finally:
+                await runtime.stop()
 
     assert asyncio.run(run())["text_output"] == "abc" + ("abc" * 6)[:16]

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from stack import REPOSITORY, processes_of, wait_until
+from stack import REPOSITORY, pids_of, wait_until
 from vllm_stack import VLLMStack
 
 pytestmark = pytest.mark.integration
@@ -61,8 +61,7 @@ def host_dies(stack: VLLMStack) -> None:
 
 
 def hosts(stack: VLLMStack) -> list[int]:
-    lines = processes_of(stack.work_dir).items()
-    return [pid for pid, line in lines if ":VLLMHost" in line and "reaper.py" not in line]
+    return pids_of(stack, ":VLLMHost")
 
 
 def test_no_stream_is_lost_when_vllm_dies(tmp_path: Path) -> None:

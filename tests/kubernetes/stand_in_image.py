@@ -40,7 +40,7 @@ def write(path: Path) -> Path:
     """An archive that `ctr images import` takes."""
     server = {
         "Entrypoint": [sys.executable, "-S", "-I", str(_REAPER), "--"],
-        "Cmd": [sys.executable, "-m", "cog_triton.door"],
+        "Cmd": [sys.executable, "-m", "cog_triton.serve"],
         "WorkingDir": str(ROOT / "runner"),
         "User": "1000:1000",
         "Env": [

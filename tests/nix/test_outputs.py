@@ -57,7 +57,7 @@ def test_entrypoint_and_command_of_an_image(name: str, images: dict[str, Image])
     reaper = ["/opt/cog-triton/bin/python", "-S", "-I", f"{site}/cog_triton/system/reaper.py", "--"]
     assert config["Entrypoint"] == reaper
     cog_only = ["--cog-only"] if name == "cog-triton-builder" else []
-    assert config["Cmd"] == ["python", "-m", "cog_triton.door", *cog_only]
+    assert config["Cmd"] == ["python", "-m", "cog_triton.serve", *cog_only]
     assert (config["WorkingDir"], config["User"]) == ("/src", "1000:1000")
     assert set(config["ExposedPorts"]) == {"5000/tcp", "8000/tcp"}
 

@@ -61,7 +61,7 @@ def test_a_builder_has_all_packages_of_its_runner(small: Factory, images: dict[s
     runner = images["90"]
     other = {name for name, digest in builder.digests.items() if runner.digests[name] != digest}
     assert other == {"source"}
-    assert builder.about["config"]["Cmd"] == ["python", "-m", "cog_triton.door", "--cog-only"]
+    assert builder.about["config"]["Cmd"] == ["python", "-m", "cog_triton.serve", "--cog-only"]
     assert (builder.env["COG_MAX_CONCURRENCY"], builder.env["COG_TRITON_SM"]) == ("1", "90")
     kept = {name: it for name, it in runner.env.items() if name != "COG_MAX_CONCURRENCY"}
     assert kept.items() <= builder.env.items()

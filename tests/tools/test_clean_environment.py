@@ -42,7 +42,7 @@ def test_the_environment_of_these_tests_is_clean() -> None:
 
 
 def test_garbage_in_the_environment_changes_no_result() -> None:
-    files = [UNIT / f"test_{name}.py" for name in ("settings", "launch", "cog_process", "tracing")]
+    files = [UNIT / f"test_{name}.py" for name in ("settings", "launch", "server_run", "tracing")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         cwd=UNIT.parents[1],

@@ -177,8 +177,7 @@ def test_every_api_is_in_flight_and_every_kind_that_an_engine_can_do() -> None:
 
 def test_streams_are_counted_by_kind_of_request() -> None:
     outcomes = {"chat": Counter({COMPLETE: 3, OTHER: 1, "E2105": 2}), "completions": Counter()}
-    front = Record(event=EVENT, kinds={"chat": Counter({CUT: 9})}, ended_s=0.1)
-    table = report.by_kind([Record(event=EVENT, kinds=outcomes), front])
+    table = report.by_kind([Record(event=EVENT, kinds=outcomes)])
     assert ["chat", "mock", "6", "3", "1", "0", "2"] in table.rows
 
 
@@ -190,14 +189,9 @@ def test_missed_aims_are_told() -> None:
         *("1 lost", "2 wrong text", "3 hung", "4 left"),
         "back after None s, not 120 s",
     ]
-    front = Scenario.model_validate({**FIRST, "checks": {"ended_within": 1}})
-    assert report.missed(front, Record(event=EVENT, lost=32, ended_s=0.4)) == []
-    assert report.missed(front, Record(event=EVENT, ended_s=1.5)) == [
-        "streams ended after 1.5 s, not 1 s"
-    ]
 
 
-def test_a_server_takes_faults_until_one_of_the_front_end() -> None:
+def test_a_server_takes_so_many_faults() -> None:
     scenarios = scenario.read_all()
     events = scenario.plan(scenarios, "openvino", 200, seed=1)
     lives = scenario.lives(scenarios, events)
@@ -205,8 +199,7 @@ def test_a_server_takes_faults_until_one_of_the_front_end() -> None:
     for life in lives:
         setups = {scenarios[one.scenario].setup for one in life}
         assert len(setups) == 1
-        assert setups == {Setup()} or len(life) <= 5
-        assert "front_end" not in [one.scenario for one in life[:-1]]
+        assert len(life) <= (20 if setups == {Setup()} else 5)
     assert max(map(len, lives)) > 5
     # A run that is cut short has had all kinds.
     assert {life[0].scenario for life in lives[:20]} >= {"clock_jump", "cut_download", "rank"}

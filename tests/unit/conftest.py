@@ -19,6 +19,8 @@ from sealed_engines import H200
 from vllm_engines import double_environment
 
 clean_environment.clean()
+# A test's own process is a parent and a server at once; gRPC's handlers of a fork end its children.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 SLOW = frozenset((Path(__file__).parent / "slow_files.txt").read_text("utf-8").split())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from cog_triton.processes.parent_link import ParentLink
 from cog_triton.settings import Settings, load_settings
 from cog_triton.system.ports import free_ports
 from cog_triton.triton.server import TritonServer
@@ -73,7 +74,7 @@ with ScriptedTriton(answer, address) as triton:
 class FakeTritonServer:
     """One small Triton, its settings, and its failures."""
 
-    def __init__(self, directory: Path, **settings: object) -> None:
+    def __init__(self, directory: Path, parent: ParentLink, **settings: object) -> None:
         self._bin = directory / "triton" / "bin"
         self._bin.mkdir(parents=True)
         program = PROGRAM.replace("SYS_PATH", repr([path for path in sys.path if path]))
@@ -93,7 +94,7 @@ class FakeTritonServer:
                 **settings,
             }
         )
-        self.server = TritonServer(self.settings, directory / "repository", directory)
+        self.server = TritonServer(self.settings, directory / "repository", parent)
 
     def fail(self, how: str) -> None:
         """Fail from now on: ``dies`` at the next start, ``hangs``, ``unready`` or ``broken``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -62,11 +63,21 @@ def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
 
 def route_to(port: int = 1, name: str = "PORT", **health: Any) -> Route:
     """Way to an upstream whose every port is `port`; `health` is what its Cog has said."""
-    upstream = Upstream({name: port})
+
+    async def made() -> Upstream:
+        return Upstream({name: port})
+
+    has_loop = asyncio._get_running_loop() is not None
+    upstream = Upstream({name: port}) if has_loop else asyncio.run(made())
     if health:
         upstream.state.listens, upstream.state.schema = True, b"{}"
         upstream.state._take(health)
     return Route(upstream, name)
+
+
+def arguments(*, cog_only: bool = False) -> Namespace:
+    """Arguments of a server without a Cog of its own."""
+    return Namespace(cog_only=cog_only, triton_only=False, model_repo=None, without_cog=None)
 
 
 async def nothing(scope: Scope, receive: Receive, send: Send) -> None:

@@ -52,7 +52,7 @@ class StartedEngine(EngineClient):
             self._control.close()
             self._process.wait()
             raise opened.error
-        assert opened == Opened(self._process.pid)
+        assert opened == Opened()
         self._control.send(Serve(self.socket, 1))
         coalesce = parameters.get("coalesce") != "false"
         super().__init__([self.socket], "owner", coalesce=coalesce)

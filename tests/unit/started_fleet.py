@@ -1,4 +1,4 @@
-"""An engine fleet that a test starts."""
+"""Engines that a test has a parent's host start, over a server's link to it."""
 
 from __future__ import annotations
 
@@ -8,60 +8,56 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from local_parent import linked
+from stack import wait_until as until
 from vllm_hosts import ask, token_ids, tokens
 
 from cog_triton.engines.engine_client import EngineClient
 from cog_triton.engines.engine_spec import EngineSpec, own_addresses
 from cog_triton.errors import TritonUnavailable
 from cog_triton.processes.engine_child import EngineChild
-from cog_triton.processes.engine_fleet import EngineDeath, EngineFleet
+from cog_triton.processes.engine_fleet import EngineFleet
+from cog_triton.processes.host import Host
+from cog_triton.processes.orders import EngineDeath, StartEngines
 from cog_triton.system import reaper
 
 PATIENCE_S = 60
 
 
-def until(holds: Callable[[], Any]) -> Any:
-    """Wait until something holds; returns what it is."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := holds()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
-
-
 def says(engine: EngineClient, prompt: list[int], count: int = 4) -> list[int]:
     """Tokens of a request, sent until one is not lost with an engine that has died."""
-
-    def answered() -> list[int] | None:
+    while True:
         events = ask(engine, tokens(prompt, count)) if engine.loads() else []
-        lost = not events or isinstance(events[-1].error, TritonUnavailable)
-        return None if lost else token_ids(events)
-
-    found: list[int] = until(answered)
-    return found
+        if events and not isinstance(events[-1].error, TritonUnavailable):
+            return token_ids(events)
+        time.sleep(0.01)
 
 
 class StartedFleet:
-    """A fleet on a loop of its own thread, and a client; none of its processes is left after."""
+    """Engines on a loop of their own thread, and a client; no process is left after `close`."""
 
-    def __init__(self, directory: Path, spec: EngineSpec, *args: Any, **options: Any) -> None:
+    def __init__(self, directory: Path, spec: EngineSpec, **order: Any) -> None:
+        """`order` is of StartEngines."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._mark = f"FLEET_{secrets.token_hex(8)}"
         self.directory = directory
-        self.fleet = EngineFleet(directory, spec, *args, **options)
+        self._link = AsyncExitStack()
+        self.host = self.call(Host, directory, lambda message: None)
+        link = self.run(self._link.enter_async_context(linked(directory, self.host)))
+        self.engines = link.engines
+        self.engines.choose(StartEngines(spec, str(directory), "", {}, **order))
         self.connect()
 
     def connect(self) -> None:
-        """Have a client at the addresses of now."""
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in self.fleet.variables.items():
+            for name, value in self.engines.variables.items():
                 patch.setenv(name, value)
             self.addresses = own_addresses()
         self.client = EngineClient(self.addresses, "owner")
@@ -69,7 +65,7 @@ class StartedFleet:
 
     def start(self) -> None:
         path = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        self.call(self.fleet.start, {**os.environ, "PYTHONPATH": path, self._mark: "1"})
+        self.call(self.engines.start, {**os.environ, "PYTHONPATH": path, self._mark: "1"})
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
@@ -80,29 +76,32 @@ class StartedFleet:
 
         return self.run(call())
 
+    @property
+    def fleet(self) -> EngineFleet:
+        return cast(EngineFleet, until(lambda: self.host._fleet))
+
     def serving(self, replica: int = 0) -> EngineChild:
-        """The engine that serves as `replica`; waits for one."""
-        engine: EngineChild = until(lambda: self.fleet._serving.get(replica))
-        return engine
+        return cast(EngineChild, until(lambda: self.fleet._serving.get(replica)))
+
+    def other(self) -> EngineChild:
+        """The one that does not serve."""
+        (engine,) = until(lambda: self.fleet._living - {*self.fleet._serving.values()})
+        return cast(EngineChild, engine)
 
     def pid(self, replica: int = 0) -> int:
-        """Its process."""
-        pid = self.serving(replica)._pid
-        assert pid is not None
-        return pid
+        return self.serving(replica).process.pid
 
     def death(self) -> EngineDeath:
-        death: EngineDeath = self.run(self.fleet.wait_for_death())
-        return death
+        return cast(EngineDeath, self.run(self.engines.wait_for_death()))
 
     @property
     def pids(self) -> set[int]:
-        """All processes of its engines and their reapers."""
-        return reaper._marked(self._mark)
+        return reaper.marked(self._mark)
 
     def close(self) -> None:
         self.client.close()
-        self.run(self.fleet.stop())
+        self.run(self.host.stop(kills=False))
+        self.run(self._link.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -111,7 +110,6 @@ class StartedFleet:
 
 @contextmanager
 def started(*args: Any, **options: Any) -> Iterator[StartedFleet]:
-    """See `StartedFleet`."""
     fleet = StartedFleet(*args, **options)
     fleet.start()
     try:

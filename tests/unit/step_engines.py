@@ -18,7 +18,6 @@ REFUSED = 13
 BROKEN = 66
 HUGE = 99
 HANGING = 44
-SPINNING = 45
 
 
 class CountingEngine:
@@ -26,8 +25,8 @@ class CountingEngine:
 
     A prompt that starts with REFUSED is refused, with BROKEN ends the process in an exception
     of the engine's own, with HUGE gets a million tokens at once, with HANGING sleeps for ever in a
-    step, with SPINNING computes for ever in one. The child's pid is written to the file that the
-    parameter ``pid_file`` names; with the parameter ``leaves`` it has a child that ignores SIGTERM.
+    step. The child's pid is written to the file that the parameter ``pid_file`` names; with the
+    parameter ``leaves`` it has a child that ignores SIGTERM.
     """
 
     waits_for_readers = True
@@ -70,9 +69,8 @@ class CountingEngine:
     def step(self) -> list[tuple[int, TokenEvent]]:
         for handle, request in list(self._live.items())[: self.max_batch_size]:
             first = request.input_ids[0]
-            while first in (HANGING, SPINNING):
-                if first == HANGING:
-                    time.sleep(600)
+            if first == HANGING:
+                time.sleep(600)
             if first == BROKEN:
                 raise ZeroDivisionError("the engine broke")
             self._made[handle] += 1

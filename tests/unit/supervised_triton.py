@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fake_tritonserver import FakeTritonServer
 from generated_text import Texts
+from local_parent import linked
 from scripted_triton import INPUTS
 from small_tokenizers import byte_level
 
@@ -20,7 +22,9 @@ from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.request import EngineRequest
-from cog_triton.serving import lifecycle, supervisor
+from cog_triton.processes import restarts
+from cog_triton.processes.parent_link import ParentLink
+from cog_triton.serving import supervisor
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.supervisor import Supervisor, SupervisorState
@@ -34,10 +38,12 @@ LIMITS = EngineLimits(max_input_len=100, max_seq_len=9999, max_batch_size=2, end
 
 
 class Supervised:
-    """A small Triton, its supervisor, and a generator through both."""
+    """A small Triton, its supervisor on the loop of `portal`, and a generator through both."""
 
-    def __init__(self, directory: Path, *, resumes: bool = False, **settings: Any) -> None:
-        self.triton = FakeTritonServer(directory, **settings)
+    def __init__(
+        self, portal: BlockingPortal, link: ParentLink, *, resumes: bool = False, **settings: Any
+    ) -> None:
+        self.triton = FakeTritonServer(link.run_dir, link, **settings)
         self.failed = threading.Event()
         self.admission = Admission(2, 10, resumes=resumes)
         self.transport = RequestStreams(
@@ -56,21 +62,18 @@ class Supervised:
             self.admission,
             on_failure=lambda: self.supervisor.check_engine(),
         )
-        self.supervisor = Supervisor(
+        self.supervisor = portal.call(
+            Supervisor,
             self.triton.settings,
             self.triton.server,
             TritonClient(self.triton.settings),
             self.transport,
             self.generator.probe,
             self.admission,
-            self.failed.set,
+            lambda _: self.failed.set(),
         )
-
-    def start(self) -> None:
-        asyncio.run(self.supervisor.start())
-
-    def stop(self) -> None:
-        asyncio.run(self.supervisor.stop())
+        self.start = partial(portal.call, self.supervisor.start)
+        self.stop = partial(portal.call, self.supervisor.stop)
 
     def stream(self, tokens: int = 5000) -> Stream:
         return Stream(self.generator, tokens)
@@ -137,18 +140,23 @@ Make = Callable[..., Supervised]
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes one; at the end of the test it is stopped."""
-    monkeypatch.setattr(lifecycle, "_BACKOFF_S", 0.01)
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.01)
     made: list[Supervised] = []
 
-    def one(**settings: Any) -> Supervised:
-        made.append(Supervised(tmp_path, **settings))
-        return made[-1]
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(linked(tmp_path)) as link,
+    ):
 
-    yield one
-    for item in made:
-        item.triton.recover()
-        item.stop()
-        assert not item.triton.server.alive
+        def one(**settings: Any) -> Supervised:
+            made.append(Supervised(portal, link, **settings))
+            return made[-1]
+
+        yield one
+        for item in made:
+            item.triton.recover()
+            item.stop()
+            assert not item.triton.server.root_pid
 
 
 @pytest.fixture

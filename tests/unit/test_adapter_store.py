@@ -33,7 +33,7 @@ MakeStore = Callable[..., AdapterStore]
 def make_store(tmp_path: Path) -> MakeStore:
     def make(**settings: Any) -> AdapterStore:
         run_dir = tmp_path / "run"
-        run_dir.mkdir()
+        run_dir.mkdir(exist_ok=True)
         loaded = load_settings(cog_triton_work_dir=tmp_path / "work", **settings)
         return AdapterStore(loaded, LoRALimits(max_rank=8, max_loras=2), run_dir)
 
@@ -95,6 +95,21 @@ def test_what_replaces_an_adapter_has_another_name_in_the_engine(
     store.load("sql", tmp_path / "one")
     assert store.registry.find("sql").engine_name == "sql#3"
     assert store.registry.find("sql").directory == before.directory, "the same content once"
+
+
+def test_a_server_that_follows_another_has_its_adapters_and_numbers_of_its_own(
+    make_store: MakeStore, tmp_path: Path
+) -> None:
+    store = make_store()
+    kept = store.load("sql", adapter(tmp_path / "one"))
+    store.load("gone", adapter(tmp_path / "two"))
+    store.unload("gone")
+    again = make_store()
+    again.fetch("sql", "nowhere", tmp_path)
+    assert again.adapters() == {"sql": kept}
+    found = again.load("gone", adapter(tmp_path / "three", 8))
+    assert found.number > 2, "the engine may have the other one by that"
+    assert found.engine_name == f"gone#{found.number}"
 
 
 @pytest.mark.parametrize(

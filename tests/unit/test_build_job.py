@@ -24,7 +24,6 @@ from cog_triton.errors import (
     BuildStepFailed,
     InvalidArgument,
     ModelUnavailable,
-    UnknownArgument,
 )
 from cog_triton.settings import load_settings
 from cog_triton.system import reaper
@@ -40,13 +39,14 @@ build:
 """
 
 
-def job_of(tmp_path: Path, **values: object) -> Job:
-    return Job.model_validate(
-        {"output": tmp_path / "engine.tar", "workspace": tmp_path / "work", **values}
-    )
+def job_of(tmp_path: Path, config: str = CONFIG.format("e"), **values: object) -> Job:
+    given = {"config": config, "output": tmp_path / "engine.tar", "workspace": tmp_path / "work"}
+    return Job.model_validate(given | values)
 
 
-def run_module(file: Path, stdout: int | object = subprocess.DEVNULL) -> tuple[int, str]:
+def run_module(tmp_path: Path, stdout: int | object = subprocess.DEVNULL) -> tuple[int, str]:
+    file = tmp_path / "job.json"
+    file.write_text(job_of(tmp_path).model_dump_json())
     done = subprocess.run(
         [sys.executable, "-m", "cog_triton.builder.job", str(file)],
         stdout=stdout,  # type: ignore[call-overload]
@@ -54,31 +54,24 @@ def run_module(file: Path, stdout: int | object = subprocess.DEVNULL) -> tuple[i
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         text=True,
     )
+    assert not file.exists()
     return done.returncode, done.stderr
 
 
 def test_job_file_is_removed_and_error_is_on_stderr(tmp_path: Path) -> None:
-    file = tmp_path / "job.json"
-    file.write_text(job_of(tmp_path, config=CONFIG.format("engine")).model_dump_json())
-    code, said = run_module(file)
+    code, said = run_module(tmp_path)
     assert code == 1
     assert said.startswith("E1304 ModelUnavailable: model_id: '/no/such/model': does not exist")
-    assert not file.exists()
     assert not (tmp_path / "engine.tar").exists()
+    with Path("/dev/full").open("w") as full:
+        assert "E2302 DiskFull: [Errno 28]" in run_module(tmp_path, full)[1]
 
 
-@pytest.mark.parametrize("word", ["hf_a b", "hf_\0", "hf_\u00e9", " "])
+@pytest.mark.parametrize("word", ["hf_a b", "hf_\u00e9", " "])
 def test_invalid_token_is_refused_and_not_shown(tmp_path: Path, word: str) -> None:
     says = r"^E1005 InvalidArgument: hf_token: must be one word, of [A-Za-z, ]+$"
     with pytest.raises(InvalidArgument, match=says):
-        job_of(tmp_path, config=CONFIG.format("engine"), hf_token=word).run(print)
-
-
-def test_full_disk_has_an_error_code(tmp_path: Path) -> None:
-    file = tmp_path / "job.json"
-    file.write_text(job_of(tmp_path, config=CONFIG.format("engine")).model_dump_json())
-    with Path("/dev/full").open("w") as full:
-        assert "E2302 DiskFull: [Errno 28]" in run_module(file, full)[1]
+        job_of(tmp_path, hf_token=word).run(print)
 
 
 def test_other_work_directories_are_removed_unless_in_use(tmp_path: Path) -> None:
@@ -89,46 +82,33 @@ def test_other_work_directories_are_removed_unless_in_use(tmp_path: Path) -> Non
     )
     assert len({one, two, three}) == 3
     for directory in (one, two, three):
-        directory.mkdir(parents=True)
-        (directory / "file").write_text("")
+        (directory / "part").mkdir(parents=True)
     with locked(one):
         workspace.remove_others(two)
     assert sorted((tmp_path / "builds").iterdir()) == sorted([one, two])
-    assert (two / "file").exists()
+    assert (two / "part").exists()
 
 
 def test_runner_echoes_lines_and_raises_the_error(tmp_path: Path) -> None:
     lines: list[str] = []
-    with pytest.raises(ModelUnavailable, match="'/no/such/model': does not exist"):
-        JobRunner().run(job_of(tmp_path, config=CONFIG.format("e")), lines.append)
-    assert lines[:2] == ["[config] the text", "[config]   model_id: /no/such/model"]
     # Longer than any one argument or variable of a process may be.
     long = CONFIG.format("e") + "#" * 300_000
-    with pytest.raises(ModelUnavailable):
-        JobRunner().run(job_of(tmp_path, config=long), lines.append)
+    with pytest.raises(ModelUnavailable, match="'/no/such/model': does not exist"):
+        JobRunner().run(job_of(tmp_path, long), lines.append)
+    assert lines[:2] == ["[config] the text", "[config]   model_id: /no/such/model"]
     mistakes = "".join(f"mistake_{number}: 1\n" for number in range(1000))
-    with pytest.raises(BuildConfigInvalid) as caught:
-        JobRunner().run(job_of(tmp_path, config=CONFIG.format("e") + mistakes), lines.append)
-    assert "mistake_0: unknown key" in caught.value.detail
-    assert "mistake_999: unknown key" in caught.value.detail
-
-
-def test_arguments_are_checked_before_the_model_is_located(tmp_path: Path) -> None:
-    wrong = CONFIG.format("e").replace("output_dir: engine", "ouptut_dir: engine")
-    with pytest.raises(UnknownArgument, match="has no --ouptut_dir; did you mean") as e:
-        JobRunner().run(job_of(tmp_path, config=wrong), lambda _: None)
-    assert e.value.detail.endswith("\nbuild.args.output_dir is missing: build.py requires it")
+    with pytest.raises(BuildConfigInvalid, match=r"(?s)mistake_0: unkn.*mistake_999: unknown key"):
+        JobRunner().run(job_of(tmp_path, CONFIG.format("e") + mistakes), lines.append)
 
 
 def test_error_without_a_code_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "yaml.py").write_text("1 / 0")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(BuildStepFailed, match=r"exit code 1:\n(?s:.*)ZeroDivisionError"):
-        JobRunner().run(job_of(tmp_path, config=CONFIG.format("e")), lambda _: None)
+        JobRunner().run(job_of(tmp_path), print)
 
 
 def interrupt(thread: threading.Thread) -> None:
-    """Raise Cog's cancellation in the thread, as Cog does."""
     raising = ctypes.pythonapi.PyThreadState_SetAsyncExc
     raising(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(CancelationException))
 
@@ -146,7 +126,7 @@ def test_interrupted_thread_stops_the_job_first(tmp_path: Path, times: int) -> N
 
     def predict(url: str) -> None:
         try:
-            runner.run(job_of(tmp_path, config=url), lines.append)
+            runner.run(job_of(tmp_path, url), lines.append)
         except BaseException as error:  # noqa: BLE001
             ends.append(error)
 
@@ -163,17 +143,14 @@ def test_interrupted_thread_stops_the_job_first(tmp_path: Path, times: int) -> N
     assert [type(end) for end in ends] == [CancelationException]
     # The next job starts only when the last one is gone.
     with pytest.raises(BuildConfigInvalid):
-        runner.run(job_of(tmp_path, config="/no/such/config"), lambda _: None)
+        runner.run(job_of(tmp_path, "/no/such/config"), print)
     assert reaper.descendants(os.getpid()) <= before
     assert lines == ["E2303 BuildCancelled: the build was interrupted"]
 
 
-@pytest.mark.parametrize(
-    ("token", "url", "named"),
-    [("hf_123", "ftp://host", "upload_url"), (None, "x", "upload_url")],
-)
-def test_invalid_inputs_are_refused(token: str | None, url: str | None, named: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"^E1005 InvalidArgument: {named}: ") as caught:
+@pytest.mark.parametrize(("token", "url"), [("hf_123", "ftp://host"), (None, "x")])
+def test_invalid_inputs_are_refused(token: str | None, url: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"^E1005 InvalidArgument: upload_url") as caught:
         Predictor().run("/no/such/config", Secret(token) if token else None, url)
     assert "hf_123" not in str(caught.value)
 

@@ -38,7 +38,8 @@ FOREIGN = {
     "system/ports.py": "tries which ports are free, and listens for clients",
 }
 ORDERS = {
-    "engines/engine_orders.py": "engine control",
+    "engines/engine_orders.py": "control",
+    "processes/orders.py": "control",
     "serving/cog_messages.py": "server socket",
 }
 UNREADABLE = {"pickle", "shelve", "multiprocessing", "dill", "cloudpickle"}

@@ -11,7 +11,8 @@ import pytest
 from cog_triton.errors import TritonStartFailed
 from cog_triton.serving.coglet import cog_server
 
-PLAIN = {"TOKIO_WORKER_THREADS": "1", "NO_COLOR": "1"}
+PLAIN = {"TOKIO_WORKER_THREADS": "1", "NO_COLOR": "1", "COG_HOST": "127.0.0.1"}
+PLAIN |= {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +37,9 @@ def test_cog_listens_on_this_machine_only() -> None:
 
 @pytest.mark.parametrize(
     ("name", "asked", "made"),
-    [("COG_MAX_CONCURRENCY", asked, "500") for asked in ("501", "1536", "500")]
+    [("COG_MAX_CONCURRENCY", asked, "500") for asked in ("501", "500")]
     + [("COG_MAX_CONCURRENCY", asked, asked) for asked in ("1", "x")]
-    + [("TOKIO_WORKER_THREADS", asked, "1") for asked in ("1", "2", "x")],
+    + [("TOKIO_WORKER_THREADS", asked, "1") for asked in ("1", "2")],
 )
 def test_slots_and_threads_are_within_what_cog_can_have(
     name: str, asked: str, made: str, caplog: pytest.LogCaptureFixture

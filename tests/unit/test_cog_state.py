@@ -50,7 +50,7 @@ async def cog_with(status: str, check_id: str | None = None) -> AsyncIterator[tu
         yield cog, CogState(port, check_id)
 
 
-@pytest.mark.parametrize("status", ["STARTING", "UNHEALTHY", "DEFUNCT", "SETUP_FAILED"])
+@pytest.mark.parametrize("status", ["STARTING", "DEFUNCT"])
 @on_loop
 async def test_a_client_that_was_told_ready_is_served(status: str) -> None:
     async with cog_with(status) as (cog, state):
@@ -87,16 +87,36 @@ async def test_the_names_of_inputs_are_read_once() -> None:
 
 
 @on_loop
-async def test_a_cog_that_stops_answering_serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cog_that_stops_answering_or_loses_its_worker_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cog_state, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(cog_state, "_LOST_S", 0.2)
+    losses: list[tuple[str, bool]] = []
 
     async with cog_with("READY") as (cog, state):
+        state.on_loss = lambda reason, late: losses.append((reason, late))
         watching = asyncio.ensure_future(state.watch())
-        await until(lambda: state.failure is None)
+        await state.started
+        assert state.failure is None
         cog.answers.clear()
-        await until(lambda: "has not answered" in str(state.failure))
+        await until(lambda: losses == [("Cog has not answered for 0.05 s", True)])
+        assert "has not answered" in str(state.failure)
         cog.answers.set()
         await until(lambda: state.failure is None)
+        cog.status = "DEFUNCT"
+        await until(lambda: state.failure is not None)
+        assert losses[1:] == []
+        await until(lambda: losses[1:] == [("Cog's worker has died: DEFUNCT", False)])
+        watching.cancel()
+
+
+@on_loop
+async def test_a_set_up_that_fails_ends_the_start() -> None:
+    async with cog_with("SETUP_FAILED") as (_, state):
+        watching = asyncio.ensure_future(state.watch())
+        with pytest.raises(errors.TritonUnavailable, match="set-up failed"):
+            await state.started
         watching.cancel()
 
 
@@ -175,7 +195,7 @@ async def test_a_first_prediction_that_fails_is_a_failed_start(
     ("prediction", "reason"),
     [(answer(202), "HTTP status 202"), (answer(error="E2101 TritonTimeout: late"), "E2101")],
 )
-@pytest.mark.parametrize("late", [1, 3, 4])
+@pytest.mark.parametrize("late", [1, 4])
 @on_loop
 async def test_a_first_prediction_that_is_late_is_tried_anew(
     prediction: bytes, reason: str, late: int
@@ -211,7 +231,8 @@ async def test_a_first_prediction_without_an_answer_is_tried_anew(
         cog.answers.set()
 
 
-def test_first_predictions_together_have_the_time_of_a_start() -> None:
+@on_loop
+async def test_first_predictions_together_have_the_time_of_a_start() -> None:
     assert CogState(1, "drain-1", 1200)._check_timeout == 300
     assert CogState(1, "drain-1", 3)._check_timeout == 60
 

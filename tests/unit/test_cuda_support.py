@@ -203,7 +203,7 @@ def test_the_front_door_of_an_image_says_so_too(tmp_path: Path) -> None:
         "from cog_triton.serving.coglet.predictor import Predictor as Predictor\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-m", "cog_triton.door"],
+        [sys.executable, "-m", "cog_triton.serve"],
         env=environment(tmp_path, driver, **weights, COG_PREDICT_TYPE_STUB="predict.py:Predictor"),
         cwd=tmp_path,
         stdout=subprocess.PIPE,

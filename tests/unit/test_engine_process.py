@@ -9,7 +9,6 @@ import secrets
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -21,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_clients import RawClient
 from started_engines import StartedEngine
-from step_engines import BROKEN, ENGINE, HUGE, REFUSED
-from vllm_hosts import Inbox
+from step_engines import BROKEN, ENGINE, HUGE
+from vllm_hosts import Inbox, token_ids
 
 from cog_triton.engines import engine_messages
 from cog_triton.engines.base import EngineStats
@@ -30,16 +29,9 @@ from cog_triton.engines.engine_link import EngineLink, coalesce_events, events_o
 from cog_triton.engines.engine_messages import Hello, Welcome
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
-from cog_triton.engines.step_items import (
-    CANCELLED,
-    ERROR,
-    FINISH_REASONS,
-    GOES_ON,
-    LENGTH,
-    StepItem,
-    encode,
-)
-from cog_triton.errors import EngineCorrupt, InvalidArgument, TritonUnavailable
+from cog_triton.engines.step_items import ERROR, FINISH_REASONS, GOES_ON, LENGTH, StepItem, encode
+from cog_triton.errors import TritonUnavailable
+from cog_triton.ipc import framing
 from cog_triton.ipc.framing import FrameSocket
 from cog_triton.system import local_socket
 from cog_triton.text.sampling import SamplingParams
@@ -57,13 +49,12 @@ def _importable_in_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def running(
-    tmp_path: Path, max_batch_size: int = 4, **parameters: str
+    tmp_path: Path, max_batch_size: int = 4, **parameters: Any
 ) -> Iterator[tuple[StartedEngine, int]]:
     """An engine and the pid of its process."""
     pid_file = tmp_path / "pid"
-    engine = StartedEngine(
-        ENGINE, {"max_batch_size": str(max_batch_size), "pid_file": str(pid_file), **parameters}
-    )
+    own = {"max_batch_size": str(max_batch_size), "pid_file": str(pid_file)}
+    engine = StartedEngine(ENGINE, own | parameters)
     try:
         yield engine, int(pid_file.read_text())
     finally:
@@ -73,65 +64,37 @@ def running(
         assert not closer.is_alive(), "close() hangs"
 
 
-def submit(engine: StartedEngine, request: EngineRequest, inbox: Inbox) -> int:
+def submit(engine: StartedEngine, inbox: Inbox, *ids: int, count: int = FOREVER) -> int:
     handle = next(HANDLES)
-    engine.submit(handle, request, inbox)
+    engine.submit(handle, request(*ids, count=count), inbox)
     return handle
 
 
-def request(*ids: int, max_tokens: int = 3) -> EngineRequest:
-    return EngineRequest(input_ids=list(ids), sampling=SamplingParams(max_tokens=max_tokens))
+def request(*ids: int, count: int = FOREVER) -> EngineRequest:
+    return EngineRequest(input_ids=list(ids), sampling=SamplingParams(max_tokens=count))
 
 
-def exists(pid: int) -> bool:
-    return Path("/proc", str(pid)).exists()
+def test_events_that_queue_up_are_coalesced() -> None:
+    link, theirs = _linked()
+    all_sent, slow, others = threading.Event(), list[TokenEvent](), Inbox()
 
+    def emit(event: TokenEvent) -> None:
+        slow.append(event)
+        assert all_sent.wait(PATIENCE_S)
 
-def until_idle(engine: StartedEngine) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while engine.stats().active:
-        assert time.monotonic() < deadline, "a request never ends"
-        time.sleep(0.005)
-
-
-def test_every_step_of_every_request_comes_back_in_order(tmp_path: Path) -> None:
-    with running(tmp_path) as (engine, _):
-        inboxes = {start: Inbox() for start in range(0, 1000, 100)}
-        for start, inbox in inboxes.items():
-            submit(engine, request(start), inbox)
-        for start, inbox in inboxes.items():
-            events = inbox.until_end()
-            ids = [token for event in events for token in event.token_ids]
-            assert ids == [start + n for n in (1, 2, 3)]
-            assert {event.finish for event in events[:-1]} <= {None}
-            assert events[-1].finish == "length"
-        until_idle(engine)
-
-
-def test_events_that_queue_up_are_coalesced(tmp_path: Path) -> None:
-    with running(tmp_path) as (engine, pid):
-        entered, behind, others = threading.Event(), threading.Event(), Inbox()
-        slow: list[TokenEvent] = []
-
-        def emit(event: TokenEvent) -> None:
-            slow.append(event)
-            if len(slow) == 1:
-                entered.set()
-                assert behind.wait(PATIENCE_S)
-
-        engine.submit(next(HANDLES), request(7, max_tokens=200), emit)
-        submit(engine, request(1000, max_tokens=3), others)
-        assert entered.wait(PATIENCE_S)
-        _until_asleep(pid)  # the engine has made all tokens meanwhile
-        behind.set()
-        until_idle(engine)
-        assert [token for event in slow for token in event.token_ids] == list(range(8, 208))
-        assert len(slow) < 100
-        assert [token for event in others.until_end() for token in event.token_ids] == [
-            1001,
-            1002,
-            1003,
-        ]
+    link.submit(1, request(1), emit)
+    link.submit(2, request(1), others)
+    link.start()
+    for n in range(50):
+        theirs.send(_step(StepItem(1, 0, n, [n], [])))
+    theirs.send(_step(StepItem(2, 0, 0, [5], [], LENGTH)))
+    all_sent.set()
+    assert token_ids(others.until_end()) == [5]
+    link.close()
+    theirs.close()
+    assert token_ids(slow[:-1]) == [*range(50)]
+    assert len(slow) < 25
+    assert isinstance(slow[-1].error, TritonUnavailable)
 
 
 def test_a_link_that_is_closed_before_it_starts_ends_what_it_was_given() -> None:
@@ -185,13 +148,12 @@ def _step(*items: StepItem) -> bytes:
 
 steps = st.lists(
     st.builds(
-        StepItem,
+        lambda handle, ids, end, text: StepItem(
+            handle, 0, 0, ids, [token / 2 for token in ids], end, text
+        ),
         st.integers(1, 3),
-        st.just(0),
-        st.integers(0, 9),
         st.lists(st.integers(0, 9), max_size=3),
-        st.just([]),
-        st.sampled_from([GOES_ON, LENGTH, CANCELLED, ERROR]),
+        st.sampled_from([GOES_ON, *FINISH_REASONS, ERROR]),
         st.just("E2105 TritonUnavailable: gone"),
     ),
     max_size=9,
@@ -203,189 +165,114 @@ def test_coalesced_events_are_what_the_items_were(items: list[StepItem]) -> None
     """Tokens and ends of each request, in their order."""
 
     def said(events: Iterable[tuple[int, TokenEvent]]) -> dict[int, list[Any]]:
-        told: dict[int, list[Any]] = {}
+        found: dict[int, list[Any]] = {}
         for handle, event in events:
             ends = [end for end in (event.finish, event.error and str(event.error)) if end]
-            told.setdefault(handle, []).extend([*event.token_ids, *ends])
-        return told
+            assert event.error is None or not event.token_ids
+            of_tokens = zip(event.token_ids, event.log_probs, strict=True)
+            found.setdefault(handle, []).extend([*of_tokens, *ends])
+        return found
 
     wanted: dict[int, list[Any]] = {}
+    sent = []
     for item in items:
-        ends = [str(item.error)] if item.end == ERROR else []
-        ends = ends or [FINISH_REASONS[item.end]] if item.end else []
-        wanted.setdefault(item.handle, []).extend([*item.ids, *ends])
-    assert said(events_of(items)) == wanted
-    if not any(item.end for item in items):  # nothing follows an end
-        assert said(coalesce_events(list(events_of(items)))) == wanted
-
-
-def test_tokens_are_emitted_before_the_error_they_came_with() -> None:
-    client = coalesce_events(
-        [
-            (1, TokenEvent([5], [0.5])),
-            (2, TokenEvent([9], [])),
-            (1, TokenEvent([6], [0.25])),
-            (1, TokenEvent([], [], error=InvalidArgument("no"))),
-        ]
-    )
-    (_, first), (_, error), (other, _) = client
-    assert (first.token_ids, first.log_probs, first.finish) == ([5, 6], [0.5, 0.25], None)
-    assert isinstance(error.error, InvalidArgument)
-    assert other == 2
+        of_handle = wanted.setdefault(item.handle, [])
+        if not (of_handle and isinstance(of_handle[-1], str)):  # nothing follows an end
+            ends = [FINISH_REASONS.get(item.end, str(item.error))] if item.end else []
+            of_handle.extend([*zip(item.ids, item.log_probs, strict=True), *ends])
+            sent.append(item)
+    assert said(events_of(sent)) == wanted
+    assert said(coalesce_events(list(events_of(sent)))) == wanted
 
 
 def test_a_message_larger_than_any_socket_buffer_arrives(tmp_path: Path) -> None:
     with running(tmp_path) as (engine, _):
         inbox = Inbox()
-        submit(engine, request(HUGE, *range(10**6), max_tokens=1), inbox)
+        submit(engine, inbox, HUGE, *range(10**6), count=1)
         assert len(inbox.next().token_ids) == 10**6
-
-
-def test_a_refused_request_ends_with_its_error_and_others_continue(tmp_path: Path) -> None:
-    with running(tmp_path) as (engine, _):
-        other, refused = Inbox(), Inbox()
-        submit(engine, request(1, max_tokens=50), other)
-        submit(engine, request(REFUSED), refused)
-        (event,) = refused.until_end()
-        assert isinstance(event.error, InvalidArgument)
-        assert "bad luck" in str(event.error)
-        assert sum(len(event.token_ids) for event in other.until_end()) == 50
-        until_idle(engine)
-        submit(engine, request(REFUSED), refused)
-        assert isinstance(refused.next().error, InvalidArgument)
-        until_idle(engine)
 
 
 def test_cancel_ends_one_request_and_then_is_no_error(tmp_path: Path) -> None:
     with running(tmp_path) as (engine, _):
         for others in (0, 1):  # alone, no other message follows that could wake the child
             endless, short = Inbox(), Inbox()
-            handle = submit(engine, request(1, max_tokens=FOREVER), endless)
+            handle = submit(engine, endless, 1)
             endless.next()
             for _ in range(others):
-                submit(engine, request(2, max_tokens=100), short)
+                submit(engine, short, 2, count=100)
             engine.cancel(handle)
             assert endless.until_end()[-1].finish == "cancelled"
         assert short.until_end()[-1].finish == "length"
-        until_idle(engine)
         engine.cancel(handle)
         engine.cancel(12345)
-        submit(engine, request(5), short)
+        submit(engine, short, 5, count=3)
         assert short.until_end()[-1].finish == "length"
 
 
-def test_stats_count_active_and_waiting_requests(tmp_path: Path) -> None:
-    with running(tmp_path, max_batch_size=2) as (engine, _):
-        assert engine.stats() == EngineStats(0, 0, 2)
-        inboxes = [Inbox() for _ in range(5)]
-        handles = [submit(engine, request(1, max_tokens=FOREVER), inbox) for inbox in inboxes]
-        assert engine.stats() == EngineStats(5, 3, 2)
+def test_stats_are_of_its_own_requests_of_front_ends_and_of_the_kv_cache(tmp_path: Path) -> None:
+    options = {"max_batch_size": 2, "kv_cache": "yes"}
+    with running(tmp_path, **options) as (engine, pid), closing(RawClient(engine.socket)) as steps:
+        changes = queue.Queue[None]()
+        engine.on_kv_cache = lambda: changes.put(None)
+
+        def until_reported(wanted: EngineStats) -> None:
+            while engine.stats() != wanted:
+                changes.get(timeout=PATIENCE_S)
+
+        handles = [submit(engine, Inbox(), 1) for _ in range(5)]
+        until_reported(EngineStats(5, 3, 2, KVCacheStats(0.005)))
         for handle in handles:
             engine.cancel(handle)
-        until_idle(engine)
-        assert engine.stats() == EngineStats(0, 0, 2)
-
-
-def test_stats_have_the_kv_cache_once_the_engine_tells(tmp_path: Path) -> None:
-    with running(tmp_path, kv_cache="yes") as (engine, _):
-        told = queue.Queue[None]()
-        engine.on_kv_cache = lambda: told.put(None)
-        handle = submit(engine, request(1, max_tokens=FOREVER), Inbox())
-        for wanted in (KVCacheStats(0.001), KVCacheStats(0)):
-            while engine.stats().kv_cache != wanted:
-                told.get(timeout=PATIENCE_S)
-            engine.cancel(handle)
-
-
-def test_stats_count_requests_of_front_ends_until_the_engine_dies(tmp_path: Path) -> None:
-    with running(tmp_path) as (engine, pid), closing(RawClient(engine.socket)) as steps:
-        told = threading.Event()
-        engine.on_kv_cache = told.set
+        until_reported(EngineStats(0, 0, 2, KVCacheStats(0)))
         for handle in (1, 2):
-            steps.submit(handle, request(1, max_tokens=FOREVER))
+            steps.submit(handle, request(1))
         while engine.stats().step_requests < 2:
-            steps.receive()
-        assert engine.stats().active == 0, "they are not its own"
-        told.clear()
+            changes.get(timeout=PATIENCE_S)
         os.kill(pid, signal.SIGKILL)
-        assert told.wait(PATIENCE_S)
-        assert engine.stats().step_requests == 0
+        while engine.stats().step_requests:
+            changes.get(timeout=PATIENCE_S)
 
 
-def test_close_ends_the_child_and_running_requests(tmp_path: Path) -> None:
+def test_sigkill_ends_every_request_with_e2105_on_another_thread(tmp_path: Path) -> None:
+    """`TokenEngine.submit` promises so; Triton's model holds a lock that its `emit` takes."""
+    ends = queue.Queue[tuple[Any, int]]()
+
+    def emit(event: TokenEvent) -> None:
+        if event.error is not None:
+            ends.put((event.error, threading.get_ident()))
+
     with running(tmp_path) as (engine, pid):
         inbox = Inbox()
-        submit(engine, request(1, max_tokens=FOREVER), inbox)
+        submit(engine, inbox, 1)
+        for _ in range(8):
+            engine.submit(next(HANDLES), request(1), emit)
         inbox.next()
-        assert exists(pid)
-        engine.close()
-        assert not exists(pid)
-        engine.close()
-        assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
-
-
-def test_sigkill_of_the_child_ends_every_request_with_e2105(tmp_path: Path) -> None:
-    with running(tmp_path) as (engine, pid):
-        inboxes = [Inbox() for _ in range(8)]
-        for inbox in inboxes:
-            submit(engine, request(1, max_tokens=FOREVER), inbox)
-        inboxes[0].next()
         os.kill(pid, signal.SIGKILL)
-        for inbox in inboxes:
-            assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
-            assert inbox.is_empty()
-        assert engine.stats().active == 0
-
-
-def test_requests_to_a_dead_child_end_with_e2105_on_another_thread(tmp_path: Path) -> None:
-    """`TokenEngine.submit` promises so; Triton's model holds a lock that its `emit` takes."""
-    with running(tmp_path) as (engine, pid):
-        os.kill(pid, signal.SIGKILL)
-        ends: queue.Queue[Any] = queue.Queue()
-        for _ in range(3):
-            handle = next(HANDLES)
-            engine.submit(handle, request(1), lambda end: ends.put((end, threading.get_ident())))
-            event, thread = ends.get(timeout=PATIENCE_S)
-            assert isinstance(event.error, TritonUnavailable)
+        for number in range(16):  # half of them come to the dead one
+            error, thread = ends.get(timeout=PATIENCE_S)
+            assert isinstance(error, TritonUnavailable)
             assert thread != threading.get_ident()
-            engine.cancel(handle)
+            if number < 8:
+                engine.submit(next(HANDLES), request(1), emit)
+        inbox.until_end()
         assert engine.stats().active == 0
+        assert ends.empty()
 
 
-def test_death_in_the_middle_of_a_message_ends_every_request(tmp_path: Path) -> None:
-    gate, entered, inbox = threading.Event(), threading.Event(), Inbox()
-
-    def hold(event: TokenEvent) -> None:
-        entered.set()
-        gate.wait()
-
-    with running(tmp_path) as (engine, pid):
-        try:
-            engine.submit(next(HANDLES), request(1, max_tokens=1), hold)
-            assert entered.wait(PATIENCE_S)
-            submit(engine, request(HUGE, max_tokens=FOREVER), inbox)
-            _until_asleep(pid)  # the reader waits, so its pipe is full
-            os.kill(pid, signal.SIGKILL)
-        finally:
-            gate.set()
-        assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
-
-
-def _until_asleep(pid: int) -> None:
-    """Until all threads of the process sleep, and have spent no time between two looks."""
-    deadline = time.monotonic() + PATIENCE_S
-    before: list[tuple[bytes, ...]] = []
-    while before != (before := _threads(pid)) or any(thread[0] != b"S" for thread in before):
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
-
-
-def _threads(pid: int) -> list[tuple[bytes, ...]]:
-    """State and CPU time of each thread."""
-    stats = [
-        task.read_bytes().rpartition(b")")[2] for task in Path(f"/proc/{pid}/task").glob("*/stat")
-    ]
-    return [(fields[0], *fields[11:13]) for fields in map(bytes.split, stats)]
+@pytest.mark.parametrize("sent", [0, -1])
+def test_death_in_the_middle_of_a_message_ends_every_request(sent: int) -> None:
+    ends = queue.Queue[Any]()
+    link, theirs = _linked()
+    for handle in (1, 2):
+        link.submit(handle, request(1), ends.put)
+    link.start()
+    for _ in range(2):
+        theirs.receive()
+    theirs.socket.sendall(framing.frame(_step(StepItem(1, 0, 0, [5], [])))[:sent])
+    theirs.close()
+    for _ in range(2):
+        assert isinstance(ends.get(timeout=PATIENCE_S).error, TritonUnavailable)
+    link.close()
 
 
 def test_an_engine_that_raises_ends_every_request_and_its_process(
@@ -393,17 +280,8 @@ def test_an_engine_that_raises_ends_every_request_and_its_process(
 ) -> None:
     with running(tmp_path) as (engine, _):
         bystander, culprit = Inbox(), Inbox()
-        submit(engine, request(1, max_tokens=FOREVER), bystander)
-        submit(engine, request(BROKEN), culprit)
+        submit(engine, bystander, 1)
+        submit(engine, culprit, BROKEN)
         for inbox in (bystander, culprit):
             assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
     assert "ZeroDivisionError: the engine broke" in capfd.readouterr().err
-
-
-def test_an_engine_that_does_not_load_raises_its_error(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    pid_file = tmp_path / "pid"
-    with pytest.raises((RuntimeError, EngineCorrupt), match=r"E1306 EngineCorrupt: x\.bin"):
-        StartedEngine(ENGINE, {"corrupt": "x.bin", "pid_file": str(pid_file)})
-    assert not exists(int(pid_file.read_text()))

@@ -7,11 +7,13 @@ import queue
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from started_fleet import PATIENCE_S, StartedFleet, started, until
+from stack import wait_until as until
+from started_fleet import PATIENCE_S, StartedFleet, started
 from step_engines import ENGINE
 from vllm_hosts import HANDLES, Inbox, ask, tokens
 
@@ -24,40 +26,29 @@ from cog_triton.processes.engine_replicas import EngineReplicas, share_gpus
 
 
 @pytest.mark.parametrize(
-    ("count", "needed", "environment", "shares"),
+    ("count", "needed", "given", "shares"),
     [
-        (2, 1, {}, ["0", "1"]),
-        (2, 2, {}, ["0,1", "2,3"]),
-        (2, 1, {"CUDA_VISIBLE_DEVICES": "3,1"}, ["3", "1"]),
-        (2, 2, {"CUDA_VISIBLE_DEVICES": "GPU-a, MIG-b,2,3,4"}, ["GPU-a,MIG-b", "2,3"]),
-        (3, 0, {}, []),
-        (1, 4, {}, []),
-    ],
-)  # fmt: skip
-def test_gpus_are_shared_out_in_their_order(
-    count: int, needed: int, environment: Mapping[str, str], shares: list[str]
-) -> None:
-    found = share_gpus(count, needed, environment, lambda: 4)
-    assert (found.count, list(found.gpus)) == (count, shares)
-
-
-@pytest.mark.parametrize(
-    ("environment", "said"),
-    [
-        ({}, r"ENGINE_REPLICAS=3: needs 6 GPUs, 2 for each engine; this machine has 4"),
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, r"; CUDA_VISIBLE_DEVICES=0,1 has 2"),
-        ({"CUDA_VISIBLE_DEVICES": ""}, r"; CUDA_VISIBLE_DEVICES= has 0"),
-        ({"CUDA_VISIBLE_DEVICES": "0,1,2,0,1,2"}, r"=0,1,2,0,1,2 has 3"),
-        ({"CUDA_VISIBLE_DEVICES": "0,-1,2,3,4,5"}, r"=0,-1,2,3,4,5 has 1"),
+        (2, 1, None, ["0", "1"]),
+        (2, 2, None, ["0,1", "2,3"]),
+        (2, 1, "3,1", ["3", "1"]),
+        (2, 2, "GPU-a, MIG-b,2,3,4", ["GPU-a,MIG-b", "2,3"]),
+        (3, 0, None, []),
+        (1, 4, None, []),
+        (3, 2, None, "ENGINE_REPLICAS=3: needs 6 GPUs, 2 for each engine; this machine has 4"),
+        (3, 2, "", "; CUDA_VISIBLE_DEVICES= has 0"),
+        (3, 2, "0,1,2,0,1,2", "; CUDA_VISIBLE_DEVICES=0,1,2,0,1,2 has 3"),
+        (3, 2, "0,-1,2,3,4,5", "; CUDA_VISIBLE_DEVICES=0,-1,2,3,4,5 has 1"),
     ],
 )
-def test_too_few_gpus_are_e1305(environment: Mapping[str, str], said: str) -> None:
-    with pytest.raises(EngineIncompatible, match=said):
-        share_gpus(3, 2, environment, lambda: 4)
-
-
-def test_without_any_gpu_the_engine_says_what_it_lacks() -> None:
-    assert share_gpus(2, 1, {}, lambda: 0) == EngineReplicas(2)
+def test_gpus_are_shared_out_in_their_order_and_too_few_are_e1305(
+    count: int, needed: int, given: str | None, shares: list[str] | str
+) -> None:
+    environment = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
+    refuses = isinstance(shares, str)
+    with pytest.raises(EngineIncompatible, match=str(shares)) if refuses else nullcontext():
+        found = share_gpus(count, needed, environment, lambda: 4)
+        assert (found.count, list(found.gpus)) == (count, shares)
+    assert share_gpus(2, 1, {}, lambda: 0) == EngineReplicas(2)  # the engine says what it lacks
 
 
 def test_caches_of_several_engines_are_told_as_one() -> None:
@@ -73,25 +64,25 @@ def fleet(tmp_path: Path) -> Iterator[StartedFleet]:
     # Of a Python of its own, whose environment is made of the given one.
     parameters = {"max_batch_size": "4", "pid_file": str(tmp_path / "pid")}
     spec = EngineSpec.of(ENGINE, {**parameters, "engine_python": sys.executable})
-    with started(tmp_path, spec, EngineReplicas(2, ("5", "6,7"))) as fleet:
+    with started(tmp_path, spec, count=2, gpus=("5", "6,7")) as fleet:
         until(lambda: len(fleet.client.loads()) == 2)
         yield fleet
 
 
 def gpus(fleet: StartedFleet, replica: int) -> str:
-    """CUDA_VISIBLE_DEVICES of an engine's process."""
     variables = Path(f"/proc/{fleet.pid(replica)}/environ").read_text().split("\0")
-    return dict(item.split("=", 1) for item in variables if item)["CUDA_VISIBLE_DEVICES"]
+    (found,) = (one for one in variables if one.startswith("CUDA_VISIBLE_DEVICES="))
+    return found.partition("=")[2]
 
 
 def test_each_engine_has_its_gpus_and_a_dead_one_is_replaced_there(fleet: StartedFleet) -> None:
     assert [gpus(fleet, replica) for replica in range(2)] == ["5", "6,7"]
-    assert len(fleet.pids) == 4
+    assert len(fleet.pids) == 2
     running = {next(HANDLES): Inbox() for _ in range(2)}
     for handle, inbox in running.items():
         fleet.client.submit(handle, tokens([1], 10**9), inbox)
     assert fleet.client.loads() == {0: 1, 1: 1}
-    fleet.call(fleet.fleet.end, "it fails every request", 1)
+    fleet.call(fleet.engines.end, "it fails every request", 1)
     death = fleet.death()
     assert (death.reason, death.replica, death.serving) == ("it fails every request", 1, 1)
     until(lambda: fleet.client.loads() == {0: 1})
@@ -104,7 +95,7 @@ def test_each_engine_has_its_gpus_and_a_dead_one_is_replaced_there(fleet: Starte
         assert ask(fleet.client, tokens([1], 2))[-1].error is None
     until(lambda: len(fleet.client.loads()) == 2)
     assert [gpus(fleet, replica) for replica in range(2)] == ["5", "6,7"]
-    assert fleet.run(fleet.fleet.wait_until_serving()) == {0: 1, 1: 2}
+    assert fleet.run(fleet.engines.wait_until_serving()) == {0: 1, 1: 2}
     answers: queue.Queue[Mapping[int, Any]] = queue.Queue()
     fleet.client.ask_all(next(HANDLES), tokens([1], 1), answers.put)
     assert sorted(answers.get(timeout=PATIENCE_S)) == [0, 1]
@@ -122,9 +113,9 @@ def test_one_that_does_not_come_back_is_tried_again_while_the_other_serves(
     assert "IsADirectoryError" in caplog.text
     assert ask(fleet.client, tokens([1], 1))[-1].error is None
     blocked.rmdir()
-    until(lambda: fleet.fleet.serving == 2)
-    assert fleet.fleet._deaths.empty()
-    assert fleet.fleet._failure.empty()
+    until(lambda: fleet.engines.serving == 2)
+    assert not fleet.engines.has_died
+    assert fleet.engines._failure.empty()
 
 
 def test_one_that_does_not_load_at_first_is_a_failure_whoever_else_serves(
@@ -138,10 +129,9 @@ def test_one_that_does_not_load_at_first_is_a_failure_whoever_else_serves(
         return EngineChild(number, slow if args[-1] == "1" else spec, *args)
 
     monkeypatch.setattr(engine_fleet, "EngineChild", child)
-    with started(tmp_path, fast, EngineReplicas(2, ("0", "1"))) as fleet:
+    with started(tmp_path, fast, count=2, gpus=("0", "1")) as fleet:
         fleet.serving(0)
-        (other,) = fleet.call(lambda: fleet.fleet._living - {fleet.fleet._serving[0]})
-        os.kill(other.root_pid, signal.SIGKILL)
-        assert fleet.run(fleet.fleet.wait_until_failed()).startswith("the engine did not load: ")
+        os.kill(fleet.other().process.pid, signal.SIGKILL)
+        assert fleet.run(fleet.engines.wait_until_failed()).startswith("the engine did not load: ")
         death = fleet.death()
         assert (death.replica, death.serving, death.lasted) == (1, 1, None)

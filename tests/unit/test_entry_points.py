@@ -19,7 +19,8 @@ RUN_WITH_M = {
     "cog_triton.builder.canary_run": "a built engine, asked for its canary",
     "cog_triton.builder.job": "a build in a process of its own",
     "cog_triton_prune": "pruning, in image builds that have no other command",
-    "cog_triton.door": "the program of images, which starts the server",
+    "cog_triton.door": "the name of cog_triton.serve in 0.4",
+    "cog_triton.serve": "the program of images, the parent of all",
     "cog_triton.front.large_bodies": "parsing of large bodies, beside the server",
     "cog_triton.engines.vllm.parser_child": "vLLM's parsers, with limits of CPU and memory",
     "cog_triton.engines.vllm.core_process": "vLLM's EngineCore, begun before vLLM is imported",
@@ -33,7 +34,7 @@ RUN_BY_PATH = {
     "cog_triton/build_scripts/openvino/build.py": "a build step",
     "cog_triton/build_scripts/openvino/convert_checkpoint.py": "a build step",
     "cog_triton/build_scripts/openvino/quantize.py": "a build step",
-    "cog_triton/system/reaper.py": "around every child process, and PID 1 of images",
+    "cog_triton/system/reaper.py": "around Triton and build steps, and PID 1 of images",
     "cog_triton/triton/mpi_rank.py": "around each tritonserver under mpirun",
 }
 _DOTTED = re.compile(r"\bcog_triton(?:_prune)?(?:\.(?!__)[A-Za-z_]\w*)+")
@@ -116,7 +117,7 @@ def test_a_program_that_is_run_by_path_has_no_neighbour_of_the_standard_library(
 
 def test_file_names_are_unique_but_for_those_that_rules_give() -> None:
     by_rule = {"__init__", "__main__", "engine", "family", "base", "command", "report"}
-    twice = {"predictor", "server", "streaming"}
+    twice = {"child", "predictor", "serve", "server", "streaming"}
     scripts = {"build", "quantize", "convert_checkpoint"}  # named as TensorRT-LLM's
     seen: set[str] = set()
     for path in (ROOT / "cog_triton").rglob("*.py"):

@@ -7,11 +7,13 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from small_front import (
     Handler,
+    arguments,
     gates,
     on_loop,
     read_request,
@@ -28,6 +30,7 @@ from cog_triton.front import http_protocol
 from cog_triton.front.message import Answer, Forward, Refused, Request
 from cog_triton.front.server import Server
 from cog_triton.processes.public_sockets import BACKLOG
+from cog_triton.serving.cog_messages import ADDRESS_VARIABLE
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import bind
 
@@ -155,14 +158,18 @@ async def working(
     listening = bind("OPENAI_PORT", "127.0.0.1", 0, BACKLOG)
     settings = load_settings(openai_port=1, cog_host="127.0.0.1", **changed)
     sockets = {"OPENAI_PORT": listening}
-    server: Any = Server(settings, sockets, None, builds=True)
+    parent: Any = SimpleNamespace(has_loaded=False, send=lambda message: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ADDRESS_VARIABLE, "none")
+        server: Any = Server(settings, sockets, {}, parent, arguments(cog_only=True))
     server._runtime, server._apps["OPENAI_PORT"].current = work, work
     reader, writer = await asyncio.open_connection(*listening.getsockname())
     writer.write(b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
     got = asyncio.ensure_future(until_end(reader))
+    ended = asyncio.ensure_future(server.run())
     await work.asked.wait()
     try:
-        yield server, asyncio.ensure_future(server.run()), got
+        yield server, ended, got
     finally:
         writer.close()
 
@@ -172,7 +179,6 @@ async def test_what_runs_is_waited_for_and_read() -> None:
     work = Work()
     work.answer = Answer(200, bytes(8 << 20) + b"done")  # more than the kernel takes at once
     async with working(work, drain_timeout=600) as (server, ended, got):
-        await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGTERM)
         await until(lambda: server._upstream.stopping)
         await asyncio.sleep(0.1)

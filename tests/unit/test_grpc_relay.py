@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from fake_tritonserver import FakeTritonServer
+from local_parent import linked
+from small_front import on_loop
 
 from cog_triton.errors import TritonStartFailed
 from cog_triton.system.ports import free_ports
@@ -206,47 +208,41 @@ async def no_probe() -> None:
     pass
 
 
-def triton(directory: Path, port: int, **settings: object) -> TritonServer:
-    settings = {"cog_triton_keys": None, **settings}
-    return FakeTritonServer(directory, triton_grpc_port=port, **settings).server
+@asynccontextmanager
+async def triton(directory: Path, **settings: object) -> AsyncIterator[TritonServer]:
+    async with linked(directory) as parent:
+        yield FakeTritonServer(directory, parent, **settings).server
 
 
-def test_the_port_is_tritons_from_its_first_start_to_its_stop(tmp_path: Path) -> None:
+@on_loop
+async def test_the_port_is_tritons_from_its_first_start_to_its_stop(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    server = triton(tmp_path, port)
-
-    async def main() -> None:
+    async with triton(tmp_path, triton_grpc_port=port, cog_triton_keys=None) as server:
         assert not listens(port)
         for _ in range(2):
             await server.start(ready, no_probe)
             assert listens(port)
-            server.kill()
+            await server.kill()
             assert listens(port)
         await server.stop()
         assert not listens(port)
 
-    run(main())
 
-
-def test_nothing_listens_while_tenants_have_keys(tmp_path: Path) -> None:
+@on_loop
+async def test_nothing_listens_while_tenants_have_keys(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    server = triton(tmp_path, port, cog_triton_keys="/keys")
-
-    async def main() -> None:
+    async with triton(tmp_path, triton_grpc_port=port, cog_triton_keys="/keys") as server:
         await server.start(ready, no_probe)
-        assert server.alive
+        assert server.root_pid
         assert not listens(port)
-        await server.stop()
-
-    run(main())
 
 
-def test_a_port_that_another_took_ends_the_start_and_is_named(tmp_path: Path) -> None:
+@on_loop
+async def test_a_port_that_another_took_ends_the_start_and_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        server = triton(tmp_path, port)
-        with pytest.raises(
-            TritonStartFailed, match=f"TRITON_GRPC_PORT={port} is in use by now; choose another"
-        ):
-            run(server.start(ready, no_probe))
-    assert not server.alive
+        async with triton(tmp_path, triton_grpc_port=port, cog_triton_keys=None) as server:
+            said = f"TRITON_GRPC_PORT={port} is in use by now; choose another"
+            with pytest.raises(TritonStartFailed, match=said):
+                await server.start(ready, no_probe)
+            assert not server.root_pid

@@ -27,6 +27,7 @@ FLOORS = (
     ("inspection", "backend", "triton", "packages"),
     ("serving", "builder", "bench"),
     ("front", "models", "doctor"),
+    ("serve",),
     ("cli", "door"),
     ("__main__",),
 )
@@ -64,20 +65,18 @@ STUBS = (
     "backend.vllm_text_model",
 )
 ENGINES = ("backend.engine_process", "engines.mock.engine")
-CONFIGURED = ("pydantic", "pydantic_settings", "yaml", "cog_triton.settings")
-SETTINGS = (*CONFIGURED, "asyncio")
+SETTINGS = ("pydantic", "pydantic_settings", "yaml", "cog_triton.settings", "asyncio")
 CLIENTS = ("httpx", "requests", "grpc", "huggingface_hub")
 PROCESSES = {
     "stub": (STUBS, (*SETTINGS, *CLIENTS)),
     "engine process": (ENGINES, (*SETTINGS, *CLIENTS)),
-    "engine fleet": (("processes.engine_fleet",), (*CONFIGURED, *CLIENTS, "numpy", "tokenizers")),
-    "program of images": (("door.__main__",), (*CLIENTS, "numpy", "tokenizers")),
+    "program of images": (("serve",), (*CLIENTS, "numpy", "tokenizers")),
     "Cog worker": (
         ("serving.coglet.predictor",),
         ("cog_triton.settings", "starlette", "httpx", "grpc", "numpy", "tokenizers"),
     ),
     "command line": (
-        ("cli.serve", "serving.cog_process", "models.preparation"),
+        ("cli.serve", "cli.server_run", "models.preparation"),
         (*CLIENTS, "numpy", "tokenizers"),
     ),
 }

@@ -5,37 +5,41 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from fake_tritonserver import FakeTritonServer
+from local_parent import linked
+from small_front import on_loop
 
 from cog_triton.errors import TritonStartFailed, TritonUnavailable
-from cog_triton.front.triton_only_server import _wait_for_exit
+from cog_triton.front import triton_only_server
 from cog_triton.system import reaper
-
-PATIENCE_S = 60
-
-
-@pytest.fixture
-def triton(tmp_path: Path) -> Iterator[FakeTritonServer]:
-    # With tenants, so without a gRPC relay, which would outlive the event loop.
-    small = FakeTritonServer(tmp_path, cog_triton_keys=tmp_path)
-    yield small
-    small.server.kill()
+from cog_triton.system.process_state import process_state
 
 
-async def ready(small: FakeTritonServer) -> None:
-    """Started, with both stubs and what all three started."""
+@asynccontextmanager
+async def ready(directory: Path) -> AsyncIterator[FakeTritonServer]:
+    """A Triton that is started, with both stubs and what all three started."""
 
     async def is_ready() -> bool:
         return len(of(small, "sleep")) == 3
 
-    async def probe() -> None:
-        """Nothing more."""
+    async with linked(directory) as parent:
+        small = FakeTritonServer(directory, parent)
+        await small.server.start(is_ready, nothing)
+        yield small
 
-    await small.server.start(is_ready, probe)
+
+async def wait_until_gone(pid: int) -> None:
+    while process_state(pid) not in ("", "Z"):
+        await asyncio.sleep(0.01)
+
+
+async def nothing() -> None:
+    """A probe that finds all well."""
 
 
 def of(small: FakeTritonServer, word: str) -> list[int]:
@@ -47,71 +51,60 @@ def of(small: FakeTritonServer, word: str) -> list[int]:
     return [pid for pid, line in sorted(lines.items()) if word in line]
 
 
-def trouble_after(small: FakeTritonServer, word: str, number: int) -> str:
-    async def main() -> str:
-        await ready(small)
-        (victim, *_) = [*of(small, word), small.server.root_pid]
-        watch = asyncio.ensure_future(small.server.wait_for_failure())
-        await asyncio.sleep(0.1)
-        assert not watch.done()
-        os.kill(victim, number)
-        said = await asyncio.wait_for(watch, PATIENCE_S)
-        assert str(victim) in said
-        return said
-
-    return asyncio.run(main())
-
-
 @pytest.mark.parametrize(
     ("word", "number", "said"),
     [
-        ("bin/tritonserver", signal.SIGKILL, "tritonserver (process"),
-        ("tensorrt_llm/1/model.py", signal.SIGKILL, "the stub of tensorrt_llm (process"),
-        ("preprocessing/1/model.py", signal.SIGKILL, "the stub of preprocessing (process"),
-        ("bin/tritonserver", signal.SIGSTOP, "tritonserver (process"),
-        ("preprocessing/1/model.py", signal.SIGSTOP, "the stub of preprocessing (process"),
-        ("reaper.py", signal.SIGSTOP, "a process of Triton (process"),
-        ("sleep\x00601", signal.SIGSTOP, "a process of Triton (process"),
+        ("bin/tritonserver", signal.SIGKILL, "tritonserver"),
+        ("tensorrt_llm/1/model.py", signal.SIGKILL, "the stub of tensorrt_llm"),
+        ("preprocessing/1/model.py", signal.SIGSTOP, ""),
+        ("reaper.py", signal.SIGSTOP, ""),
+        ("sleep\x00601", signal.SIGSTOP, ""),
     ],
 )
-def test_dead_or_stopped_process_is_named(
-    triton: FakeTritonServer, word: str, number: int, said: str
+@on_loop
+async def test_dead_or_stopped_process_is_named(
+    tmp_path: Path, word: str, number: int, said: str
 ) -> None:
-    told = trouble_after(triton, word, number)
-    assert told.startswith(said)
-    assert told.endswith("has died" if number == signal.SIGKILL else "was stopped")
+    async with ready(tmp_path) as triton:
+        (victim, *_) = [*of(triton, word), triton.server.root_pid]
+        watch = asyncio.ensure_future(triton.server.wait_for_failure())
+        await asyncio.sleep(0.1)
+        assert not watch.done()
+        os.kill(victim, number)
+        found = await watch
+        if said:
+            assert found == f"{said} (process {victim}) has died"
+        else:
+            assert found == f"process {victim} of Triton was stopped"
+            await wait_until_gone(victim)
 
 
-def test_death_of_other_processes_is_ignored(triton: FakeTritonServer) -> None:
-    async def main() -> None:
-        await ready(triton)
+@on_loop
+async def test_death_of_other_processes_is_ignored(tmp_path: Path) -> None:
+    async with ready(tmp_path) as triton:
         watch = asyncio.ensure_future(triton.server.wait_for_failure())
         os.kill(of(triton, "sleep\x00601")[0], signal.SIGKILL)
         assert (await asyncio.wait({watch}, timeout=0.6))[0] == set()
         watch.cancel()
 
-    asyncio.run(main())
 
-
-def test_a_death_while_an_engine_is_restarted_ends_that(triton: FakeTritonServer) -> None:
+@on_loop
+async def test_a_death_while_an_engine_is_restarted_ends_that(tmp_path: Path) -> None:
     async def not_ready() -> bool:
         return False
 
-    async def main() -> None:
-        await ready(triton)
+    async with ready(tmp_path) as triton:
         (stub,) = of(triton, "preprocessing/1/model.py")
         os.kill(stub, signal.SIGKILL)
         said = rf"the stub of preprocessing \(process {stub}\) has died during start-up"
         for _ in range(2):
             with pytest.raises(TritonStartFailed, match=said):
-                await triton.server.wait_until_ready(not_ready, asyncio.Event().wait)
-
-    asyncio.run(main())
+                await triton.server.wait_until_ready(not_ready, nothing)
 
 
-def test_no_file_descriptor_is_leaked(triton: FakeTritonServer) -> None:
-    async def main() -> None:
-        await ready(triton)
+@on_loop
+async def test_no_file_descriptor_is_leaked(tmp_path: Path) -> None:
+    async with ready(tmp_path) as triton:
         before = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(3):
             watch = asyncio.ensure_future(triton.server.wait_for_failure())
@@ -120,19 +113,14 @@ def test_no_file_descriptor_is_leaked(triton: FakeTritonServer) -> None:
             await asyncio.gather(watch, return_exceptions=True)
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 
-    asyncio.run(main())
 
-
-def test_the_death_of_a_stub_ends_a_triton_without_cog(triton: FakeTritonServer) -> None:
-    async def main() -> None:
-        await ready(triton)
-        stop = asyncio.get_running_loop().create_future()
-        waiting = asyncio.ensure_future(_wait_for_exit(triton.settings, triton.server, stop))
+@on_loop
+async def test_the_death_of_a_stub_ends_a_triton_without_cog(tmp_path: Path) -> None:
+    async with ready(tmp_path) as triton:
+        waiting = asyncio.ensure_future(triton_only_server.watch(triton.settings, triton.server))
         await asyncio.sleep(0.1)
         (stub,) = of(triton, "preprocessing/1/model.py")
         os.kill(stub, signal.SIGKILL)
         said = rf"the stub of preprocessing \(process {stub}\) has died; its last lines"
         with pytest.raises(TritonUnavailable, match=said):
-            await asyncio.wait_for(waiting, PATIENCE_S)
-
-    asyncio.run(main())
+            await waiting

@@ -5,7 +5,7 @@ import os
 import re
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 
 import pytest
 from scripted_triton import ScriptedTriton, event
@@ -74,7 +74,7 @@ def test_how_many_requests_run_in_triton_is_not_known() -> None:
     """Then nobody is blamed."""
 
     async def active() -> int | None:
-        async with TritonClient(load_settings()) as client:
+        async with aclosing(TritonClient(load_settings())) as client:
             with no_descriptors():
                 return await client.active_requests()
 

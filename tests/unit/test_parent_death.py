@@ -6,79 +6,57 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from process_trees import running, until
 
 WORKER = """
-import threading
-from cog_triton.system.process_state import exit_with_parent
-thread = threading.Thread(target=exit_with_parent)
-thread.start()
-thread.join()
+import sys, threading
+from cog_triton.system import process_state
+def in_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+in_thread(process_state.exit_with_parent)
 print("ready", flush=True)
+if sys.argv[1] == "stop_parent":
+    sys.stdin.readline()
+    process_state._FLUSH_S = 0.1
+    in_thread(process_state.stop_parent)
 threading.Event().wait()
 """
-# Starts the worker from a thread that ends at once, tells its pid when it is ready, and waits.
+# Starts the worker in a thread that ends at once, says its pid when it is ready, and waits.
 PARENT = """
-import subprocess, sys, threading, time
+import subprocess, sys, threading
 def start():
     global worker
-    worker = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+    command = [sys.executable, "-c", *sys.argv[1:]]
+    worker = subprocess.Popen(command, stdout=subprocess.PIPE)
 thread = threading.Thread(target=start)
 thread.start()
 thread.join()
 worker.stdout.readline()
 print(worker.pid, flush=True)
-if sys.argv[2] == "exit":
-    sys.stdin.readline()
-    sys.exit()
-time.sleep(60)
+if sys.argv[2] == "stop_parent":
+    worker.wait()
+sys.stdin.readline()
 """
 
 
-@contextmanager
-def parent_of(worker: str, end: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    command = [sys.executable, "-c", PARENT, worker, end]
-    pipe = subprocess.PIPE
+@pytest.mark.parametrize("end", ["kill", "exit", "stop_parent"])
+def test_parent_and_worker_end(end: str) -> None:
+    command, pipe = [sys.executable, "-c", PARENT, WORKER, end], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
+        assert running(pid), "the thread that called for it has ended, and the parent has not"
         try:
-            yield parent, pid
+            if end == "kill":
+                parent.kill()
+            parent.communicate(b"" if end == "kill" else b"\n", 60)
+            assert parent.returncode == (0 if end == "exit" else -signal.SIGKILL)
             until(lambda: not running(pid), "the worker ends")
         finally:
             parent.kill()
             if running(pid):
                 os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "exit"])
-def test_the_worker_ends_with_its_parent(end: str) -> None:
-    with parent_of(WORKER, end) as (parent, pid):
-        assert running(pid), "the thread that called for it has ended, and the parent has not"
-        if end == "exit":
-            parent.communicate(b"\n")
-        else:
-            parent.send_signal(getattr(signal, end))
-        parent.wait(60)
-
-
-TAKES_IT_DOWN = """
-import sys, threading
-from cog_triton.system import process_state
-process_state._FLUSH_S = 0.1
-process_state.exit_with_parent()
-print("ready", flush=True)
-thread = threading.Thread(target=process_state.stop_parent)
-thread.start()
-thread.join()
-threading.Event().wait()
-"""
-
-
-def test_stop_parent_ends_parent_and_worker() -> None:
-    with parent_of(TAKES_IT_DOWN, "sleep") as (parent, _):
-        assert parent.wait(60) == -signal.SIGKILL

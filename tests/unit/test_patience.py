@@ -25,6 +25,7 @@ ALLOWED = {
     "test_large_bodies.py: bodies._child": "its expiry is the subject",
     "test_legacy_option_table.py: llama(": "never waited for",
     "test_liveness.py: asyncio.wait(": "nothing may happen",
+    "test_long_steps.py: wait(": "a look at what is ready",
     "test_replica_supervision.py: asyncio.wait(": "nothing may happen",
     "test_step_stream.py: connect(": "its expiry is the subject",
     "test_template_process.py: stopped.connection": "its expiry is the subject",

@@ -12,17 +12,14 @@ from cog_triton.system import ports
 from cog_triton.system.ports import free_ports
 
 
-def test_free_ports_are_distinct_and_free() -> None:
+def test_free_ports_are_distinct_and_free_and_below_the_ephemeral_range() -> None:
     found = free_ports(20) + free_ports(20)
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert len(set(found)) == 40
     for port in found:
+        assert port < first
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", port))
-
-
-def test_free_ports_are_below_the_ephemeral_range() -> None:
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert all(port < first for port in free_ports(3))
 
 
 def test_a_taken_port_is_skipped() -> None:
@@ -33,14 +30,10 @@ def test_a_taken_port_is_skipped() -> None:
 
 
 def test_no_other_process_gets_ports_of_the_same_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even one that draws the same random numbers."""
-    script = """
-import random, sys
-random.seed(7)
-from cog_triton.system.ports import free_ports
-print(*free_ports(3), flush=True)
-sys.stdin.read()
-"""
+    script = (
+        "import random, sys; random.seed(7); from cog_triton.system.ports import free_ports\n"
+        "print(*free_ports(3), flush=True); sys.stdin.read()"
+    )
     monkeypatch.setattr(ports, "_numbers", ports._claimed())
     state = random.getstate()
     command = [sys.executable, "-c", script]

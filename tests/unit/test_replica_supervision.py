@@ -17,7 +17,7 @@ from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import InvalidArgument, TritonUnknownError
 from cog_triton.serving import engine_preparation
 from cog_triton.serving.admission import Admission
-from cog_triton.serving.failure_detection import EngineChecks
+from cog_triton.serving.failure_detection import FailureDetection
 from cog_triton.settings import load_settings
 
 
@@ -42,11 +42,12 @@ def checked(streams: Streams, asks: int = 0) -> Any:
     """What the check of all engines finds; None if, after so many questions, nothing is wrong."""
 
     async def run() -> Any:
-        asked = EngineChecks(
-            cast(Any, streams), streams.probe, Admission(1, resumes=True), cast(Any, streams)
-        )
+        unused: Any = None
+        admission, several = Admission(1, resumes=True), cast(Any, streams)
+        given = (load_settings(), unused, unused, several, streams.probe, admission, several)
+        asked = FailureDetection(*given)
         asked.requested.set()
-        watch = asyncio.ensure_future(asked.watch())
+        watch = asyncio.ensure_future(asked._watch_engines())
         async with asyncio.timeout(60):
             while not watch.done() and not 0 < asks <= len(streams.asked):
                 await asyncio.sleep(0.005)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from local_parent import linked
 from test_triton_server import executable
 
 from cog_triton.engines.registry import FAMILIES
@@ -55,16 +56,17 @@ def test_triton_gets_no_secret_but_those_that_its_engine_needs(
         tmp_path / "triton" / "bin" / "tritonserver", f"python3 -c '{code}' > env; exit 1"
     )
     settings = load_settings(tritonserver=binary)
-    server = TritonServer(settings, tmp_path / "repo", tmp_path, secrets=kept)
 
     async def ready() -> bool:
         return False
 
-    async def probe() -> None:
-        return None
+    async def main() -> None:
+        async with linked(tmp_path) as parent:
+            server = TritonServer(settings, tmp_path / "repo", parent, secrets=kept)
+            with pytest.raises(TritonStartFailed):
+                await server.start(ready, asyncio.Event().wait)
 
-    with pytest.raises(TritonStartFailed):
-        asyncio.run(server.start(ready, probe))
+    asyncio.run(main())
     found = json.loads((binary.parent / "env").read_text())
     assert found["PATH"]
     assert set(found) & set(SECRETS) == kept & set(SECRETS)

@@ -12,44 +12,49 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from small_front import arguments, on_loop
 
 from cog_triton.errors import Unauthorized
 from cog_triton.front import server
 from cog_triton.front.server import Server
 from cog_triton.front.upstream import Running
+from cog_triton.serving.cog_messages import ADDRESS_VARIABLE
 from cog_triton.serving.tenants import Tenant
 from cog_triton.settings import load_settings
 
 
 @asynccontextmanager
 async def behind_cog(**settings: Any) -> AsyncIterator[Any]:
-    made = Server(load_settings(), {}, None, builds=False)
-    made._settings = load_settings(**settings)
-    yield made
-    await made._front.close()
-    made._private.close()
+    """A server without a Cog; its parent stores what it reports."""
+    reports: list[Any] = []
+    parent: Any = SimpleNamespace(has_loaded=False, send=reports.append, reports=reports)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ADDRESS_VARIABLE, "none")
+        patch.setattr(server, "listen", lambda address, obey: asyncio.sleep(0))
+        made = Server(load_settings(), {}, {}, parent, arguments())
+        made._settings = load_settings(**settings)
+        yield made
+        await made._front.close()
 
 
 @pytest.mark.parametrize("for_cog", [True, False])
-def test_a_start_that_fails_has_a_code_and_is_logged_where_no_cog_does(
+@on_loop
+async def test_a_start_that_fails_has_a_code_and_is_logged_where_no_cog_does(
     for_cog: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail() -> None:
         raise KeyError("nothing")
 
-    async def main() -> dict[str, Any]:
-        start = asyncio.ensure_future(fail())
-        await asyncio.wait({start})
-        async with behind_cog() as failing:
-            failing._setup_log.for_cog = for_cog
-            failing._on_start(start)
-            health: dict[str, Any] = failing._health()
-        return health
-
-    health = asyncio.run(main())
-    error = "E2100 TritonUnknownError: internal error: KeyError"
-    assert health == {"status": "SETUP_FAILED", "setup": {"logs": error}}
-    assert [each.getMessage() for each in caplog.records][1:] == [error][for_cog:]
+    async with behind_cog() as failing:
+        failing._setup_log.for_cog, failing._start = for_cog, fail
+        beginning = asyncio.ensure_future(failing._begin())
+        await asyncio.wait({beginning})
+        failing._on_begun(beginning)
+        (report,) = failing._parent.reports
+        error = "E2100 TritonUnknownError: internal error: KeyError"
+        assert failing._health() == {"status": "SETUP_FAILED", "setup": {"logs": error}}
+        assert (str(report.error), report.ends) == (error, False)
+        assert caplog.messages[1:] == [error][for_cog:]
 
 
 def test_a_drain_follows_once_cog_listens_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,19 +77,17 @@ def test_a_drain_follows_once_cog_listens_no_more(monkeypatch: pytest.MonkeyPatc
     assert [str(each) for each in seen][2:] == ["[5000]", "[]", "drained"]
 
 
-def test_each_prediction_has_the_tenant_of_its_id() -> None:
-    async def main() -> None:
-        tenant = Tenant(name="a")
-        async with behind_cog(cog_triton_keys="keys") as serving:
-            serving._upstream.predictions = {"one": Running(tenant), "two": Running(None)}
-            assert serving._tenant_of("one") is tenant
-            for name in ("two", "three"):
-                with pytest.raises(Unauthorized):
-                    serving._tenant_of(name)
-        async with behind_cog() as serving:
-            assert serving._tenant_of("three") is None
-
-    asyncio.run(main())
+@on_loop
+async def test_each_prediction_has_the_tenant_of_its_id() -> None:
+    tenant = Tenant(name="a")
+    async with behind_cog(cog_triton_keys="keys") as serving:
+        serving._upstream.predictions = {"one": Running(tenant), "two": Running(None)}
+        assert serving._tenant_of("one") is tenant
+        for name in ("two", "three"):
+            with pytest.raises(Unauthorized):
+                serving._tenant_of(name)
+    async with behind_cog() as serving:
+        assert serving._tenant_of("three") is None
 
 
 def test_processes_that_it_starts_get_no_key() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import secrets
 import socket
@@ -18,16 +19,7 @@ from raw_clients import RawClient
 from step_engines import REFUSED, CountingEngine
 
 from cog_triton.engines import engine_messages, engine_server
-from cog_triton.engines.engine_client import EngineClient
-from cog_triton.engines.engine_messages import (
-    Cancel,
-    Event,
-    Hello,
-    Others,
-    StepLoad,
-    Submit,
-    Welcome,
-)
+from cog_triton.engines.engine_messages import Cancel, Event, Hello, Others, StepLoad, Welcome
 from cog_triton.engines.engine_orders import Serve, Stop
 from cog_triton.engines.engine_server import EngineServer
 from cog_triton.engines.kv_cache_stats import KVCacheStats
@@ -35,9 +27,9 @@ from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import StepItem
 from cog_triton.engines.step_loop import run_engine
 from cog_triton.engines.vllm.host_messages import MetricsEvent, MetricsRequest
-from cog_triton.errors import TritonUnavailable
 from cog_triton.ipc import framing
 from cog_triton.ipc.connection import Connection
+from cog_triton.ipc.framing import FrameSocket
 from cog_triton.system import local_socket
 from cog_triton.system.shared_time import SharedTime
 from cog_triton.text.sampling import SamplingParams
@@ -52,7 +44,6 @@ class Engine(CountingEngine):
     def __init__(self) -> None:
         super().__init__(64)
         self.steps = 0
-        self.pause = 0.0
         self.hangs = False
 
     @property
@@ -64,18 +55,14 @@ class Engine(CountingEngine):
 
     def step(self) -> list[tuple[int, TokenEvent]]:
         self.steps += 1
-        if self.hangs:
-            return []
-        if self.pause:
-            time.sleep(self.pause)
-        return super().step()
+        return [] if self.hangs else super().step()
 
 
 class World:
-    def __init__(self, address: str = "") -> None:
+    def __init__(self) -> None:
         self.engine = Engine()
         self.progress = SharedTime()
-        self.socket = address or new_address()
+        self.socket = f"cog-triton-test-{secrets.token_hex(8)}"
         self.control, self._theirs = map(Connection, socket.socketpair())
         self.ended: list[object] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -91,22 +78,22 @@ class World:
         return client
 
     def greeted(self, role: str = "steps") -> RawClient:
-        client = self.guest(role).greeted()
-        assert client.slots == 64
+        client = self.guest(role)
+        assert client.receive() == Welcome(64, generation=3)
         return client
 
     def close(self) -> None:
-        self.engine.pause = 0
         if self._thread.is_alive():
             self.control.send(Stop())
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive()
+            self.until_over()
+            until_hung_up(self.owner.receive)
+            assert self.ended == [None]
         for connection in [*self.guests, self.control, self._theirs]:
             connection.close()
 
     def _listens(self) -> bool:
         with suppress(ConnectionRefusedError):
-            local_socket.connect(self.socket).close()
+            local_socket.connect(self.socket).close()  # a guest that says nothing
             return True
         return False
 
@@ -122,8 +109,18 @@ class World:
             self.ended.append(error)
 
 
-def new_address() -> str:
-    return f"cog-triton-test-{secrets.token_hex(8)}"
+def until_hung_up(receive: Callable[[], object]) -> None:
+    with suppress(EOFError, ConnectionError):
+        while True:
+            receive()
+
+
+def until_end(client: RawClient) -> list[StepItem]:
+    """Items of one request."""
+    items = client.items()
+    while not items[-1].end:
+        items += client.items()
+    return items
 
 
 @pytest.fixture
@@ -133,9 +130,12 @@ def world() -> Iterator[World]:
     world.close()
 
 
+def request(first: int, count: int, **values: Any) -> EngineRequest:
+    return EngineRequest(input_ids=[first], sampling=SamplingParams(max_tokens=count), **values)
+
+
 def submit(client: RawClient, handle: int, first: int, count: int, **values: Any) -> None:
-    sampling = SamplingParams(max_tokens=count)
-    client.submit(handle, EngineRequest(input_ids=[first], sampling=sampling, **values))
+    client.submit(handle, request(first, count, **values))
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -161,85 +161,73 @@ def test_the_end_of_the_server_comes_once_whatever_takes_its_time() -> None:
     assert [type(order) for order in orders] == [EOFError]
 
 
-@pytest.mark.parametrize("twice", [True, False])
-def test_a_peer_that_breaks_the_protocol_is_hung_up_on_alone(world: World, twice: bool) -> None:
-    odd = world.greeted("tokens")
-    submit(odd, 1, 100, FOREVER)
-    if twice:
-        submit(odd, 1, 200, FOREVER)
+BREACHES = {
+    "a handle twice": engine_messages.submit(1, request(1, 1)),
+    "another hello": engine_messages.encode(Hello("tokens")),
+    "no message": b"no message",
+}
+HELLOS = {
+    "of no role": engine_messages.encode(Hello("other")),  # type: ignore[arg-type]
+    "no hello": engine_messages.encode(Cancel(1)),
+    "no message at first": b"no message",
+}
+
+
+@pytest.mark.parametrize("breach", BREACHES | HELLOS)
+def test_a_peer_that_breaks_the_protocol_is_hung_up_on_alone(world: World, breach: str) -> None:
+    first, last = (engine_messages.submit(handle, request(1, FOREVER)) for handle in (1, 2))
+    if breach in HELLOS:
+        payloads, odd = [HELLOS[breach], first], FrameSocket(local_socket.connect(world.socket))
     else:
-        odd.send(Hello("tokens"))
+        payloads, odd = [first, BREACHES[breach], last], world.greeted("tokens").frames
+    odd.socket.sendall(b"".join(map(framing.frame, payloads)))
+    until_hung_up(odd.receive)
+    odd.close()
     until(lambda: not world.engine.live)
     submit(world.owner, 1, 300, 1)
     assert world.owner.items()[0].ids == [301]
 
 
-def test_each_peer_gets_its_own_handles(world: World) -> None:
-    clients = {world.owner: 100, world.greeted("steps"): 200, world.greeted("tokens"): 300}
-    for client, first in clients.items():
-        submit(client, 1, first, 3)
-    for client, first in clients.items():
-        items: list[StepItem] = []
-        while not items or not items[-1].end:
-            items += client.items()
-        assert items == [
-            StepItem(1, 0, 0, [first + 1], []),
-            StepItem(1, 0, 1, [first + 2], []),
-            StepItem(1, 0, 2, [first + 3], [], 2),
-        ]
-
-
-def test_requests_of_steps_stream_and_those_of_others_as_they_ask(
+def test_each_peer_gets_its_own_handles_and_one_of_steps_a_stream(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streaming: list[bool] = []
     take = world.engine.submit
 
-    def note(handle: int, request: EngineRequest) -> None:
+    def note(number: int, request: EngineRequest) -> None:
         streaming.append(request.streaming)
-        take(handle, request)
+        take(number, request)
 
     monkeypatch.setattr(world.engine, "submit", note)
-    for client in (world.greeted("steps"), world.greeted("tokens")):
-        submit(client, 1, 1, 1, streaming=False)
-        client.items()
-    assert streaming == [True, False]
+    for role in ("owner", "steps", "tokens"):
+        submit(world.greeted(role), 1, 100, 3, streaming=False)
+    for client in world.guests[1:]:
+        wanted = [StepItem(1, 0, n, [101 + n], [], 2 * (n == 2)) for n in range(3)]
+        assert until_end(client) == wanted
+    assert sorted(streaming) == [False, False, True]
 
 
-def test_one_message_holds_the_whole_step(world: World) -> None:
-    guest = world.greeted()
-    world.engine.pause = 0.05
-    for handle in range(1, 9):
-        submit(guest, handle, 100 * handle, 20)
-    sizes = []
-    ended = 0
-    while ended < 8:
-        items = guest.items()
-        sizes.append(len(items))
-        ended += sum(1 for item in items if item.end)
-    assert max(sizes) == 8
-
-
-def test_steps_are_sent_before_other_peers_get_anything(
+def test_a_step_is_one_message_and_is_sent_to_those_of_steps_first(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: list[str] = []
+    sent: list[bool] = []
     flush = engine_server.Peer.flush
 
     def note(peer: engine_server.Peer) -> None:
-        sent.append(str(peer.role))
+        sent.append(peer.role == "steps")
         flush(peer)
 
-    tokens, steps = world.greeted("tokens"), world.greeted("steps")
+    clients = (world.owner, world.greeted("tokens"), world.greeted("steps"))
+    world.engine.hangs = True
+    for number in range(24):
+        submit(clients[number % 3], number, 1, 20)
+    until(lambda: world.engine.live == 24)
     monkeypatch.setattr(engine_server.Peer, "flush", note)
-    world.engine.pause = 0.05
-    for connection in (world.owner, tokens, steps):
-        submit(connection, 1, 1, 20)
-    for connection in (world.owner, tokens, steps):
-        connection.receive()
-    until(lambda: len(sent) > 30)
-    first = sent.index("steps")
-    assert [role == "steps" for role in sent[first : first + 9]] == [True, False, False] * 3
+    world.engine.hangs = False
+    world.owner.cancel(77)
+    assert [len(client.items()) for client in clients] == [8, 8, 8]
+    until(lambda: len(sent) >= 9)
+    assert sent[:9] == [True, False, False] * 3
 
 
 def test_refusals_and_cancellations_are_items(world: World) -> None:
@@ -252,21 +240,11 @@ def test_refusals_and_cancellations_are_items(world: World) -> None:
     items = guest.items()
     guest.cancel(8)
     guest.cancel(12345)
-    while not items[-1].end:
-        items += guest.items()
+    items += until_end(guest)
     assert (items[-1].handle, items[-1].end) == (8, 3)
-    assert [item.offset for item in items] == [
-        sum(len(before.ids) for before in items[:place]) for place in range(len(items))
-    ]
+    counts = itertools.accumulate([len(item.ids) for item in items], initial=0)
+    assert [item.offset for item in items] == [*counts][:-1]
     assert not world.engine.live
-
-
-def test_log_probs_are_sent_where_they_were_asked_for(world: World) -> None:
-    guest = world.greeted()
-    world.engine.step = lambda: [(1, TokenEvent([5], [-0.5], "stop"))]  # type: ignore[method-assign]
-    submit(guest, 3, 1, 5, return_log_probs=True)
-    (item,) = guest.items()
-    assert item == StepItem(3, 0, 0, [5], [-0.5], 1, None, 1)
 
 
 def test_a_guest_that_reads_nothing_holds_up_nobody_and_loses_nothing(world: World) -> None:
@@ -305,31 +283,7 @@ def test_an_engine_that_waits_for_readers_makes_no_more_than_they_take(world: Wo
     while steps != (steps := world.engine.steps):
         time.sleep(0.2)
     slow.cancel(1)
-    while not slow.items()[-1].end:
-        pass
-    until(lambda: not world.engine.live)
-
-
-@pytest.mark.parametrize("hello", [Hello("other"), Hello(5), Cancel(1), Welcome(4), "no message"])  # type: ignore[arg-type]
-def test_a_guest_with_another_hello_is_hung_up_on(world: World, hello: Any) -> None:
-    guest = local_socket.connect(world.socket)
-    encoded = b"no message" if isinstance(hello, str) else engine_messages.encode(hello)
-    guest.sendall(framing.frame(encoded))
-    with guest, suppress(ConnectionError):
-        assert guest.recv(1) == b""
-    submit(world.owner, 5, 1, 1)
-    assert world.owner.items()[0].handle == 5
-
-
-def test_requests_of_a_message_that_breaks_off_are_not_taken(world: World) -> None:
-    """Submitted in one piece with what no client says: it is gone before its requests are."""
-    guest = world.greeted()
-    request = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=FOREVER))
-    submission = framing.frame(engine_messages.submit(1, request))
-    guest.frames.socket.sendall(submission + framing.frame(b"no message") + submission)
-    with pytest.raises((EOFError, ConnectionError)):  # noqa: PT012
-        while True:
-            guest.receive()
+    until_end(slow)
     until(lambda: not world.engine.live)
 
 
@@ -337,21 +291,13 @@ def test_a_request_of_another_version_is_refused_and_others_go_on(world: World) 
     guest = world.greeted()
     submit(guest, 1, 1, FOREVER)
     text = b'["EngineRequest",{"magic":1}]'
-    guest.send(Submit(2, struct.pack("!I", len(text)) + text))
+    guest.send(engine_messages.Submit(2, struct.pack("!I", len(text)) + text))
     items: list[StepItem] = []
     while not items or items[-1].handle == 1:
         items += guest.items()
     refused = next(item for item in items if item.handle == 2)
     assert str(refused.error).startswith("E2104 TritonMalformedEvent: a request: ")
     assert world.engine.live == 1
-
-
-def test_a_guest_that_leaves_at_once_does_no_harm(world: World) -> None:
-    for _ in range(20):
-        local_socket.connect(world.socket).close()
-        world.guest().close()
-    submit(world.owner, 5, 1, 1)
-    assert world.owner.items()[0].handle == 5
 
 
 def test_the_next_step_is_due_while_requests_run(world: World) -> None:
@@ -379,39 +325,20 @@ def test_messages_are_no_progress_of_an_engine_that_hangs(world: World) -> None:
     assert world.progress.read() == due
 
 
-def test_the_server_ends_the_engine(world: World) -> None:
-    guest = world.greeted()
-    submit(guest, 1, 1, FOREVER)
-    guest.receive()
-    world.control.send(Stop())
-    world.until_over()
-    assert world.ended == [None]
-    with pytest.raises((EOFError, ConnectionError)):  # noqa: PT012
-        while True:
-            guest.receive()
-
-
-def test_the_servers_death_is_an_error(world: World) -> None:
-    world.control.close()
-    world.until_over()
-    assert isinstance(world.ended[0], EOFError | OSError)
-
-
-def test_an_address_that_is_taken_is_an_error(world: World) -> None:
+def test_the_servers_death_and_an_address_that_is_taken_are_errors(world: World) -> None:
+    other = World()
+    other.control.close()
     world.control.send(Serve(world.socket, 4))
-    world.until_over()
+    for each in (other, world):
+        each.until_over()
+    assert isinstance(other.ended[0], EOFError | OSError)
     assert "in use" in str(world.ended[0])
+    other.close()
 
 
-def test_an_engine_says_which_generation_it_is(world: World) -> None:
-    assert world.guest().receive() == Welcome(64, 3)
-
-
-@pytest.mark.parametrize("hello", ["owner", "steps", "tokens"])
-def test_a_peer_that_dies_leaves_nothing_and_another_takes_its_place(
-    world: World, hello: str
-) -> None:
-    peer, other = world.greeted(hello), world.greeted("tokens")
+@pytest.mark.parametrize("role", ["owner", "steps", "tokens"])
+def test_a_peer_that_dies_leaves_nothing_and_has_a_successor(world: World, role: str) -> None:
+    peer, other = world.greeted(role), world.greeted("tokens")
     submit(peer, 1, 1, FOREVER)
     submit(other, 1, 1, FOREVER)
     peer.receive()
@@ -425,35 +352,9 @@ def test_a_peer_that_dies_leaves_nothing_and_another_takes_its_place(
     assert successor.items()[0].handle == 1
 
 
-def test_a_client_connects_once_an_engine_listens_and_again_to_its_successor() -> None:
-    address = new_address()
-    request = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=2))
-    client = EngineClient([address], "tokens")
-    client.start()
-    client.cancel(1)
-    with pytest.raises(TritonUnavailable, match="still loading"):
-        client.submit(1, request, lambda event: None)
-    for _ in range(2):
-        world, events = World(address), list[TokenEvent]()
-        until(lambda: bool(client.loads()))
-        client.submit(4, request, events.append)
-        until(lambda events=events: bool(events) and events[-1].finish is not None)  # type: ignore[misc]
-        assert [token for event in events for token in event.token_ids] == [2, 3]
-        world.close()
-        until(lambda: not client.loads())
-    client.close()
-
-
 def test_owners_get_the_kv_cache_and_the_number_of_requests_of_steps(world: World) -> None:
     world.engine.has_kv_cache = True
     steps, tokens = world.greeted(), world.greeted("tokens")
-    last: dict[type, Any] = {KVCacheStats: None, StepLoad: StepLoad(2)}
-
-    def reported(usage: float, load: int) -> bool:
-        report = world.owner.receive()
-        last[type(report)] = report
-        return [*last.values()] == [KVCacheStats(usage), StepLoad(load)]
-
     assert world.owner.receive() == KVCacheStats(0)
     world.engine.hangs = True
     clients = ((steps, 1), (steps, 2), (tokens, 1))
@@ -463,14 +364,17 @@ def test_owners_get_the_kv_cache_and_the_number_of_requests_of_steps(world: Worl
         pass  # at once, however late the next step is
     world.engine.hangs = False
     tokens.cancel(77)
-    until(lambda: reported(0.003, 2))
+    while world.owner.receive() != KVCacheStats(0.003):
+        pass
     for client, handle in clients:
         client.cancel(handle)
-    until(lambda: reported(0, 0))  # when the last request has ended, whenever it was before
+    reports = [None]
+    while reports[-1] != KVCacheStats(0):  # when the last has ended, whenever it was before
+        reports.append(world.owner.receive())
+    assert StepLoad(0) in reports
     assert not world.owner.poll(0.3)
     for client in (steps, tokens):
-        while not client.items()[-1].end:
-            pass
+        until_end(client)
         assert not {StepLoad, KVCacheStats} & {*map(type, client.reports)}
 
 

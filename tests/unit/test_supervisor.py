@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
+import re
 import signal
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from step_engines import ENGINE
 from supervised_triton import PATIENCE_S, Make, Supervised, make, supervised, until
 
 from cog_triton import errors
+from cog_triton.engines.engine_spec import EngineSpec
 from cog_triton.errors import TritonStartFailed, TritonUnavailable
+from cog_triton.processes.orders import StartEngines
 from cog_triton.serving import supervisor
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.supervisor import SupervisorState
 
 __all__ = ["make", "supervised"]
-
-
-@pytest.fixture
-def resuming(make: Make, monkeypatch: pytest.MonkeyPatch) -> Supervised:
-    monkeypatch.setattr(supervisor, "STABLE_S", 0)
-    return make(resumes=True, resume_timeout=0.5)
 
 
 def test_start_serve_and_stop(supervised: Supervised) -> None:
@@ -36,7 +33,7 @@ def test_start_serve_and_stop(supervised: Supervised) -> None:
     assert supervised.stream(3).end() is None
     supervised.stop()
     assert supervised.supervisor.state is SupervisorState.STOPPED
-    assert not supervised.triton.server.alive
+    assert not supervised.triton.server.root_pid
     assert not supervised.failed.is_set()
     supervised.supervisor.check_engine()  # the last words of a request may come late
 
@@ -49,31 +46,13 @@ def test_failed_start_is_raised_without_retry(supervised: Supervised) -> None:
     assert not supervised.failed.is_set()
 
 
-def test_cancelled_start_leaves_no_process(supervised: Supervised) -> None:
-    supervised.triton.fail("unready")
-
-    async def main() -> None:
-        starting = asyncio.ensure_future(supervised.supervisor.start())
-        while not supervised.triton.starts:
-            await asyncio.sleep(0.01)
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-
-    asyncio.run(main())
-    assert not supervised.triton.server.alive
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_crash_fails_all_requests_and_restart_serves_new_ones(
-    supervised: Supervised, number: int
-) -> None:
+def test_crash_fails_all_requests_and_restart_serves_new_ones(supervised: Supervised) -> None:
     supervised.start()
     inside = [supervised.stream(), supervised.stream()]
     assert all(stream.flowing.wait(PATIENCE_S) for stream in inside)
     waiting = [supervised.stream(), supervised.stream()]
     until(lambda: supervised.admission.waiting == 2)
-    os.kill(supervised.triton.starts[0], number)
+    os.kill(supervised.triton.starts[0], signal.SIGKILL)
     ends = [stream.end() for stream in (*inside, *waiting)]
     assert all(isinstance(error, TritonUnavailable) for error in ends)
     assert all("try again" in str(error) for error in ends)
@@ -97,7 +76,29 @@ def test_with_resume_a_crash_costs_no_request(make: Make, number: int) -> None:
     assert item.supervisor.restarts == 1
 
 
-def test_those_that_wait_end_after_resume_timeout(resuming: Supervised) -> None:
+def test_engine_and_triton_outlive_each_other_and_streams_both(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    monkeypatch.setenv("PYTHONPATH", path)
+    item = make(resumes=True)
+    engines, spec = item.triton.server.engines, EngineSpec.of(ENGINE, {"max_batch_size": "1"})
+    engines.choose(StartEngines(spec, str(tmp_path), "", {}))
+    item.start()
+    for restarts, starts in ((1, 1), (2, 2)):
+        stream, (engine,) = item.stream(90), engines._state.pids
+        assert stream.flowing.wait(PATIENCE_S)
+        os.kill(engine if starts == 1 else item.triton.starts[0], signal.SIGKILL)
+        assert stream.end() is None
+        assert (item.supervisor.restarts, len(item.triton.starts)) == (restarts, starts)
+        assert ([*engines._state.pids] == [engine]) is (starts == 2)
+
+
+def test_those_that_wait_end_after_resume_timeout(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "STABLE_S", 0)
+    resuming = make(resumes=True, resume_timeout=0.5)
     resuming.start()
     stream = resuming.flowing()
     resuming.triton.fail("unready")
@@ -141,25 +142,24 @@ def test_requests_during_a_restart_get_reason_and_delay(supervised: Supervised) 
     supervised.until(SupervisorState.RESTARTING)
     error = supervised.stream(1).end()
     assert isinstance(error, TritonUnavailable)
-    assert "not ready" in str(error)
+    assert re.search(r"not ready; Triton is being restarted, try again in \d+ s$", str(error))
     assert isinstance(supervised.supervisor.error, TritonUnavailable)
     supervised.triton.recover()
     supervised.until(SupervisorState.READY)
 
 
 @pytest.mark.parametrize("planned", [False, True], ids=["after a death", "as planned"])
-@pytest.mark.parametrize("lacking", [errors.DiskFull("no space"), OSError(24, "no descriptor")])
 def test_a_start_that_lacks_something_is_tried_again(
-    planned: bool, lacking: Exception, make: Make, monkeypatch: pytest.MonkeyPatch
+    planned: bool, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item = make(resumes=True)
     due = threading.Event()
-    found = itertools.chain([lacking, lacking], itertools.repeat(None))
+    lacking = [errors.DiskFull("no space"), OSError(24, "no descriptor")]
     start = item.triton.server.start
 
     async def start_lacking(*given: Any) -> None:
-        if len(item.triton.starts) and (error := next(found)):
-            raise error
+        if item.triton.starts and lacking:
+            raise lacking.pop()
         await start(*given)
 
     async def restart_due(_: int) -> str:
@@ -171,17 +171,15 @@ def test_a_start_that_lacks_something_is_tried_again(
     monkeypatch.setattr(item.triton.server, "start", start_lacking)
     monkeypatch.setattr(item.supervisor._memory_limit, "restart_due", restart_due)
     item.start()
-    stream = None
+    streams = [] if planned else [item.stream(90)]
     if planned:
         due.set()
     else:
-        stream = item.stream(90)
-        assert stream.flowing.wait(PATIENCE_S)
+        assert streams[0].flowing.wait(PATIENCE_S)
         os.kill(item.triton.starts[0], signal.SIGKILL)
     until(lambda: len(item.triton.starts) == 2)
     item.until(SupervisorState.READY)
-    assert stream is None or stream.end() is None
-    assert item.stream(3).end() is None
+    assert [stream.end() for stream in (*streams, item.stream(3))] == [None] * (len(streams) + 1)
 
 
 def test_gives_up_after_max_restarts(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -197,6 +195,7 @@ def test_gives_up_after_max_restarts(make: Make, caplog: pytest.LogCaptureFixtur
         assert words in said
     error = item.stream(1).end()
     assert isinstance(error, TritonUnavailable)
+    assert str(error).endswith("; the server stops")
     assert "a line of the log" not in str(error)
     assert caplog.messages[-1].startswith("The server stops: given up after 2 restarts")
 
@@ -208,12 +207,11 @@ def test_a_log_that_cannot_be_opened_is_a_start_that_failed(make: Make, tmp_path
     os.kill(item.triton.starts[0], signal.SIGKILL)
     assert item.failed.wait(PATIENCE_S)
     assert "given up after 1 restarts" in str(item.supervisor.error)
-    assert "'no directory/triton.log'" in str(item.supervisor.error).replace(f"{tmp_path}/", "")
 
 
 @pytest.mark.parametrize(
     ("stable_s", "suspects", "deaths", "gives_up"),
-    [(3600, 0, 3, True), (3600, 1, 3, False), (0, 0, 8, False)],
+    [(3600, 0, 3, True), (3600, 1, 3, False), (0, 0, 4, False)],
     ids=["short readiness", "single suspect", "stable readiness"],
 )
 def test_which_deaths_count_as_restarts_in_a_row(

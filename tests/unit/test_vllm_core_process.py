@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import context
@@ -16,8 +14,8 @@ from typing import Any
 
 import pytest
 from scripted_server import wait_until
-from vllm_engines import calls, double_environment, vllm_engine
-from vllm_hosts import ABC, HOST, ask, over_double, token_ids, tokens
+from vllm_engines import double_environment
+from vllm_hosts import ABC, ask, over_double, token_ids, tokens
 
 from cog_triton.engines.vllm import core_process
 from cog_triton.engines.vllm.core_process import CoreProcess
@@ -42,16 +40,21 @@ def is_core(pid: int) -> bool:
     return PROGRAM in Path(f"/proc/{pid}/cmdline").read_text()
 
 
-def test_enginecore_is_the_process_that_was_begun_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", ["host", "core"])
+def test_enginecore_is_the_process_that_was_begun_first_and_ends_with_its_host(
+    victim: str, tmp_path: Path
+) -> None:
     with over_double(tmp_path) as host:
         (told,) = host.calls("engine_core")
-        assert is_core(told["pid"])
+        core = told["pid"]
+        assert is_core(core)
         environment = told["environment"]
         assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
         assert environment["VLLM_USE_FLASHINFER_SAMPLER"] == "0", "which the host has set since"
         assert token_ids(ask(host.engine, tokens(ABC, 2))) == [97, 98]
-        os.kill(told["pid"], signal.SIGKILL)
+        os.kill(core if victim == "core" else host.pid, signal.SIGKILL)
         assert host.engine._process.wait(60) != 0
+        wait_until(lambda: not Path(f"/proc/{core}").exists())
 
 
 def test_of_several_the_others_start_as_ever(tmp_path: Path) -> None:
@@ -60,17 +63,12 @@ def test_of_several_the_others_start_as_ever(tmp_path: Path) -> None:
         assert sorted(map(is_core, cores)) == [False, True]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_users_own_way_of_starting_it_stays(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", method)
+def test_a_users_own_way_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     with over_double(tmp_path) as host:
         (told,) = host.calls("engine_core")
-        assert is_core(told["pid"]) == (method == "spawn")
         below = Path(f"/proc/{host.pid}/task/{host.pid}/children").read_text().split()
-        begun = [int(pid) for pid in below if is_core(int(pid))]
-        assert begun == ([told["pid"]] if method == "spawn" else []), "and no other is left"
+        assert not any(map(is_core, {told["pid"], *map(int, below)})), "and none is left"
 
 
 def test_its_handle_is_that_of_any_process(core: CoreProcess) -> None:
@@ -82,12 +80,6 @@ def test_its_handle_is_that_of_any_process(core: CoreProcess) -> None:
     process.join(60)
     assert process.exitcode == -signal.SIGTERM
     assert wait([process.sentinel], 0) == [process.sentinel]
-
-
-def test_its_code_is_the_exit_code(core: CoreProcess) -> None:
-    process = started(core, os._exit, 7)
-    process.join(60)
-    assert (process.pid, process.exitcode) == (core.pid, 7)
 
 
 def test_it_starts_as_ever_where_its_process_has_died(
@@ -104,9 +96,9 @@ def test_it_starts_as_ever_where_its_process_has_died(
 
 def test_it_starts_as_ever_with_what_comes_with_descriptors(core: CoreProcess) -> None:
     ours, theirs = context.SpawnContext().Pipe()
-    process = started(core, os.write, 1, b"")
+    process = started(core, os._exit, 7)
     process.join(60)
-    assert process.pid == core.pid
+    assert (process.exitcode, process.pid) == (7, core.pid)
     other = CoreProcess([], ranks=2)
     process = started(other, type(theirs).close, theirs)
     process.join(60)
@@ -131,61 +123,3 @@ def test_a_vllm_that_starts_it_in_another_way_is_told_of(
         assert utils.get_mp_context is theirs
     assert "get_mp_context takes ['method']" in caplog.text
     assert not Path(f"/proc/{core.pid}").exists()
-
-
-SERVER = """
-import asyncio, os, sys
-from pathlib import Path
-from cog_triton.engines.engine_spec import EngineSpec
-from cog_triton.processes.engine_child import EngineChild
-
-async def main():
-    spec = EngineSpec.of(sys.argv[2], {"engine_dir": sys.argv[3]})
-    engine = EngineChild(1, spec, Path(sys.argv[1]), os.environ)
-    print(await engine.wait_until_loaded(), flush=True)
-    await asyncio.sleep(600)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("loading", [False, True])
-@pytest.mark.parametrize("victim", ["host", "server"])
-def test_it_is_gone_soon_after_what_is_above_it(victim: str, loading: bool, tmp_path: Path) -> None:
-    """Killed at once, while it loads, and once it is ready."""
-    journal = tmp_path / "journal"
-    directory = vllm_engine(tmp_path / "engine")
-    given = double_environment(journal, VLLM_DOUBLE_LOAD="600" if loading else "0")
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(tmp_path), HOST, str(directory)],
-        env={**os.environ, **given},
-        stdout=subprocess.PIPE,
-    )
-    assert server.stdout is not None
-    try:
-        if not loading:
-            assert server.stdout.readline() == b"True\n"
-        wait_until(lambda: calls(journal, "engine_core"))
-        (told,) = calls(journal, "engine_core")
-        core = told["pid"]
-        host = int(Path(f"/proc/{core}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill({"host": host, "server": server.pid}[victim], signal.SIGKILL)
-        wait_until(lambda: not Path(f"/proc/{core}").exists())
-    finally:
-        server.kill()
-        server.wait()
-        server.stdout.close()
-
-
-def test_it_is_gone_with_a_host_that_dies_before_it_says_what_to_run() -> None:
-    program = (
-        "import time; from cog_triton.engines.vllm.core_process import CoreProcess\n"
-        "print(CoreProcess([], ranks=1).pid, flush=True); time.sleep(600)"
-    )
-    host = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-    assert host.stdout is not None
-    core = int(host.stdout.readline())
-    host.kill()
-    host.wait()
-    host.stdout.close()
-    wait_until(lambda: not Path(f"/proc/{core}").exists())

@@ -199,7 +199,7 @@ def test_the_setting_allows_a_version_that_was_never_run(
         engine_dir=vllm_engine(tmp_path / "engine"),
         cog_triton_vllm_untested=untested,
     )
-    prepared = engine_preparation.prepare_engine(settings)
+    prepared = engine_preparation.prepare_engine(settings, tmp_path)
     if not untested:
         with pytest.raises(EngineIncompatible, match="COG_TRITON_VLLM_UNTESTED=1"):
             asyncio.run(prepared)
@@ -224,7 +224,8 @@ def test_the_setting_names_vllms_python_unless_the_serve_config_does(
         cog_triton_vllm_python="/set/python",
         engine_dir=vllm_engine(tmp_path / "engine"),
     )
-    repository = asyncio.run(engine_preparation.prepare_engine(settings)).repository
-    parameters = model_repository.read_config(repository / "tensorrt_llm/config.pbtxt").parameters
+    prepared = asyncio.run(engine_preparation.prepare_engine(settings, tmp_path))
+    rendered = prepared.repository / "tensorrt_llm" / "config.pbtxt"
+    parameters = model_repository.read_config(rendered).parameters
     wanted = "/configured/python" if configured else "/set/python"
     assert parameters["engine_python"].string_value == wanted

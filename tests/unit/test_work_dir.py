@@ -11,19 +11,17 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from cog_triton.cli import server_run
 from cog_triton.errors import DiskFull, InvalidArgument
-from cog_triton.serving.cog_process import CogServer
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.settings import load_settings
 from cog_triton.system.work_dir import (
     fresh_run_dir,
     new_shm_prefix,
     require_usable,
-    work_dir_errors,
 )
 from cog_triton.triton import installation
 
@@ -51,11 +49,6 @@ def test_a_path_that_is_no_text_in_this_locale_is_refused() -> None:
         require_usable(path)
 
 
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DiskFull, match="No space left"), work_dir_errors(tmp_path):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def test_a_disk_that_is_full_when_the_stub_is_copied_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,17 +58,14 @@ def test_a_disk_that_is_full_when_the_stub_is_copied_is_told(
     monkeypatch.setattr(installation.shutil, "copy", full)  # type: ignore[attr-defined]
     settings = load_settings(cog_triton_work_dir=tmp_path, cog_triton_engine="mock")
     with pytest.raises(DiskFull, match="COG_TRITON_WORK_DIR"):
-        asyncio.run(prepare_engine(settings))
-
-
-def start(**settings: Any) -> None:
-    CogServer(load_settings(**settings), {}, 16, verbose=False).run(lambda line: None)
+        asyncio.run(prepare_engine(settings, tmp_path))
 
 
 def test_serve_refuses_it_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    settings = load_settings(cog_triton_engine="mock", cog_triton_work_dir=tmp_path / "file")
     with pytest.raises(InvalidArgument, match="COG_TRITON_WORK_DIR"):
-        start(cog_triton_engine="mock", cog_triton_work_dir=tmp_path / "file")
+        server_run.run(settings, {}, {}, lambda line: None)
 
 
 def test_the_default_needs_one_place_that_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:

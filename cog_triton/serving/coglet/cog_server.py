@@ -40,8 +40,15 @@ def command(arguments: Sequence[str]) -> list[str]:
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a Cog server, with a warning for what of `base` it cannot have."""
-    made = {**base, "TOKIO_WORKER_THREADS": "1"}
+    """The environment of a Cog server but for PORT, with a warning for what it cannot have.
+
+    No proxy is asked for 127.0.0.1, where coglet posts webhooks.
+    """
+    direct = base.get("no_proxy") or base.get("NO_PROXY") or ""
+    if "*" not in direct.split(","):
+        direct = f"{direct},127.0.0.1".lstrip(",")
+    made = {**base, "TOKIO_WORKER_THREADS": "1", "COG_HOST": "127.0.0.1"}
+    made |= {"no_proxy": direct, "NO_PROXY": direct}
     if (asked := base.get("TOKIO_WORKER_THREADS", "1")) != "1":
         _log.warning(
             f"TOKIO_WORKER_THREADS={asked}: Cog refuses some with slots free then; it has 1"
@@ -122,7 +129,8 @@ def remove(prediction_id: str) -> None:
 
 
 def leave_place() -> None:
-    """Remove `PLACE` if no prediction has anything there, so that another user can have it."""
+    """Remove this user's `PLACE` if no prediction has anything there: another user can have it."""
     for path in (PLACE / "predictions", PLACE):
         with suppress(OSError):
-            path.rmdir()
+            if path.lstat().st_uid == os.geteuid():
+                path.rmdir()

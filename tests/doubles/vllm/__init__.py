@@ -7,7 +7,8 @@ VLLM_DOUBLE_JOURNAL names, one JSON object a line; VLLM_DOUBLE_LOAD is how long 
 and VLLM_DOUBLE_DELAY a step, in seconds; while the file that VLLM_DOUBLE_HOLD names exists, no
 step is done; with VLLM_DOUBLE_SAMPLES, tokens are drawn as asked (v1/engine/sampler.py) and
 guides obeyed; once the file that VLLM_DOUBLE_DEATH names exists, the engine removes it and is
-dead. While the file that VLLM_DOUBLE_COMPILING names exists, a model is being compiled.
+dead. While the file that VLLM_DOUBLE_COMPILING names exists, a model is being compiled. The first
+step of several sequences is of a new shape: it computes for VLLM_DOUBLE_SHAPE seconds.
 """
 
 import os

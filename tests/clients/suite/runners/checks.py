@@ -61,11 +61,7 @@ class Server:
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
                 line = path.read_text()
-                if (
-                    "reaper.py" not in line
-                    and "engine_process\0" in line
-                    and self.tokenizer in line
-                ):
+                if "engine_process\0" in line and self.tokenizer in line:
                     os.kill(int(path.parent.name), signal.SIGKILL)
 
     def _read(self, url: str) -> str:

@@ -44,6 +44,7 @@ class EngineCore:
         self._index, self._resources, self._queue = index, resources, queue
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         self._delay = float(os.environ.get("VLLM_DOUBLE_DELAY", "0.001"))
+        self._shape_s = float(os.environ.get("VLLM_DOUBLE_SHAPE", "0"))
         hold = os.environ.get("VLLM_DOUBLE_HOLD")
         self._hold = Path(hold) if hold else None
         self._prefix = PrefixCacheStats()
@@ -104,6 +105,10 @@ class EngineCore:
                 continue
             if self._resources.engine_dead:
                 return
+            if self._shape_s and len(self.live) > 1:
+                compiled, self._shape_s = time.monotonic() + self._shape_s, 0.0
+                while time.monotonic() < compiled:
+                    await asyncio.sleep(0)  # computes, but the host is another process in vLLM
             running = [one for one in self.live.values() if one.is_ready()]
             outputs = [sequence.step() for sequence in running[: self._max_num_seqs]]
             for output in outputs:

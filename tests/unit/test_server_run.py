@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from cog_triton.cli.server_run import ready_message, server_environment
 from cog_triton.errors import InvalidArgument
-from cog_triton.serving.cog_process import cog_environment, ready_message
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import free_ports, require_free
 
@@ -62,7 +62,7 @@ def test_the_ready_message_names_grpc_only_where_it_is_on(tmp_path: Path) -> Non
 
 
 def environment(*, verbose: bool = False, **settings: Any) -> dict[str, str]:
-    return cog_environment(load_settings(**settings), 16, verbose=verbose)
+    return server_environment(load_settings(**settings), 16, verbose=verbose)
 
 
 def test_settings_are_passed_on_as_variables() -> None:

@@ -1,1 +1,0 @@
-"""Program of images: see `cog_triton.front`."""

@@ -119,8 +119,8 @@ class Host:
         with Path(order.log).open("wb") as log, os.fdopen(os.dup(own), "wb") as requests:
             number = requests.fileno()
             if order.request_log != "off":
-                told = f"{order.request_log}:{log_format.name(number)}"
-                environment = {**environment, log_format.DESCRIPTOR_VARIABLE: told}
+                name = f"{order.request_log}:{log_format.name(number)}"
+                environment = {**environment, log_format.DESCRIPTOR_VARIABLE: name}
             command = reaper.command(
                 order.argv,
                 parent_fd=self._reapers_end,

@@ -25,7 +25,7 @@ from cog_triton.triton.installation import TritonInstallation
 from cog_triton.triton.model_repository import ENGINE_MODEL, read_config
 
 EXIT_TIMEOUT_S = 5
-# Behind a secret, told to who sees our command lines: clients may map memory, log, trace. The front
+# Behind a secret, which our command lines show: clients may map memory, log, trace. The front
 # has the list of models from HTTP's model-repository, and lets nothing else pass.
 _UNPUBLISHED = "shared-memory,logging,trace"
 _UNPUBLISHED_BY_GRPC = f"model-repository,{_UNPUBLISHED}"

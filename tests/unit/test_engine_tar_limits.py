@@ -19,7 +19,7 @@ import cog_triton
 NAMES = ["engine.tar", "engine.tar.gz", "engine.tar.zst"]
 LIMITS = {"max_input_len": 1, "max_seq_len": 2, "max_batch_size": 1}
 SCRIPT = """
-import json, signal, sys
+import json, sys, time
 from pathlib import Path
 from cog_triton.artifact import engine_manifest, engine_tar
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME
@@ -34,14 +34,14 @@ def pack(directory, tar):
 def progress(_):
     if action == "stop":
         print("packing", flush=True)
-        signal.pause()
+        [time.sleep(0.1) for _ in range(600)]
 
 action, directory, tar = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 try:
     engine_tar.unpack(tar, directory) if action == "unpack" else pack(directory, tar)
 except CogTritonError as error:
     print(error)
-# Not getrusage's, which begins with the peak of the process that started this one.
+# Not getrusage's, which begins with the peak of its parent.
 (line,) = [l for l in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in l]
 print(json.dumps({"peak": int(line.split()[1]) << 10}))
 """

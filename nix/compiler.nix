@@ -1,7 +1,6 @@
-# What Triton's just-in-time compiler runs besides its own assembler, at the places where it looks:
-# /bin/cc, a C compiler (with CC=/bin/cc: Triton asks for gcc or clang), and /sbin/ldconfig. The
-# headers: those of Python are with the interpreter, those of CUDA with Triton, those of the C library
-# come with tcc.
+# What Triton's just-in-time compiler runs besides its own assembler, where it looks: /bin/cc, a C
+# compiler (with CC=/bin/cc: Triton asks for gcc or clang), and /sbin/ldconfig. Headers of the C
+# library come with tcc, others with the interpreter and Triton.
 { pkgs }:
 pkgs.runCommand "cog-triton-cc" { } ''
   mkdir -p $out/bin $out/sbin

@@ -1,4 +1,4 @@
-# The flake's outputs; every concern has a file of its own.
+# The flake's outputs.
 {
   self,
   nixpkgs,
@@ -123,7 +123,7 @@ in
   packages.${system} = images // {
     default = cpu;
   };
-  # By system, too, as flakes of 0.1.0 name it: all images are for this one.
+  # By system, too, as flakes of 0.1.0 name it; all images are for it.
   lib = functions // {
     ${system} = functions;
   };

@@ -17,7 +17,7 @@ in
     driver = "590.44";
   };
 
-  # The Python that Ubuntu 24.04 has; TensorRT-LLM's own environment is a venv made from it.
+  # Ubuntu 24.04's Python; TensorRT-LLM's own environment is a venv of it.
   python = "/usr/bin/python3.12";
 
   rootfs =

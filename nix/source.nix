@@ -1,5 +1,5 @@
 # Our own source, the last layer: /opt/cog-triton/.../cog_triton and the Cog project in /src.
-# It depends on no other derivation, so a change of it moves this layer alone.
+# It depends on no other derivation: a change moves this layer alone.
 { pkgs }:
 let
   inherit (pkgs) lib;

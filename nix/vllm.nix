@@ -1,4 +1,4 @@
-# Images for vLLM, of runners and of builders that seal engines for them, out of wheels: nixpkgs' Python, the wheels of requirements/vllm.lock,
+# Images for vLLM, runners and builders that seal engines: nixpkgs' Python, wheels of vllm.lock,
 # pruned to one GPU architecture. vllm-image.json says what is in them and what is not, with reasons.
 {
   pkgs,
@@ -31,15 +31,15 @@ let
   };
   version = name: lib.elemAt (lib.splitString "-" locked.${name}.file) 1;
   components = licences.wheels (lib.mapAttrs (name: _: version name) locked) ++ licences.nixpkgs;
-  # What other images hold as well is the same derivation there, and so the same layer.
+  # What other images hold, too, is the same derivation, and so the same layer.
   elsewhere = lib.attrNames wheels.table.cog ++ [ "nvidia-pytriton" ];
   prunedWheels = builtins.concatMap (
     part: lib.optionals (part.pruned or false) part.wheels
   ) table.parts;
   compiler = import ./compiler.nix { inherit pkgs; };
 
-  # The container toolkit puts the driver's libraries in one of these: by Debian's layout, by others',
-  # by GKE's device plugin.
+  # The container toolkit puts the driver's libraries in one of these: Debian's layout, others',
+  # GKE's plugin.
   driver = [
     "/usr/lib/x86_64-linux-gnu"
     "/usr/lib64"

@@ -37,7 +37,7 @@ let
       }
     );
   site = "opt/cog-triton/lib/python${python.pythonVersion}/site-packages";
-  # The store's names begin with a hash, and a wheel's name means something: link it back.
+  # The store's names begin with a hash, and a wheel's name has a meaning.
   link = wheel: "ln -s ${fetch wheel} ${wheel.file}";
 
 in

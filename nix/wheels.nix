@@ -23,7 +23,7 @@ let
 
   fetch = import ./fetch-wheel.nix { inherit pkgs; };
 
-  # The store's names begin with a hash, and a wheel's name means something: link it back.
+  # The store's names begin with a hash, and a wheel's name has a meaning.
   link = wheel: "ln -s ${fetch wheel} ${wheel.file}";
 
   otherPythons = lib.filter (version: version != python.pythonVersion) [

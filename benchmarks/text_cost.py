@@ -1,7 +1,7 @@
 """CPU cost of a token in detokenizer and stop matcher, by the length of the text before it.
 
 Tokens are fed one at a time; the last few before each length are timed, the fastest of some runs.
-Beside them what they stand in for: decoding the whole anew, and searching all of the text.
+Beside them decoding the whole, and searching all text.
 
     .venv/bin/python benchmarks/text_cost.py
 """
@@ -19,7 +19,7 @@ from _report import Figure, Grid, Report, Target, main
 from tokenizers import Tokenizer
 
 from cog_triton.engines.mock import word_tokenizer
-from cog_triton.text.detokenize import Detokenizer
+from cog_triton.text.detokenize import Detokenizer, Vocabulary
 from cog_triton.text.stop_strings import StopMatcher
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -94,7 +94,7 @@ def detokenizing(
     single = [[token] for token in ids]
 
     def feed() -> Feed:
-        stream = Detokenizer.of(made)
+        stream = Detokenizer.by(Vocabulary(made))
         return lambda place: stream.feed(single[place])
 
     def decode(length: int) -> object:

@@ -25,7 +25,6 @@ from cog_triton.engines.tensorrt_llm.releases import OLDEST, format_release
 from cog_triton.engines.tensorrt_llm.runtime_settings import RuntimeSettings
 from cog_triton.engines.vllm.vllm_version import known_versions
 from cog_triton.errors import all_errors
-from cog_triton.serving import promises
 from cog_triton.settings import GROUPS, Settings
 from cog_triton.text.sampling import SAMPLING, Library
 
@@ -189,7 +188,6 @@ def oldest_drivers() -> str:
 
 TABLES = {
     "request fields": ("openai.md", request_fields),
-    "resume": ("supervision.md", promises.table),
     "settings": ("settings.md", settings_tables),
     "serve settings": ("serve-config.md", serve_settings),
     "drivers": ("images.md", oldest_drivers),

@@ -72,7 +72,7 @@ MODULES: Modules = {
         detokenize      /text/detokenize            detokenize
         stop_strings    /text/stop_strings          stop_strings,bls_inputs,bls_responses,generate
         resume          /serving/resume             resume_table,resumed_generation
-        admission       /serving/admission          admission,generate
+        admission       /serving/admission,/serving/ticket    admission,generate
         step_items      /engines/step_items         step_items,engine_messages
         reaper          /system/reaper              reaper_kills,reaper
         settings        /settings/*          settings,removed,work_dir,front_upstreams,server_run

@@ -1,13 +1,14 @@
-"""An ASGI application behind the front, which this process serves on an event loop of its own."""
+"""An ASGI application behind the front, which this process serves."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from socket import socket
 
+from loop_thread import PORTAL
 from starlette.types import ASGIApp
 
 from cog_triton.front.front import Front
@@ -26,10 +27,9 @@ def serving(app: ASGIApp, listening: socket, settings: Settings) -> Iterator[Non
         await asyncio.wrap_future(stopped)
         await front.close()
 
-    with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(asyncio.run, serve())
-        try:
-            yield
-        finally:
-            stopped.set_result(None)
-            served.result()
+    served = PORTAL.start_task_soon(serve)
+    try:
+        yield
+    finally:
+        stopped.set_result(None)
+        served.result()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any, Self
 
 import grpc
+from loop_thread import call
 from scripted_server import HANG, PATIENCE_S, RESET, Part, wait_until
 
 from cog_triton.engines import tensor_contract
@@ -86,6 +87,16 @@ class ScriptedTriton:
         """The way to it, which is to be opened."""
         encode = tensor_contract.encode_request
         return RequestStreams(lambda: self.target, timeout, to_error, encode, INPUTS)
+
+    @contextmanager
+    def connected(self, timeout: float = 2 * PATIENCE_S) -> Iterator[RequestStreams]:
+        """The way to it, opened on the loop."""
+        transport = self.transport(timeout)
+        call(transport.open, {})
+        try:
+            yield transport
+        finally:
+            call(transport.disconnect)
 
     def request(self, number: int = 0) -> Request:
         """A request, by the order of arrival; waits for it."""

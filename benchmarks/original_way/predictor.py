@@ -40,7 +40,7 @@ class Predictor(BaseRunner):
         run_dir = fresh_run_dir(settings.work_dir)
         self._parent = linked(run_dir)
         link = await self._parent.__aenter__()
-        prepared = await prepare_engine(settings, run_dir)
+        prepared = await asyncio.to_thread(prepare_engine, settings, run_dir)
         repository.reshape(prepared.repository)
         self._tokenizer = EngineTokenizer.load(prepared.family.tokenizer_dir).tokenizer
         self._url = f"{settings.triton_url}/v2/models/ensemble/generate_stream"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from cog_triton.backend import python_backend, text_inputs, triton_log
-from cog_triton.backend.bls_engine import Engine, EngineCall, EngineRequest, OutputType
+from cog_triton.backend.bls_engine import Engine, EngineRequest, OutputType
 from cog_triton.backend.bls_responses import PromptResponses, joined
 from cog_triton.backend.text_inputs import KNOWN_INPUTS, InputOptions, Prompt, Tensors
 from cog_triton.engines.generate_stream import TEXT_MODELS
@@ -115,7 +115,7 @@ class _TextRequest:
         self._id = request.request_id()
         self._line = triton_log.RequestLine(options.inputs.model, self._id)
         self._outcome = "stop"
-        self._calls: list[EngineCall] = []
+        self._cancels: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._stopped = False
         self._finished = False
@@ -147,8 +147,8 @@ class _TextRequest:
     def cancel(self) -> None:
         """Stop the engine; the request ends with the text so far. May need to be repeated."""
         self._stopped = True
-        for call in self._calls:
-            call.cancel()
+        for cancel in self._cancels:
+            cancel()
 
     def cancel_if_disconnected(self) -> None:
         """Cancel the engine requests if the client has disconnected; repeated until they end."""
@@ -191,12 +191,12 @@ class _TextRequest:
             batch_index=place,
             accumulate=options.accumulate_tokens,
         )
-        outputs = text_inputs.requested(self._outputs)
+        outputs = [name for name in self._outputs if name not in text_inputs.OWN_OUTPUTS]
         if prompt.sequences > 1:
             outputs.append("sequence_index")
         engine_id = f"{TEXT_MODELS}{self._id}-{uuid.uuid4().hex}"
         call = options.engine.call(EngineRequest(engine_id, prompt.engine, outputs))
-        self._calls.append(call)
+        self._cancels.append(call.cancel)
         last: Tensors = {}
         with closing(call.__iter__()) as responses:
             for response in responses:

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -71,16 +71,6 @@ class EngineRequest:
     outputs: Collection[str]
 
 
-class EngineCall(Protocol):
-    """A request that is sent when it is iterated; closing the iterator stops the engine."""
-
-    def __iter__(self) -> Generator[EngineResponse, None, None]:
-        """The responses; raises the coded error of the engine."""
-
-    def cancel(self) -> None:
-        """Stop it, from any thread; then it ends without an error. May need to be repeated."""
-
-
 class Engine:
     """The engine's model, as its clients in stubs call it; thread-safe."""
 
@@ -89,13 +79,17 @@ class Engine:
     ) -> None:
         """With `reports_finish_reason`, a stream that lacks its last response is E2105."""
         self.model = model
-        self.endpoint = GenerateEndpoint.of_this_server(model, to_error)
+        self.endpoint = GenerateEndpoint(model, to_error)
         self.output_types = output_types
         self.reports_finish_reason = reports_finish_reason
         self.turn = threading.Lock()
 
-    def call(self, request: EngineRequest) -> EngineCall:
-        """Prepare a request."""
+    def call(self, request: EngineRequest) -> _HTTPCall | _BLSCall:
+        """Prepare a request, which is sent when it is iterated; raises the engine's coded error.
+
+        Closing the iterator stops the engine. Its `cancel` does, too, from any thread; then it ends
+        without an error. May need to be repeated.
+        """
         inputs = request.inputs
         # LoRA weights and logits have several variable dimensions and may be FP16: not for JSON.
         if "lora_weights" in inputs or any(inputs[n].any() for n in _LOGITS if n in inputs):

@@ -15,10 +15,11 @@ import sys
 from contextlib import suppress
 
 from cog_triton.backend import triton_log
-from cog_triton.engines.engine_orders import NotOpened, Opened
-from cog_triton.engines.step_loop import run_engine
+from cog_triton.engines.engine_loop import run_engine
+from cog_triton.engines.engine_orders import NotOpened
 from cog_triton.errors import CogTritonError
-from cog_triton.ipc.connection import Connection
+from cog_triton.ipc.framing import frame
+from cog_triton.ipc.messages import encode
 from cog_triton.system import process_tuning
 from cog_triton.system.shared_time import SharedTime
 
@@ -27,29 +28,24 @@ def main() -> None:
     """Open the engine and run it until the parent closes it or dies.
 
     Arguments: the engine as ``module:class``, its parameters as JSON, and two descriptors: of the
-    connection with the parent, and of the `SharedTime` when its next step is due. An
-    `AsyncEngine` has ``serve`` in place of `run_engine`.
+    connection with the parent, and of the `SharedTime` when its next step is due.
     """
     name, parameters, *descriptors = sys.argv[1:]
     socket_number, progress = map(int, descriptors)
     for descriptor in (socket_number, progress):
         os.set_inheritable(descriptor, False)
     triton_log.install()
-    control = Connection(socket.socket(fileno=socket_number))
+    control = socket.socket(fileno=socket_number)
     module, _, attribute = name.partition(":")
     engine = getattr(importlib.import_module(module), attribute)
     try:
         opened = engine.from_parameters(json.loads(parameters))
     except CogTritonError as error:
-        control.send(NotOpened(error))
+        control.sendall(frame(encode(NotOpened(error))))
         raise
     process_tuning.tune_for_serving()
     with suppress(EOFError, ConnectionError):  # the parent is gone
-        control.send(Opened())
-        if hasattr(opened, "serve"):
-            opened.serve(control)
-        else:
-            run_engine(opened, control, SharedTime(progress))
+        run_engine(opened, control, SharedTime(progress))
 
 
 if __name__ == "__main__":

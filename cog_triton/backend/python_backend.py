@@ -25,7 +25,9 @@ class Parameters:
         self._model = args["model_name"]
         self.outputs: list[dict[str, Any]] = config["output"]
         self.inputs = [item["name"] for item in config["input"]]
-        self.decoupled = is_decoupled(config)
+        policy = config.get("model_transaction_policy", {})
+        self.decoupled = bool(policy.get("decoupled", False))
+        """Whether requests may have any number of responses, not one alone."""
         self._values: dict[str, str] = {
             name: item["string_value"] for name, item in config["parameters"].items()
         }
@@ -94,11 +96,6 @@ class Parameters:
         """The tokenizer in `tokenizer_dir`, and malloc settings for long prompts; raises E2102."""
         process_tuning.limit_arenas()
         return EngineTokenizer.load(Path(self.text("tokenizer_dir")))
-
-
-def is_decoupled(config: Mapping[str, Any]) -> bool:
-    """Whether a model's requests may have any number of responses, not one alone."""
-    return bool(config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
 def input_tensors(request: Any) -> dict[str, npt.NDArray[Any]]:

@@ -23,8 +23,7 @@ import triton_python_backend_utils as pb_utils
 
 from cog_triton.backend import python_backend, triton_log
 from cog_triton.engines import engine_messages, step_pipe
-from cog_triton.engines.engine_link import engine_gone
-from cog_triton.engines.engine_messages import Hello
+from cog_triton.engines.engine_messages import Hello, engine_gone
 from cog_triton.engines.engine_spec import own_addresses
 from cog_triton.errors import CogTritonError, InvalidArgument
 from cog_triton.ipc.framing import frame
@@ -226,7 +225,7 @@ class TritonPythonModel:
         if pipe is not None and kind == step_pipe.SEND:
             pipe.send(call[1:])
         elif pipe is not None and kind == step_pipe.ARRIVED:
-            pipe.arrived(step_pipe.read_arrived(call))
+            pipe.arrived(int(call[1:]))
         elif pipe is not None and kind == step_pipe.CLOSE:
             self._pipes.pop(name).close()
         return True
@@ -236,7 +235,7 @@ class TritonPythonModel:
         if not self._key or not hmac.compare_digest(key.encode(), self._key.encode()):
             raise InvalidArgument("engine_steps: this model is for the server's own front end")
         addresses = own_addresses()
-        if replica >= len(addresses) or not name:
+        if not (0 <= replica < len(addresses) and name):
             raise InvalidArgument(f"engine_steps: there is no engine {replica}, or no id")
         for other in [other for other, pipe in self._pipes.items() if pipe.ended]:
             del self._pipes[other]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -279,11 +279,6 @@ def _words(options: InputOptions, inputs: Tensors, name: str) -> list[str]:
 def _scalar(inputs: Tensors, name: str, default: int) -> int:
     tensor = inputs.get(name)
     return default if tensor is None else int(tensor.flat[0])
-
-
-def requested(names: Collection[str]) -> list[str]:
-    """The engine's outputs among those that a client asked for."""
-    return [name for name in names if name not in OWN_OUTPUTS]
 
 
 OWN_OUTPUTS = ("text_output", "output_ids", "batch_index", "sequence_index")

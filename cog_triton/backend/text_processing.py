@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cog_triton.backend import python_backend, triton_log
 from cog_triton.backend.text_inputs import (
     KNOWN_INPUTS,
+    Tensors,
     decode_strings,
     encode_prompt,
     encode_word_lists,
@@ -20,8 +20,6 @@ from cog_triton.backend.text_inputs import (
 from cog_triton.engines.tensor_contract import check_parameters
 from cog_triton.errors import CogTritonError
 from cog_triton.text.prompt_encoder import PromptEncoder
-
-Tensors = dict[str, npt.NDArray[Any]]
 
 _PROMPTS = (
     ("QUERY", "text_input", "INPUT_ID", "REQUEST_INPUT_LEN"),

@@ -1,4 +1,4 @@
-"""Triton model ``tensorrt_llm`` of Python engines: a `TokenEngine` behind the tensor contract.
+"""Triton model ``tensorrt_llm`` of Python engines: an `EngineClient` behind the tensor contract.
 
 Decoupled, every engine step becomes one response; else there is one in the end. Runs inside
 Triton's stub process, so it imports little.
@@ -7,25 +7,22 @@ Triton's stub process, so it imports little.
 from __future__ import annotations
 
 import itertools
-import json
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from cog_triton.backend import python_backend, triton_log
 from cog_triton.backend.request_metrics import RequestMetrics
 from cog_triton.engines import tensor_contract
-from cog_triton.engines.base import TokenEngine
+from cog_triton.engines.base import COALESCE
+from cog_triton.engines.engine_client import EngineClient
+from cog_triton.engines.engine_spec import own_addresses
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import CogTritonError, InvalidArgument
 from cog_triton.system import process_tuning
-
-OpenEngine = Callable[[Mapping[str, str]], TokenEngine]
-DecodeRequest = Callable[[Mapping[str, npt.NDArray[Any]]], EngineRequest]
 
 
 class ResponseStream:
@@ -111,25 +108,25 @@ class ResponseStream:
 
 
 class TokenModel:
-    """Base of the generated ``TritonPythonModel``; `make_token_model` sets the class attributes."""
+    """Base of the generated ``TritonPythonModel``, whose `decode_request` reads input tensors."""
 
-    open_engine: OpenEngine
-    decode_request: DecodeRequest
+    decode_request = staticmethod(tensor_contract.decode_request)
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Load the engine; an exception ends tritonserver, with its text in the log."""
+        """Wait for the engine; an exception ends tritonserver, with its text in the log."""
         triton_log.install()
         self._name = args["model_name"]
-        config = json.loads(args["model_config"])
-        parameters = {name: item["string_value"] for name, item in config["parameters"].items()}
-        self._input_names = [item["name"] for item in config["input"]]
+        parameters = python_backend.Parameters(args)
+        self._input_names, self._output_count = parameters.inputs, len(parameters.outputs)
         self._indices = frozenset({"batch_index", "sequence_index"})
-        self._output_count = len(config["output"])
-        self._decoupled = python_backend.is_decoupled(config)
-        self.check_period = int(parameters["cancellation_check_period_ms"]) / 1000
+        self._decoupled = parameters.decoupled
+        self.check_period = parameters.positive_int("cancellation_check_period_ms") / 1000
         self._streams: dict[int, ResponseStream] = {}
         self._handles = itertools.count(1)
-        self._engine = type(self).open_engine(parameters)
+        joins = parameters.flag(COALESCE)
+        self._engine = EngineClient(own_addresses(), "owner", coalesce=joins)
+        self._engine.start()
+        self._engine.wait_until_linked()
         self._metrics = RequestMetrics(args, self._engine.stats)
         self._engine.on_kv_cache = self.publish = self._metrics.publish
         process_tuning.tune_for_serving()
@@ -170,7 +167,7 @@ class TokenModel:
         if "stop" in tensors and tensors["stop"].any():
             self._stop(request_id, sender)
             return
-        parsed = type(self).decode_request(tensors)
+        parsed = self.decode_request(tensors)
         if parsed.streaming and not self._decoupled:
             raise InvalidArgument(
                 "streaming=True: Streaming is only supported if model is deployed using decoupled"
@@ -203,20 +200,6 @@ class TokenModel:
         """The indices that a client asked for by name; all who name nothing do without."""
         names = request.requested_output_names()
         return self._indices & set(names) if len(names) < self._output_count else frozenset()
-
-
-def make_token_model(
-    open_engine: OpenEngine, decode_request: DecodeRequest = tensor_contract.decode_request
-) -> type[TokenModel]:
-    """Make the class that a rendered ``model.py`` exposes as ``TritonPythonModel``.
-
-    `decode_request` reads input tensors, for an engine that has more of them than the contract.
-    """
-    members = {
-        "open_engine": staticmethod(open_engine),
-        "decode_request": staticmethod(decode_request),
-    }
-    return type("TritonPythonModel", (TokenModel,), members)
 
 
 def _tensor(name: str, values: Any, dtype: Any) -> Any:

@@ -102,21 +102,21 @@ class MetricsPublisher:
 
     def __init__(self, labels: Mapping[str, str], max_model_len: int, fetch: Fetch) -> None:
         kinds = pb_utils.MetricFamily
-        self._families = []  # a metric lives as long as its family
+        self._families: list[Any] = []  # a metric lives as long as its family
         self._add: dict[str, Callable[[float], None]] = {}
+
+        def add(kind: Any, method: str, name: str, description: str, **more: Any) -> None:
+            family = kinds(name=name, description=description, kind=kind)
+            self._families.append(family)
+            self._add[name] = getattr(family.Metric(labels=dict(labels), **more), method)
+
         for name, description in _COUNTERS.items():
-            family = kinds(name=name, description=description, kind=kinds.COUNTER)
-            self._families.append(family)
-            self._add[name] = family.Metric(labels=dict(labels)).increment
+            add(kinds.COUNTER, "increment", name, description)
         for name, description in _GAUGES.items():
-            family = kinds(name=name, description=description, kind=kinds.GAUGE)
-            self._families.append(family)
-            self._add[name] = family.Metric(labels=dict(labels)).set
+            add(kinds.GAUGE, "set", name, description)
         for name, (description, buckets) in _HISTOGRAMS.items():
-            family = kinds(name=name, description=description, kind=kinds.HISTOGRAM)
-            self._families.append(family)
             limits = [float(limit) for limit in buckets or one_two_five(max_model_len)]
-            self._add[name] = family.Metric(labels=dict(labels), buckets=limits).observe
+            add(kinds.HISTOGRAM, "observe", name, description, buckets=limits)
         self._fetch = fetch
         self._arrived = threading.Event()
         self._events: Mapping[int, Any] = {}

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from cog_triton.builder.arguments import ArgumentValue, shown
 from cog_triton.builder.config import BuildConfig, StepConfig
-from cog_triton.download.model_source import is_hub_id
+from cog_triton.download.model_request import is_hub_id
 from cog_triton.settings import load_group
 from cog_triton.settings.programs import BuilderSettings
 from cog_triton.sizing.memory_sum import ModelShape

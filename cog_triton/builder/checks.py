@@ -29,7 +29,7 @@ from cog_triton.builder.options.script_options import (
 from cog_triton.builder.plan import Plan, Script, Step
 from cog_triton.builder.workspace import Echo, Workspace
 from cog_triton.download import model_source
-from cog_triton.download.model_source import json_object
+from cog_triton.download.model_request import json_object
 from cog_triton.errors import (
     BuildConfigInvalid,
     EngineIncompatible,

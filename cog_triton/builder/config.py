@@ -25,7 +25,7 @@ from cog_triton.builder import adapter_config
 from cog_triton.builder.adapter_config import Adapters, AdapterSource
 from cog_triton.builder.arguments import MODEL, MODELS, ArgumentValue, relative
 from cog_triton.builder.config_errors import describe
-from cog_triton.download.model_source import ModelRequest
+from cog_triton.download.model_request import ModelRequest
 from cog_triton.engines.tensorrt_llm.runtime_settings import NAMES, RuntimeSettings
 from cog_triton.errors import BuildConfigInvalid
 from cog_triton.system import redaction

@@ -16,7 +16,7 @@ from cog_triton.builder.adapter_config import AdapterSource, target_modules
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.workspace import Echo
 from cog_triton.download.adapter_source import fetch_adapter
-from cog_triton.download.model_source import json_object
+from cog_triton.download.model_request import json_object
 from cog_triton.engines.tensorrt_llm import adapter_tensors, engine_directory
 from cog_triton.errors import CogTritonError, EngineIncompatible
 from cog_triton.settings import load_group

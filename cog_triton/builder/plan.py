@@ -24,7 +24,7 @@ from cog_triton.builder.arguments import (
 )
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.options.script_options import known_scripts
-from cog_triton.download.model_source import FetchedModel, ModelRequest
+from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.errors import (
     InvalidArgument,
     UnknownArgument,

@@ -22,7 +22,7 @@ from cog_triton.builder.step import run_step
 from cog_triton.builder.upgrade import planned
 from cog_triton.builder.workspace import Echo, Workspace
 from cog_triton.download import model_source
-from cog_triton.download.model_source import json_object
+from cog_triton.download.model_request import json_object
 from cog_triton.errors import EngineCorrupt, InvalidArgument, ModelUnavailable, UnknownScript
 from cog_triton.system.terminal import cancellable
 

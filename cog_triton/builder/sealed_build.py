@@ -35,7 +35,7 @@ from cog_triton.builder.step import run_process
 from cog_triton.builder.workspace import Echo, Workspace
 from cog_triton.download import model_source
 from cog_triton.download.adapter_source import fetch_adapter
-from cog_triton.download.model_source import FetchedModel
+from cog_triton.download.model_request import FetchedModel
 from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.engine_spec import PARKABLE
 from cog_triton.engines.vllm import compiler_caches, engine_sleep, seal_trust, sealed_caches
@@ -53,6 +53,7 @@ from cog_triton.settings import load_group
 from cog_triton.settings.engine import EngineSettings
 from cog_triton.settings.programs import FileSettings
 from cog_triton.system import isolated_python
+from cog_triton.system.atomic_write import write_json
 from cog_triton.system.gpus import gpu_names, installed_driver, visible_gpus
 from cog_triton.system.redaction import redact_address
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -354,7 +355,7 @@ class SealedBuild:
         seal_trust.remember(load_group(FileSettings).work_dir, digest)
         self.echo(f"[package] sealed for {', '.join(sorted(seals))}; elsewhere than on this host:")
         self.echo(f"[package] SEAL_SHA256={digest}")
-        step_cache.write_record(self._path("package"), self._packed(state))
+        write_json(self._path("package"), self._packed(state))
 
     def _manifest(
         self,
@@ -423,7 +424,7 @@ class SealedBuild:
 
     def _remember(self, name: str, state: str, output: Path, told: dict[str, Any]) -> None:
         record = {"state": state, "output": step_cache.listing(output), "told": told}
-        step_cache.write_record(self._path(name), record)
+        write_json(self._path(name), record)
 
     def _is_packed(self, state: str) -> bool:
         with contextlib.suppress(OSError, ValueError):

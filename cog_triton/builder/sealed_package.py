@@ -23,8 +23,7 @@ from cog_triton.artifact.engine_manifest import (
 )
 from cog_triton.artifact.seal import Seal
 from cog_triton.builder.sealed_config import SealedConfig
-from cog_triton.download import model_source
-from cog_triton.download.model_source import WEIGHTS, FetchedModel
+from cog_triton.download.model_request import WEIGHTS, FetchedModel, is_hub_id
 from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.vllm import sealed_caches
 from cog_triton.engines.vllm.seal_start import Started
@@ -45,7 +44,7 @@ def take_weights(members: Members, config: SealedConfig, model: FetchedModel) ->
     for name in held:
         del members[name]
     source, url = config.model_id, config.model_tar_url
-    if url is None and not model_source.is_hub_id(source) and not source.startswith("pypi:"):
+    if url is None and not is_hub_id(source) and not source.startswith("pypi:"):
         source = str(model.path)
     return WeightsReference(
         source=source,

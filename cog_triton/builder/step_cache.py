@@ -24,7 +24,8 @@ from cog_triton.builder.canary_run import PROMPT, TOKENS
 from cog_triton.builder.packed_adapters import PackedAdapter
 from cog_triton.builder.plan import Plan, Step
 from cog_triton.download import model_source
-from cog_triton.download.model_source import FetchedModel
+from cog_triton.download.model_request import FetchedModel
+from cog_triton.system.atomic_write import write_json
 
 _PACKAGE = "package"
 _RECORDS = "stamps"  # a name that configs may not give to an output
@@ -82,7 +83,7 @@ def finished(step: Step) -> Path | None:
 def remember(step: Step, written: Path) -> None:
     """Record that the step has finished, and which directory it wrote."""
     relative = str(written.relative_to(step.cwd))
-    write_record(
+    write_json(
         record_path(step.cwd, step.name),
         {"fingerprint": step.fingerprint, "written": relative, "output": listing(written)},
     )
@@ -133,7 +134,7 @@ def packing(plan: Plan, output: Path, adapters: Sequence[PackedAdapter] = ()) ->
     except (OSError, ValueError):
         known = False
     yield known
-    write_record(path, _packed(plan, output, adapters))
+    write_json(path, _packed(plan, output, adapters))
 
 
 def _packed(plan: Plan, output: Path, adapters: Sequence[PackedAdapter]) -> dict[str, Any]:
@@ -155,14 +156,6 @@ def _packed(plan: Plan, output: Path, adapters: Sequence[PackedAdapter]) -> dict
 def record_path(work_dir: Path, name: str) -> Path:
     """Where the record of a stage is."""
     return work_dir / _RECORDS / f"{name}.json"
-
-
-def write_record(path: Path, value: dict[str, Any]) -> None:
-    """Write atomically, so that what a kill leaves is never taken for a record."""
-    path.parent.mkdir(exist_ok=True)
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(value), "utf-8")
-    fresh.replace(path)
 
 
 def _code(step: Step) -> list[Any]:

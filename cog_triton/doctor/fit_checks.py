@@ -1,4 +1,4 @@
-"""Checks of an image, engine or model before it is fetched: does it fit this machine."""
+"""Checks of an image, engine or model before it is fetched: does it fit here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cog_triton.artifact.engine_manifest import MANIFEST_NAME
 from cog_triton.doctor import hardware, software, target
 from cog_triton.doctor.report import Check, fail, ok, warn
 from cog_triton.doctor.target import Target
-from cog_triton.download.model_source import is_hub_id, json_object
+from cog_triton.download.model_request import is_hub_id, json_object
 from cog_triton.errors import CogTritonError, EngineIncompatible
 from cog_triton.settings import Settings
 from cog_triton.sizing import fit, gpu_table

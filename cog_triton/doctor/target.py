@@ -13,7 +13,7 @@ from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, SEALED_ENGINE
 from cog_triton.doctor import engine_check
 from cog_triton.download import url_download
-from cog_triton.download.model_source import is_hub_id
+from cog_triton.download.model_request import is_hub_id
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import BuildConfigInvalid, EngineCorrupt, ModelUnavailable
 from cog_triton.inspection import registry_contents

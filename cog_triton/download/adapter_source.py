@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cog_triton.artifact.lora_adapter import CONFIG_FILE, FILES
 from cog_triton.download import url_download as downloads
-from cog_triton.download.model_source import FetchedModel, ModelRequest
+from cog_triton.download.model_request import FetchedModel, ModelRequest, is_hub_id
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import ModelUnavailable
@@ -54,8 +54,6 @@ def fetch_adapter(
     path = base / expanded(source)
     if path.is_dir():
         return FetchedModel(path, None)
-    from cog_triton.download.model_source import is_hub_id
-
     if not is_hub_id(source):
         raise ModelUnavailable(
             f"{redact_address(source)!r}: no such directory; an adapter is a directory, a URL of a"

@@ -56,8 +56,16 @@ def coded_errors(path: Path, name: str) -> Iterator[None]:
 def writing(
     target: Path, name: str, echo: Echo, stop: threading.Event, doing: str = "fetching it"
 ) -> Iterator[None]:
-    """`locked`, with the errors of writing `name` to `target` as `coded_errors`."""
-    with coded_errors(target, name), locked(target, echo, stop, doing):
+    """Lock of `target` for one writer of this machine at a time; says so when it has to wait.
+
+    `doing` is what the other one does. Errors of writing `name` there are as in `coded_errors`.
+
+    Raises:
+        BuildCancelled: `stop` was set while waiting.
+    """
+    path = target.with_name(f"{target.name}.lock")
+    text = f"[download] {target.name}: another process is {doing}; waiting"
+    with coded_errors(target, name), file_lock.waiting(path, lambda: echo(text), stop):
         yield
 
 
@@ -74,23 +82,6 @@ def scratch(target: Path) -> Iterator[Path]:
         yield fresh
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-@contextmanager
-def locked(
-    target: Path, echo: Echo, stop: threading.Event, doing: str = "fetching it"
-) -> Iterator[None]:
-    """Lock of `target` for one writer of this machine at a time; says so when it has to wait.
-
-    `doing` is what the other one does.
-
-    Raises:
-        BuildCancelled: `stop` was set while waiting.
-    """
-    path = target.with_name(f"{target.name}.lock")
-    text = f"[download] {target.name}: another process is {doing}; waiting"
-    with file_lock.waiting(path, lambda: echo(text), stop):
-        yield
 
 
 def _free(directory: Path) -> int:

@@ -40,7 +40,7 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from cog_triton.download import disk_space, hub_cache
 from cog_triton.download.hub_cache import File, Listing, choose
-from cog_triton.download.model_source import FetchedModel, ModelRequest
+from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.download.retry import Backoff, RetryPolicy, TransientError, is_transient
 from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.download.url_download import fetch as fetch_url
@@ -150,9 +150,6 @@ def fetch(
 
     Without the network, the cached commit of a branch or tag is used; a cached commit needs none.
 
-    Args:
-        stop: cancels from another thread.
-
     Raises:
         ModelUnavailable: says which: gated, missing, unreachable, and what to do.
         DiskFull: the files do not fit; before the first is fetched.
@@ -207,11 +204,7 @@ def describe(request: ModelRequest) -> tuple[Listing, bytes]:
 
 
 def contents(
-    request: ModelRequest,
-    store: Path,
-    echo: Echo,
-    retry: RetryPolicy,
-    stop: threading.Event,
+    request: ModelRequest, store: Path, echo: Echo, retry: RetryPolicy, stop: threading.Event
 ) -> Listing:
     """List every file of the repository, whatever the request selects, at the commit it is at now.
 
@@ -219,7 +212,8 @@ def contents(
         ModelUnavailable, BuildCancelled: as `fetch`.
     """
     with relayed_log(echo, request):
-        return _Fetch(request, store, echo, retry, stop).contents()
+        work = _Fetch(request, store, echo, retry, stop)
+        return work.with_retries(lambda: _contents(request), work.new_backoff(lambda: 0))
 
 
 @dataclass(frozen=True)
@@ -234,16 +228,11 @@ class _Fetch:
     def name(self) -> str:
         return self.request.model_id
 
-    def contents(self) -> Listing:
-        """See the function `contents`."""
-        backoff = self._new_backoff(lambda: 0)
-        return self._with_retries(lambda: _contents(self.request), backoff)
-
     def run(self, here: FetchedModel | None) -> FetchedModel:
         """Fetch it, or return what is `here` of a moving revision if the hub cannot be reached."""
-        backoff = self._new_backoff(lambda: 0)
+        backoff = self.new_backoff(lambda: 0)
         try:
-            listing = self._with_retries(
+            listing = self.with_retries(
                 lambda: _listing(self.request), backoff if here is None else None
             )
         except TransientError as error:
@@ -259,7 +248,7 @@ class _Fetch:
         return hub_cache.make_view(self.request, listing, self.store)
 
     def _fetch(self, listing: Listing, progress: Progress) -> None:
-        backoff = self._new_backoff(lambda: progress.done)
+        backoff = self.new_backoff(lambda: progress.done)
         large = {}
         for name, file in listing.files.items():
             if hub_cache.pointer(self.name, listing.commit, name) is not None:
@@ -269,7 +258,7 @@ class _Fetch:
         # The small ones first: a gated or forbidden repository shows at once.
         small = listing.files.keys() - large.keys()
         if small:
-            self._with_retries(lambda: self._snapshot(listing, small, progress), backoff)
+            self.with_retries(lambda: self._snapshot(listing, small, progress), backoff)
         headers = build_hf_headers(token=self.request.token)
         for name, sha256 in large.items():
             url = hf_hub_url(self.name, name, revision=listing.commit, endpoint=constants.ENDPOINT)
@@ -284,7 +273,7 @@ class _Fetch:
                 stop=self.stop,
             )
         if large:
-            self._with_retries(lambda: self._snapshot(listing, listing.files, progress), backoff)
+            self.with_retries(lambda: self._snapshot(listing, listing.files, progress), backoff)
 
     def _snapshot(self, listing: Listing, names: Iterable[str], progress: Progress) -> None:
         snapshot_download(
@@ -297,7 +286,7 @@ class _Fetch:
             tqdm_class=_counting(progress),
         )
 
-    def _with_retries(self, action: Callable[[], _Result], backoff: Backoff | None) -> _Result:
+    def with_retries(self, action: Callable[[], _Result], backoff: Backoff | None) -> _Result:
         """Result of `action`; retried with `backoff`, not at all if that is None.
 
         Raises:
@@ -314,7 +303,7 @@ class _Fetch:
                     raise ModelUnavailable(f"{self.name}: is not all here, and {known}") from None
             backoff.wait_after(known)
 
-    def _new_backoff(self, received: Callable[[], int]) -> Backoff:
+    def new_backoff(self, received: Callable[[], int]) -> Backoff:
         def wait(seconds: float) -> None:
             if self.stop.wait(seconds):
                 raise BuildCancelled(f"{self.name}: the download was stopped")

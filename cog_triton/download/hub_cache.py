@@ -22,7 +22,7 @@ from huggingface_hub import HfApi, constants, get_cached_repo_tree, try_to_load_
 from huggingface_hub.errors import CachedRepoTreeNotFoundError, RevisionResolutionError
 from huggingface_hub.file_download import repo_folder_name
 
-from cog_triton.download.model_source import FetchedModel, ModelRequest
+from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.errors import ModelUnavailable
 
 _CONFIG_FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")

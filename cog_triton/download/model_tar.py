@@ -11,7 +11,7 @@ from pathlib import Path
 from cog_triton.artifact import tar_members
 from cog_triton.download import disk_space
 from cog_triton.download import url_download as downloads
-from cog_triton.download.model_source import FetchedModel, checked
+from cog_triton.download.model_request import FetchedModel, checked
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo, size_text
 from cog_triton.errors import ModelUnavailable, UserError

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from cog_triton.download.http_source import Answer, FileIdentity
@@ -21,8 +20,7 @@ from cog_triton.system.redaction import redact_address
 _CHUNK = 4 << 20
 
 
-@dataclass(frozen=True)
-class _Store:
+class _Store(NamedTuple):
     """Package that a scheme needs, and where its credentials come from."""
 
     package: str

@@ -8,7 +8,6 @@ import os
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from cog_triton.download.http_source import FileIdentity
@@ -28,7 +27,8 @@ class PartialFile:
 
     def __init__(self, target: Path) -> None:
         self._target = target
-        self._path = target.with_name(f"{target.name}.partial")
+        self.path = target.with_name(f"{target.name}.partial")
+        """The file's path until it is complete."""
         self._journal = target.with_name(f"{target.name}.partial.journal")
         self._lock = threading.Lock()
         self._descriptor: int | None = None
@@ -50,7 +50,7 @@ class PartialFile:
             self._open(os.O_RDWR)
         else:
             self.restart()
-            os.truncate(self._path, identity.size)
+            os.truncate(self.path, identity.size)
             done = set()
         header = json.dumps({**asdict(identity), "piece": PIECE})
         fresh = self._journal.with_name(f"{self._journal.name}.new")
@@ -111,25 +111,20 @@ class PartialFile:
             self._finished = set()
             self.generation += 1
         self._journal.unlink(missing_ok=True)
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
     def complete(self) -> None:
         """Give the whole file its name, atomically, and remove the journal."""
         assert self._descriptor is not None
         os.fsync(self._descriptor)
         self.close()
-        self._path.replace(self._target)
+        self.path.replace(self._target)
         sync_directory(self._target.parent)
         self._journal.unlink(missing_ok=True)
 
-    @property
-    def path(self) -> Path:
-        """The file's path until it is complete."""
-        return self._path
-
     def _open(self, flags: int) -> None:
         self.close()
-        self._descriptor = os.open(self._path, flags | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(self.path, flags | os.O_CLOEXEC, 0o644)
 
     def _read(self) -> tuple[FileIdentity | None, set[int]]:
         try:
@@ -137,7 +132,7 @@ class PartialFile:
             header = json.loads(first)
             piece = header.pop("piece")
             identity = FileIdentity(**header)
-            if piece == PIECE and self._path.stat().st_size == identity.size:
+            if piece == PIECE and self.path.stat().st_size == identity.size:
                 return identity, {int(line) for line in rest[:-1]}
         except (OSError, ValueError, TypeError, AttributeError, KeyError):
             pass  # none, or damaged
@@ -160,9 +155,7 @@ class RunningChecksum:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: object, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
 

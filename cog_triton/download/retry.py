@@ -31,8 +31,8 @@ class RetryPolicy:
 
     Args:
         max_failures: give up after so many in a row without a byte between them.
-        max_failures_at_start: the same as long as no byte has come at all: who waits for a
-            server to start wants to know soon that its address is wrong.
+        max_failures_at_start: the same until the first byte: who waits for a server wants to
+            know soon that its address is wrong.
     """
 
     max_failures: int = 8
@@ -43,9 +43,7 @@ class RetryPolicy:
     def delay_s(self, failures: int, retry_after_s: float | None = None) -> float:
         """Seconds to wait after `failures`; at least the server's Retry-After, up to 2 minutes."""
         delay = min(self.initial_s * 2.0 ** (failures - 1), self.max_s)
-        if retry_after_s is None:
-            return delay
-        return max(delay, min(retry_after_s, _MAX_RETRY_AFTER_S))
+        return max(delay, min(retry_after_s or 0.0, _MAX_RETRY_AFTER_S))
 
 
 class Backoff:
@@ -53,7 +51,7 @@ class Backoff:
 
     Args:
         name: what is fetched, redacted.
-        received: bytes received so far; more of them than at the last failure reset the count.
+        received: bytes so far; more than at the last failure reset the count.
         wait: waits so many seconds; may raise to cancel.
         tag: what is done, as the lines begin.
         failure: the error to give up with.

@@ -51,10 +51,9 @@ def fetch(
         url: http(s)://, s3://, gs:// or az://, or file:///path or a path, which is not copied.
         target: a file of this name is taken for the one wanted, unless its sha256 differs.
         sha256: the file's expected checksum, 64 hexadecimal digits; made while it is fetched.
-        headers: for the URL's own host only.
+        headers, auth: for the URL's own host only.
         progress: counts this file together with others.
         stop: cancels from another thread.
-        auth: for the URL's own host only, too.
         expected_size: in bytes; a file of another is refused before it is fetched.
 
     Raises:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cog_triton.errors import InvalidArgument, nearest
-from cog_triton.system.atomic_write import writing
+from cog_triton.system.atomic_write import write_json
 
 REGISTRY = "lora_registry"
 """Parameter of a rendered engine model: the registry's path."""
@@ -48,9 +48,7 @@ class AdapterRegistry:
             [each.name, each.number, str(each.directory), each.rank, each.engine_name]
             for each in adapters
         ]
-        content = json.dumps(rows).encode()
-        with writing(self.path, len(content), at_most=False) as file:
-            file.write(content)
+        write_json(self.path, rows)
 
     def adapters(self) -> dict[str, RegisteredAdapter]:
         """The adapters that are loaded now, by name."""

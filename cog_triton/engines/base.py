@@ -1,6 +1,6 @@
 """Engine interface: all that the rest of the project knows of an engine.
 
-An engine has two sides. `TokenEngine` serves Triton's model process: token ids in, token ids out.
+An engine has two sides. `ServedEngine` is in the engine's process: token ids in, token ids out.
 `EngineFamily` lives in the serving process: it detects an engine directory, reads its limits, and
 renders the Triton model named ``tensorrt_llm`` that runs it. The wire format between the two is
 `cog_triton.engines.tensor_contract`.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -85,28 +85,25 @@ class ResumeRules:
     max_input_len: bool = False
 
 
-_NOT_OPTIONS = frozenset({"coalesce", "engine_dir", REGISTRY})
+ENGINE = "engine"
+"""Parameter of a rendered engine model: the class of the engine's process, ``module:class``."""
+COALESCE = "coalesce"
+"""Another: whether events of a request that are late leave as one response."""
+_NOT_OPTIONS = frozenset({COALESCE, "engine_dir", ENGINE, REGISTRY})
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.backend.token_model import make_token_model
-from cog_triton.engines.engine_client import engine_opener
+from cog_triton.backend.token_model import TokenModel
 from {module} import {function}
 
-TritonPythonModel = make_token_model(engine_opener("{engine}"), {function})
+
+class TritonPythonModel(TokenModel):
+    decode_request = staticmethod({function})
 '''
-_OPENER = re.compile(r'engine_opener\("([\w.:]+)"\)')
 _TRITON_ENDS = re.compile(
     r"Stub process .{0,200} is not healthy|stopped accepting new inference requests"
     r"|Request for unknown model"
 )
 """What Triton says of a model whose stub has died, or while it stops."""
-
-
-def rendered_engine(model: Path) -> str | None:
-    """The engine, as ``module:class``, that a rendered Triton model of ours opens in a process."""
-    path = model / "1" / "model.py"
-    found = _OPENER.search(path.read_text("utf-8")) if path.is_file() else None
-    return found and found[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,39 +138,14 @@ class ServedEngine(Protocol):
 class StepEngine(ServedEngine, Protocol):
     """In-flight batching engine that computes only when `step` is called."""
 
-    @property
-    def waits_for_readers(self) -> bool:
-        """Whether to make no step while a peer has not read the last ones."""
+    waits_for_readers: bool
+    """Whether to make no step while a peer has not read the last ones."""
 
     def wait_s(self) -> float | None:
         """Seconds until the next step is due; None while only a request can bring one."""
 
     def step(self) -> list[tuple[int, TokenEvent]]:
         """Compute one step for all live requests; returns (number, event) pairs."""
-
-
-class TokenEngine(Protocol):
-    """Engine interface in Triton's model process: computes on its own and calls back."""
-
-    on_kv_cache: Callable[[], None]
-    """Called, on any thread, when `kv_cache` or `step_requests` of `EngineStats` have changed."""
-
-    def submit(
-        self, handle: int, request: EngineRequest, emit: Callable[[TokenEvent], None]
-    ) -> None:
-        """Queue a request under a new handle; never blocks. `emit` runs on another thread.
-
-        A request that cannot be served ends with an ``error`` event.
-        """
-
-    def cancel(self, handle: int) -> None:
-        """Stop a request; it ends with a ``cancelled`` event. Unknown handles are no error."""
-
-    def stats(self) -> EngineStats:
-        """Current request counts."""
-
-    def close(self) -> None:
-        """Stop the engine and everything it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +168,8 @@ class EngineFamily(ABC):
 
     name: ClassVar[str]
     backend: ClassVar[str] = "python"
+    """Of the engine's model. With Triton's Python backend, the last response has the output
+    `tensor_contract.FINISH_REASON`, and steps come through the Triton model ``engine_steps``."""
     engine_class: ClassVar[str] = ""
     """Class of the engine process, ``module:class``, of a family on Triton's Python backend."""
     extra_models: ClassVar[tuple[str, ...]] = ()
@@ -250,10 +224,11 @@ class EngineFamily(ABC):
         config.max_batch_size = max_batch_size
         config.ClearField("dynamic_batching")  # the engine batches in flight by itself
         config.parameters.clear()
-        for name, value in {**options, "engine_dir": self.directory.resolve()}.items():
+        own = {"engine_dir": self.directory.resolve(), ENGINE: self.engine_class}
+        for name, value in {COALESCE: "true", **options, **own}.items():
             config.parameters[name].string_value = str(value)
         module, _, function = self.request_decoder.partition(":")
-        return _MODEL_PY.format(module=module, function=function, engine=self.engine_class)
+        return _MODEL_PY.format(module=module, function=function)
 
     def render_extra_model(self, config: Any, arguments: Mapping[str, Any]) -> None:  # noqa: B027
         """Fill `config` of one of `extra_models`, Triton models that only this family has.
@@ -277,16 +252,6 @@ class EngineFamily(ABC):
         if inputs:
             raise InvalidArgument(f"{next(iter(inputs))}: this engine does not support it")
         return request
-
-    @property
-    def reports_finish_reason(self) -> bool:
-        """Whether the last response has the output `tensor_contract.FINISH_REASON`."""
-        return self.backend == "python"
-
-    @property
-    def step_stream(self) -> bool:
-        """Whether the engine's steps come through the Triton model ``engine_steps``."""
-        return self.backend == "python"
 
     @property
     def abilities(self) -> Abilities:

@@ -7,18 +7,18 @@ a prompt weigh as much as one more request.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from cog_triton.engines.base import EngineStats, TokenEngine
+from cog_triton.engines import engine_messages
+from cog_triton.engines.base import EngineStats
 from cog_triton.engines.engine_link import Emit, EngineLink
-from cog_triton.engines.engine_messages import Role, StepLoad
-from cog_triton.engines.engine_spec import own_addresses
+from cog_triton.engines.engine_messages import Cancel, Role
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.errors import TritonUnavailable
 
@@ -26,7 +26,6 @@ TOKENS_A_REQUEST = 256
 """Tokens of a prompt that weigh as much as a request that runs."""
 _SHORTEST = 32
 _MAX_PREFIXES = 8192
-_RETRY_S = 0.02
 
 
 class ReplicaChoice:
@@ -53,10 +52,12 @@ class ReplicaChoice:
         prefixes = list(_prefixes(prompt, adapter))
         with self._lock:
             count = max(loads) + 1
+            known = dict.fromkeys(loads, 0)  # tokens of the longest prefix that each was sent
+            known |= {at: size for size, key in prefixes for at in loads if (at, key) in self._sent}
             engine = min(
                 loads,
                 key=lambda engine: (
-                    loads[engine] - self._known(engine, prefixes) / TOKENS_A_REQUEST,
+                    loads[engine] - known[engine] / TOKENS_A_REQUEST,
                     (engine - self._last - 1) % count,
                 ),
             )
@@ -74,11 +75,6 @@ class ReplicaChoice:
             for place in [place for place in self._sent if place[0] == engine]:
                 del self._sent[place]
 
-    def _known(self, engine: int, prefixes: Sequence[tuple[int, int]]) -> int:
-        """Tokens of the longest of `prefixes` that the engine was sent."""
-        known = (length for length, key in reversed(prefixes) if (engine, key) in self._sent)
-        return next(known, 0)
-
 
 def _prefixes(prompt: Sequence[int], adapter: str | None) -> Iterator[tuple[int, int]]:
     """Length and hash of each prefix, from the shortest."""
@@ -89,24 +85,8 @@ def _prefixes(prompt: Sequence[int], adapter: str | None) -> Iterator[tuple[int,
         length *= 2
 
 
-def engine_opener(engine: str) -> Callable[[Mapping[str, str]], TokenEngine]:
-    """An `open_engine` for `make_token_model`, of the engine ``module:class``.
-
-    The server starts that in a process; here its client waits until it is loaded.
-    """
-
-    def open_engine(parameters: Mapping[str, str]) -> TokenEngine:
-        coalesce = parameters.get("coalesce") != "false"
-        client = EngineClient(own_addresses(), "owner", coalesce=coalesce)
-        client.start()
-        client.wait_until_linked()
-        return client
-
-    return open_engine
-
-
 class EngineClient:
-    """Client of engines of one model; a `TokenEngine`, and more.
+    """Client of engines of one model.
 
     It connects again to an engine that has hung up, as another takes its address. Requests go to
     engines that are there. When one dies its requests end with E2105, and so do those that come
@@ -116,48 +96,45 @@ class EngineClient:
     def __init__(self, addresses: Sequence[str], role: Role, *, coalesce: bool = True) -> None:
         """Without `coalesce` each event is emitted by itself. It connects at its `start`."""
         self.on_kv_cache: Callable[[], None] = lambda: None
-        self._role = role
-        self._coalesce = coalesce
+        """Called, on any thread, when `kv_cache` or `step_requests` of `stats` have changed."""
         self._choice = ReplicaChoice()
-        self._closing = threading.Event()
-        self._told: dict[int, KVCacheStats] = {}
-        self._step_requests: dict[int, int] = {}
-        self._gone: KVCacheStats | None = None
-        self._links: list[EngineLink | None] = [None] * len(addresses)
-        self._first_links = threading.Semaphore(0)
-        self._threads = [
-            threading.Thread(target=self._follow, args=place, name="engine-link", daemon=True)
-            for place in enumerate(addresses)
+        self._closing = asyncio.Event()
+        self._links = [
+            EngineLink(address, role, lambda: self.on_kv_cache(), coalesce=coalesce)
+            for address in addresses
         ]
+        self._thread = threading.Thread(target=self._run, name="engine-links", daemon=True)
 
     def start(self) -> None:
         """Start to connect to all engines."""
-        for thread in self._threads:
-            thread.start()
+        self._loop = asyncio.new_event_loop()
+        self._thread.start()
 
     def wait_until_linked(self) -> None:
         """Wait until each engine was there once."""
-        for _ in self._links:
-            self._first_links.acquire()
+        for link in self._links:
+            link.linked.wait()
 
     def loads(self) -> Mapping[int, int]:
         """Number of requests in each engine that is there."""
-        links = enumerate(self._links)
-        return {n: link.active for n, link in links if link is not None and not link.ended}
+        return {n: len(link.emitters) for n, link in enumerate(self._links) if link.ready}
 
     def submit(
         self, handle: int, request: Any, emit: Emit, prompt: Sequence[int] | None = None
     ) -> None:
-        """See `TokenEngine.submit`; `prompt` tells prompts apart, by default its `input_ids`.
+        """Queue a request under a new handle; never blocks. `emit` runs on another thread.
 
-        Raises E2105 before an engine is loaded.
+        `prompt` tells prompts apart, by default its `input_ids`. A request that cannot be served
+        ends with an ``error`` event. Raises E2105 before an engine is loaded.
         """
         chosen, loads = 0, self.loads()
         if len(self._links) > 1 and loads:
             adapter = getattr(request, "adapter", None)
             prompt = request.input_ids if prompt is None else prompt
             chosen = self._choice.choose(prompt, loads, adapter)
-        self._linked(chosen).submit(handle, request, emit)
+        if not self._links[chosen].linked.is_set():
+            raise _loading()
+        self._send(self._links[chosen], handle, request, emit)
 
     def ask_all(
         self, handle: int, request: Any, answer: Callable[[Mapping[int, Any]], None]
@@ -170,110 +147,58 @@ class EngineClient:
         if not asked:
             raise _loading()
         events: dict[int, Any] = {}
-        lock = threading.Lock()
 
         def emit(number: int, event: Any) -> None:
-            with lock:
-                events[number] = event
-                complete = len(events) == len(asked)
-            if complete:
+            events[number] = event
+            if len(events) == len(asked):
                 answer(events)
 
         for number in asked:
-            self._linked(number).submit(handle, request, partial(emit, number))
+            self._send(self._links[number], handle, request, partial(emit, number))
 
     def cancel(self, handle: int) -> None:
-        """See `TokenEngine.cancel`."""
+        """Stop a request; it ends with a ``cancelled`` event. Unknown handles are no error."""
+        payload = engine_messages.encode(Cancel(handle))
         for link in self._links:
-            if link is not None:
-                link.cancel(handle)
-
-    @property
-    def max_batch_size(self) -> int:
-        """Requests that all engines compute at once."""
-        return sum(link.max_batch_size for link in self._links if link is not None)
+            if handle in link.emitters:
+                self._loop.call_soon_threadsafe(link.send, handle, payload)
 
     def stats(self) -> EngineStats:
-        """See `TokenEngine.stats`: sums."""
-        links = [link for link in self._links if link is not None]
+        """Current request counts: sums."""
+        links = self._links
         return EngineStats(
-            sum(link.active for link in links),
-            sum(max(0, link.active - link.max_batch_size) for link in links),
-            self.max_batch_size,
-            self._kv_cache(),
-            sum(self._step_requests.values()),
+            sum(len(link.emitters) for link in links),
+            sum(max(0, len(link.emitters) - link.slots) for link in links),
+            sum(link.slots for link in links),
+            KVCacheStats.of_engines([link.stats for link in links if link.stats is not None]),
+            sum(link.step_requests for link in links),
         )
 
     def close(self) -> None:
-        """See `TokenEngine.close`; engine processes continue."""
-        self._closing.set()
-        for link in self._links:
-            if link is not None:
-                link.close()
-        for thread in self._threads:
-            thread.join()
+        """Disconnect; engine processes continue."""
+        if self._thread.is_alive():
+            self.on_kv_cache = lambda: None  # Triton that waits for us takes no metrics
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join()
 
-    def _follow(self, number: int, address: str) -> None:
-        """Link the engine at an address, and the one that takes its place."""
-        while not self._closing.is_set():
-            ended = threading.Event()
-            try:
-                link = EngineLink(
-                    address,
-                    self._role,
-                    on_end=ended.set,
-                    on_stats=partial(self._take, number),
-                    coalesce=self._coalesce,
-                )
-            except (OSError, EOFError):
-                self._closing.wait(_RETRY_S)
-                continue
-            dead, self._links[number] = self._links[number], link
-            link.start()
-            if dead is None:
-                self._first_links.release()
-            else:
-                dead.close()
-            if self._closing.is_set():
-                link.close()
-                return
-            ended.wait()
-            if self._closing.is_set():
-                return
+    def _send(self, link: EngineLink, handle: int, request: Any, emit: Emit) -> None:
+        payload = engine_messages.submit(handle, request)
+        link.emitters[handle] = emit
+        self._loop.call_soon_threadsafe(link.send, handle, payload)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._follow_all())
+
+    async def _follow_all(self) -> None:
+        works = [self._closing.wait(), *map(self._follow, range(len(self._links)))]
+        tasks = [asyncio.ensure_future(work) for work in works]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _follow(self, number: int) -> None:
+        while True:
+            await self._links[number].connect()
             self._choice.forget(number)  # its successor's cache is empty
-            self._take(number, StepLoad(0))
-
-    def _linked(self, number: int) -> EngineLink:
-        link = self._links[number]
-        if link is None:
-            raise _loading()
-        return link
-
-    def _take(self, number: int, new: KVCacheStats | StepLoad) -> None:
-        """Take statistics of an engine; a cache that is gone counts on in the sum."""
-        if isinstance(new, StepLoad):
-            self._step_requests[number] = new.requests
-            self.on_kv_cache()
-            return
-        old = self._told.get(number)
-        if old is not None and (new.prefix_queries or 0) < (old.prefix_queries or 0):
-            self._gone = KVCacheStats.of_engines([old, *([self._gone] if self._gone else [])])
-        self._told[number] = new
-        self.on_kv_cache()
-
-    def _kv_cache(self) -> KVCacheStats | None:
-        total, before = KVCacheStats.of_engines(list(self._told.values())), self._gone
-        if total is None or before is None:
-            return total
-        return replace(
-            total,
-            prefix_queries=_plus(total.prefix_queries, before.prefix_queries),
-            prefix_hits=_plus(total.prefix_hits, before.prefix_hits),
-        )
-
-
-def _plus(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
 
 
 def _loading() -> TritonUnavailable:

@@ -1,130 +1,125 @@
-"""Link to an engine process: requests out on one thread, what they bring in on another."""
+"""Link to an engine process: requests out, what they bring in, in the loop of `engine_client`."""
 
 from __future__ import annotations
 
-import queue
+import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 from cog_triton import errors
 from cog_triton.engines import engine_messages, step_items
-from cog_triton.engines.engine_messages import Cancel, Event, Hello, Role, StepLoad, Welcome
+from cog_triton.engines.engine_messages import Event, Hello, Role, StepLoad, Welcome
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import TokenEvent
 from cog_triton.engines.step_items import EncodedStep, StepItem
-from cog_triton.errors import TritonUnavailable
-from cog_triton.ipc.framing import FrameSocket
+from cog_triton.ipc.framing import FrameDecoder, FrameError, frame
 from cog_triton.system import local_socket
 
+_RETRY_S = 0.02
 Emit = Callable[[Any], None]
 
 
-class EngineLink:
-    """Connection to one engine process, until that or we hang up.
+class EngineLink(asyncio.Protocol):
+    """Connection to an engine process, and then to the one that takes its place.
 
     A request's events go to its `emit`, first tokens before later ones; those that queue up while
     others are emitted are coalesced.
     """
 
     def __init__(
-        self,
-        address: str,
-        role: Role,
-        *,
-        on_end: Callable[[], None],
-        on_stats: Callable[[KVCacheStats | StepLoad], None],
-        coalesce: bool = True,
+        self, address: str, role: Role, on_report: Callable[[], None], *, coalesce: bool
     ) -> None:
-        """`on_end` is called once, when the engine has hung up; all three on the reading thread.
-
-        Raises OSError or EOFError when the engine is not there. Nothing is read before `start`.
-        """
-        self._frames = FrameSocket(local_socket.connect(address))
-        try:
-            self._frames.send(engine_messages.encode(Hello(role)))
-            welcome = engine_messages.decode(self._frames.receive())
-        except (OSError, EOFError):
-            self._frames.close()
-            raise
-        assert isinstance(welcome, Welcome)
-        self.max_batch_size = welcome.max_batch_size
-        self.ended = False
-        """Whether one of both has hung up."""
-        self._on_end = on_end
-        self._on_stats = on_stats
+        """`on_report` is called when `stats` or `step_requests` have changed."""
+        self.linked = threading.Event()
+        """Set once an engine has welcomed us."""
+        self.slots = 0
+        """Requests that the engine computes at once."""
+        self.stats: KVCacheStats | None = None
+        self.step_requests = 0
+        self._before: KVCacheStats | None = None
+        self._address = address
+        self._role = role
+        self._lost = asyncio.Event()
+        self._on_report = on_report
         self._coalesce = coalesce
-        self._emitters: dict[int, Emit] = {}
+        self._transport: asyncio.Transport | None = None
+        self._decoder = FrameDecoder()
+        self.emitters: dict[int, Emit] = {}
+        """Of requests that have not ended, by handle; another thread adds them."""
         self._started: set[int] = set()  # handles that an event was emitted for
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._closed = False
-        self._lock = threading.Lock()  # a start and a close may come at once
-        self._reader = threading.Thread(target=self._read, name="engine-events", daemon=True)
-        self._writer = threading.Thread(target=self._write, name="engine-requests", daemon=True)
 
     @property
-    def active(self) -> int:
-        """Number of requests that have not ended."""
-        return len(self._emitters)
+    def ready(self) -> bool:
+        """Whether an engine is there."""
+        return self.linked.is_set() and self._transport is not None
 
-    def start(self) -> None:
-        """Start to read and write, unless it is closed."""
-        with self._lock:
-            if not self._closed:
-                self._reader.start()
-                self._writer.start()
-
-    def submit(self, handle: int, request: Any, emit: Emit) -> None:
-        """Queue a request under a new handle; `emit` is never called by the calling thread."""
-        self._emitters[handle] = emit
-        self._outbox.put(engine_messages.submit(handle, request))
-
-    def cancel(self, handle: int) -> None:
-        """Stop a request; its last event follows. Unknown handles are no error."""
-        self._outbox.put(engine_messages.encode(Cancel(handle)))
-
-    def close(self) -> None:
-        """Hang up; what has not ended ends with E2105."""
-        with self._lock:
-            self._closed = True
-        self._outbox.put(None)
-        self._frames.hang_up()
-        if self._writer.ident is None:
-            self._fail_all()
-        else:
-            self._writer.join()
-            self._reader.join()
-        self._frames.close()
-
-    def _write(self) -> None:
-        while (payload := self._outbox.get()) is not None:
+    async def connect(self) -> None:
+        """Connect to an engine as soon as one is there; returns when it has hung up."""
+        loop = asyncio.get_running_loop()
+        while self._transport is None:
             try:
-                self._frames.send(payload)
+                own = local_socket.connect(self._address)
+                await loop.create_unix_connection(lambda: self, sock=own)
             except OSError:
-                self._reader.join()  # two threads must not emit for one request
-                self._fail_all()
+                await asyncio.sleep(_RETRY_S)
+        try:
+            await self._lost.wait()
+        finally:
+            self._hang_up()
 
-    def _read(self) -> None:
-        while True:
-            try:
-                payloads = self._frames.receive_all()
-                messages = [engine_messages.decode(payload) for payload in payloads]
-            except (EOFError, OSError):  # an OSError when it died within a message
-                self.ended = True
-                self._fail_all()
-                self._on_end()
-                return
-            events: list[tuple[int, Any]] = []
-            for message in messages:
+    def send(self, handle: int, payload: bytes) -> None:
+        """Send a message of a request, unless that has ended; without an engine all end."""
+        if self._transport is None:
+            self._fail_all()
+        elif handle in self.emitters:
+            self._transport.write(frame(payload))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say hello."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._decoder = FrameDecoder()
+        self._lost.clear()
+        self._transport.write(frame(engine_messages.encode(Hello(self._role))))
+
+    def data_received(self, data: bytes) -> None:
+        """Emit what has arrived."""
+        events: list[tuple[int, Any]] = []
+        try:
+            for message in map(engine_messages.decode, self._decoder.feed(data)):
                 if isinstance(message, EncodedStep):
                     ints, floats = message.items.tolist(), message.log_probs.tolist()
                     events += events_of(step_items.decode(ints, floats, message.errors))
                 elif isinstance(message, Event):
                     events.append((message.handle, message.event))
-                elif isinstance(message, KVCacheStats | StepLoad):
-                    self._on_stats(message)
-            self._emit(events)
+                else:
+                    self._take(message)
+        except FrameError:
+            self._hang_up()
+        self._emit(events)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End all requests with E2105: the engine's process is gone."""
+        self._transport = None
+        self._before, self.step_requests = self.stats, 0
+        self._lost.set()
+        self._fail_all()
+        self._on_report()
+
+    def _hang_up(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Welcome):
+            self.slots = message.max_batch_size
+            self.linked.set()
+        elif isinstance(message, StepLoad):
+            self.step_requests = message.requests
+        elif isinstance(message, KVCacheStats):
+            self.stats = message.after(self._before)
+        self._on_report()
 
     def _emit(self, events: list[tuple[int, Any]]) -> None:
         if self._coalesce:
@@ -132,16 +127,15 @@ class EngineLink:
         for handle, event in events:
             ended = event.finish is not None or event.error is not None
             (self._started.discard if ended else self._started.add)(handle)
-            emit = (self._emitters.pop if ended else self._emitters.get)(handle, None)
+            emit = (self.emitters.pop if ended else self.emitters.get)(handle, None)
             if emit is not None:
                 emit(event)
 
     def _fail_all(self) -> None:
-        """End every request with E2105: the engine's process is gone."""
-        error = engine_gone()
-        for handle in list(self._emitters):
-            if (emit := self._emitters.pop(handle, None)) is not None:
-                emit(TokenEvent([], [], error=error))
+        self._started.clear()
+        for handle in list(self.emitters):
+            if (emit := self.emitters.pop(handle, None)) is not None:
+                emit(TokenEvent([], [], error=engine_messages.engine_gone()))
 
 
 def events_of(items: Iterable[StepItem]) -> Iterator[tuple[int, TokenEvent]]:
@@ -183,8 +177,3 @@ def coalesce_events(events: list[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
 def _coalescing_key(event: Any) -> tuple[type, bool]:
     """Equal for events that may be coalesced; errors and cancellations carry no output."""
     return type(event), event.error is not None or event.finish == "cancelled"
-
-
-def engine_gone() -> TritonUnavailable:
-    """The error of requests that a dead engine leaves behind."""
-    return TritonUnavailable("the engine's process has ended; try again later")

@@ -4,7 +4,10 @@ A client says what it wants and is welcomed; then it submits and cancels request
 its own. The engine answers with steps (`cog_triton.engines.step_items`), whatever the client; with
 events of requests that are none of tokens; and reports to its owner the KV cache and the requests
 of front ends, to front ends whether others have requests. Kinds that come a step or a request are
-laid out here, the rest is `cog_triton.ipc.messages`.
+laid out here, the rest is a name and fields as JSON; a prompt's ids and files follow it.
+
+Clients run in Triton's stubs, too, which have only the standard library: messages to them are
+flat. The engine checks types.
 """
 
 from __future__ import annotations
@@ -12,13 +15,25 @@ from __future__ import annotations
 import json
 import struct
 from array import array
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from io import BytesIO
 from typing import Any, Literal
 
+from cog_triton import errors
+from cog_triton.engines.kv_cache_stats import KVCacheStats
+from cog_triton.engines.mock.mock_request import MockRequest
+from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import EncodedStep
-from cog_triton.ipc import messages
-from cog_triton.ipc.framing import FrameError
-from cog_triton.ipc.messages import message
+from cog_triton.engines.vllm.host_messages import (
+    EmbeddingRequest,
+    MetricsEvent,
+    MetricsRequest,
+    TextEvent,
+    TextRequest,
+)
+from cog_triton.ipc.framing import LENGTH, FrameError
 
 Role = Literal["steps", "tokens", "owner"]
 """Of a client: ``steps`` gets them first, its requests always stream; an ``owner`` gets statistics,
@@ -28,16 +43,20 @@ ROLES: tuple[Role, ...] = ("steps", "tokens", "owner")
 _STEP, _SUBMIT, _CANCEL, _EVENT, _OTHER = (bytes([kind]) for kind in range(5))
 _SIZES = struct.Struct("<II")
 _HANDLE = struct.Struct("<q")
+_MALFORMED = (
+    *(ValueError, TypeError, LookupError, AttributeError, struct.error),
+    *(ArithmeticError, RecursionError),
+)
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Hello:
     """From a client, first: what it is."""
 
     role: Role
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Welcome:
     """To a client, first: requests that the engine computes at once.
 
@@ -48,14 +67,14 @@ class Welcome:
     generation: int = 1
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Others:
     """To a client that gets steps: whether requests of others run, before the engine has them."""
 
     run: bool
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class StepLoad:
     """To an owner: how many requests run of clients that get steps."""
 
@@ -74,7 +93,19 @@ class Submit:
 
     def request(self) -> Any:
         """The request; raises FrameError for what this engine does not know."""
-        return messages.decode(self.content)
+        import msgspec  # engines have it, stubs do not
+
+        try:
+            content = BytesIO(self.content)
+            (size,) = LENGTH.unpack(content.read(LENGTH.size))
+            name, values = msgspec.json.decode(content.read(size))
+            if "input_ids" in values:
+                values["input_ids"] = array("q", content.read(values["input_ids"])).tolist()
+            for image in values.get("images", ()):
+                image["data"] = content.read(image["data"])
+            return msgspec.convert(values, _kind(REQUESTS, name), str_keys=True)
+        except _MALFORMED as error:
+            raise FrameError(f"a malformed message: {error}"[:300]) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +123,11 @@ class Event:
     event: Any
 
 
+REQUESTS = (EngineRequest, MockRequest, TextRequest, EmbeddingRequest, MetricsRequest)
+OTHERS = (Hello, Welcome, Others, StepLoad, KVCacheStats, TextEvent, MetricsEvent)
+"""Messages and events of flat fields."""
+
+
 def encode(sent: Any) -> bytes:
     """A message as the payload of a frame."""
     if isinstance(sent, EncodedStep):
@@ -103,13 +139,15 @@ def encode(sent: Any) -> bytes:
     if isinstance(sent, Submit):
         return _SUBMIT + _HANDLE.pack(sent.handle) + sent.content
     if isinstance(sent, Event):
-        return _EVENT + _HANDLE.pack(sent.handle) + messages.encode(sent.event)
-    return _OTHER + messages.encode(sent)
+        return _EVENT + _HANDLE.pack(sent.handle) + _text(sent.event, [])
+    return _OTHER + _text(sent, [])
 
 
 def submit(handle: int, request: Any) -> bytes:
     """The payload that submits `request`."""
-    return encode(Submit(handle, messages.encode(request)))
+    parts: list[bytes] = []
+    text = _text(request, parts)
+    return encode(Submit(handle, b"".join([LENGTH.pack(len(text)), text, *parts])))
 
 
 def decode(payload: bytes) -> Any:
@@ -119,17 +157,22 @@ def decode(payload: bytes) -> Any:
         if kind == _STEP:
             return _step(payload)
         if kind == _OTHER:
-            return messages.decode(payload[1:])
+            return _flat(payload[1:])
         (handle,) = _HANDLE.unpack_from(payload, 1)
         if kind == _SUBMIT:
             return Submit(handle, payload[at:])
         if kind == _EVENT:
-            return Event(handle, messages.decode(payload[at:]))
+            return Event(handle, _flat(payload[at:]))
         if kind == _CANCEL:
             return Cancel(handle)
-    except (ValueError, struct.error) as error:
+    except _MALFORMED as error:
         raise FrameError(f"a malformed message of {len(payload)} bytes: {error}") from error
     raise FrameError(f"a message of kind {kind!r}, which this version does not know")
+
+
+def engine_gone() -> errors.TritonUnavailable:
+    """The error of requests that a dead engine leaves behind."""
+    return errors.TritonUnavailable("the engine's process has ended; try again later")
 
 
 def _step(payload: bytes) -> EncodedStep:
@@ -141,3 +184,36 @@ def _step(payload: bytes) -> EncodedStep:
         raise ValueError(f"a step of {end} bytes")
     items, log_probs = array("q", payload[start:middle]), array("f", payload[middle:end])
     return EncodedStep(items, log_probs, json.loads(payload[end:]) if end < len(payload) else [])
+
+
+def _flat(text: bytes) -> Any:
+    name, values = json.loads(text)
+    if (error := values.get("error")) is not None:
+        values["error"] = errors.from_text(error) or errors.TritonUnknownError(error)
+    return _kind(OTHERS, name)(**values)
+
+
+def _kind(known: Sequence[type], name: str) -> type:
+    for kind in known:
+        if kind.__name__ == name:
+            return kind
+    raise FrameError(f"a message {name!r:.80}, which this version does not know")
+
+
+def _text(sent: Any, parts: list[bytes]) -> bytes:
+    return json.dumps([type(sent).__name__, sent], default=partial(_plain, parts)).encode()
+
+
+def _plain(parts: list[bytes], value: Any) -> Any:
+    """The fields of a dataclass that differ from their defaults; the size of a part."""
+    if isinstance(value, errors.CogTritonError):
+        return str(value)
+    if isinstance(value, bytes):
+        parts.append(value)
+        return len(value)
+    found = {}
+    for item in fields(value):
+        one = getattr(value, item.name)
+        if one != item.default:
+            found[item.name] = array("q", one).tobytes() if item.name == "input_ids" else one
+    return found

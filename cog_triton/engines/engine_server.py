@@ -1,21 +1,19 @@
 """Engine server: one engine for any number of clients, in every engine process.
 
 Clients connect to a Unix socket, say what they are, and have handles of their own; one that hangs
-up has its requests cancelled. The engine knows requests by numbers. Who turns the loop, and when
-the engine computes, is left to `step_loop` and `async_loop`. Sending never blocks the engine: what
-a peer has not read waits, and is merged when it grows.
+up has its requests cancelled. The engine knows requests by numbers. When the engine computes is
+left to `engine_loop`. Sending never blocks the engine: what a peer has not read waits, and is
+merged when it grows.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
-import socket
-import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from cog_triton.engines import engine_messages
 from cog_triton.engines.base import ServedEngine
@@ -30,161 +28,140 @@ from cog_triton.engines.engine_messages import (
     Submit,
     Welcome,
 )
-from cog_triton.engines.engine_orders import Serve
-from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import StepBuffer
 from cog_triton.errors import CogTritonError, TritonMalformedEvent
-from cog_triton.ipc.connection import Connection
 from cog_triton.ipc.framing import FrameDecoder, FrameError, frame
 from cog_triton.system import local_socket
 
-_CHUNK = 1 << 18
-_MAX_WAITING = 4096
-
-
-class Running:
-    """A request of a peer: `handle` is the peer's number for it, `sent` counts its tokens."""
-
-    __slots__ = ("handle", "peer", "sent", "width")
-
-    def __init__(self, peer: Peer, handle: int, width: int) -> None:
-        """`width` is the number of log probabilities a token."""
-        self.peer = peer
-        self.handle = handle
-        self.width = width
-        self.sent = 0
-
-
-class Peer:
-    """Connection to a client: `numbers` are the engine's numbers of requests by its handles.
-
-    `role` is None until it has said it. `told_stats` and `told_load` are what an owner knows,
-    `told_others` is what one that gets steps knows of others.
-    """
-
-    def __init__(self, own: socket.socket) -> None:
-        own.setblocking(False)
-        self.closed = False
-        self.role: Role | None = None
-        self.numbers: dict[int, int] = {}
-        self.told_stats: KVCacheStats | None = None
-        self.told_load = StepLoad(0)
-        self.told_others = Others(run=False)
-        self._socket = own
-        self._decoder = FrameDecoder()
-        self._unsent = memoryview(b"")
-        self._events: list[bytes] = []
-        self._step = StepBuffer()
-        self._merge_at = _MAX_WAITING
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the peer has not read all that was sent."""
-        return bool(self._unsent)
-
-    def fileno(self) -> int:
-        """Descriptor, for select."""
-        return self._socket.fileno()
-
-    def receive(self) -> list[Any]:
-        """Messages that have arrived; raises EOFError or OSError at a hang-up."""
-        try:
-            data = self._socket.recv(_CHUNK)
-        except BlockingIOError:
-            return []
-        if not data:
-            raise EOFError
-        return [engine_messages.decode(payload) for payload in self._decoder.feed(data)]
-
-    def add(self, running: Running, event: Any) -> None:
-        """Queue an event for `flush`."""
-        if isinstance(event, TokenEvent):
-            running.sent = self._step.add(running.handle, running.sent, event, running.width)
-        else:
-            self._events.append(frame(engine_messages.encode(Event(running.handle, event))))
-
-    def flush(self) -> None:
-        """Send what is queued, as far as the socket takes it; raises OSError at a hang-up."""
-        if self._unsent:
-            self._write()
-            if self._unsent:
-                self._merge()
-                return
-        if self._events or self._step.items:
-            events, self._events = self._events, []
-            if self._step.items:
-                step, self._step = self._step, StepBuffer()
-                events.append(frame(engine_messages.encode(step.encoded())))
-            self._merge_at = _MAX_WAITING
-            self._unsent = memoryview(b"".join(events))
-            self._write()
-
-    def send(self, message: Any) -> None:
-        """Send a message now, behind what is still unsent; raises OSError at a hang-up."""
-        content = frame(engine_messages.encode(message))
-        self._unsent = memoryview(bytes(self._unsent) + content)
-        self._write()
-
-    def close(self) -> None:
-        """Hang up."""
-        self.closed = True
-        self._socket.close()
-
-    def _merge(self) -> None:
-        if len(self._step.items) > self._merge_at:
-            self._step.merge()
-            self._merge_at = 2 * len(self._step.items) + _MAX_WAITING
-
-    def _write(self) -> None:
-        while self._unsent:
-            try:
-                sent = self._socket.send(self._unsent, socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                return
-            self._unsent = self._unsent[sent:]
-
-
 _log = logging.getLogger(__name__)
+_MAX_WAITING = 4096
 _STATS_PERIOD_S = 0.1
 
 
-class Loop(Protocol):
-    """The part of asyncio's loop by which a server learns that a descriptor is ready."""
+@dataclass(slots=True)
+class Running:
+    """A request of a peer: `handle` is the peer's number for it, `sent` counts its tokens.
 
-    def add_reader(self, fd: int, callback: Callable[[], None], /) -> Any: ...
-    def add_writer(self, fd: int, callback: Callable[[], None], /) -> Any: ...
-    def remove_reader(self, fd: int, /) -> Any: ...
-    def remove_writer(self, fd: int, /) -> Any: ...
+    `width` is the number of log probabilities a token.
+    """
+
+    peer: Peer
+    handle: int
+    width: int = 0
+    sent: int = 0
+
+
+class Peer(asyncio.Protocol):
+    """Connection to a client: `numbers` are the engine's numbers of requests by its handles.
+
+    `role` is None until it has said it.
+    """
+
+    def __init__(self, server: EngineServer) -> None:
+        self.role: Role | None = None
+        self.numbers: dict[int, int] = {}
+        self.is_behind = False
+        """Whether the peer has not read all that was sent."""
+        self._server = server
+        self._transport: asyncio.Transport
+        self._told: dict[type, Any] = {Others: Others(run=False), StepLoad: StepLoad(0)}
+        self._decoder = FrameDecoder()
+        self.events: list[bytes] = []
+        self.step = StepBuffer()
+        """What `flush` is to send: of other answers than tokens, and of tokens."""
+        self._merge_at = _MAX_WAITING
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Hang up on another user."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(0)  # whatever is left there makes it `is_behind`
+        if local_socket.is_same_user(transport.get_extra_info("socket")):
+            self._server.peers.append(self)
+        else:
+            self.hang_up()
+
+    def data_received(self, data: bytes) -> None:
+        """Have the server take each message."""
+        try:
+            for payload in self._decoder.feed(data):
+                self._server.take(self, engine_messages.decode(payload))
+        except FrameError as error:
+            _log.warning("a peer is hung up on: %s", error)
+            self.hang_up()
+        self._server.on_news()
+
+    def eof_received(self) -> None:
+        """Hang up, too: nobody reads what is left to send."""
+        self.hang_up()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Have the server forget it."""
+        self._server.leave(self)
+        self._server.on_news()
+
+    def pause_writing(self) -> None:
+        """The peer has not read all: the next steps are merged."""
+        self.is_behind = True
+
+    def resume_writing(self) -> None:
+        """The peer has read all."""
+        self.is_behind = False
+        self._server.flush()
+        self._server.on_news()
+
+    def flush(self) -> None:
+        """Send what is queued, unless the peer `is_behind`."""
+        if self.is_behind:
+            if len(self.step.items) > self._merge_at:
+                self.step.merge()
+                self._merge_at = 2 * len(self.step.items) + _MAX_WAITING
+        elif self.events or self.step.items:
+            events, self.events = self.events, []
+            if self.step.items:
+                step, self.step = self.step, StepBuffer()
+                events.append(frame(engine_messages.encode(step.encoded())))
+            self._merge_at = _MAX_WAITING
+            self._transport.write(b"".join(events))
+
+    def send(self, message: Any) -> None:
+        """Send a message now, behind what is still unsent."""
+        self._transport.write(frame(engine_messages.encode(message)))
+
+    def report(self, news: Any) -> None:
+        """Send a message that says what is so, unless the last one of its class was the same."""
+        if self._told.get(type(news)) != news:
+            self._told[type(news)] = news
+            self.send(news)
+
+    def hang_up(self) -> None:
+        """Close the connection at once; `connection_lost` follows."""
+        self._transport.abort()
 
 
 class EngineServer:
-    """Serves `engine` at the address that `control` brings, while `control`'s other end is there.
+    """Serves `engine` in the loop that runs; not thread-safe."""
 
-    Not thread-safe: all of it runs in the loop's thread.
-    """
-
-    def __init__(
-        self,
-        engine: ServedEngine,
-        loop: Loop,
-        control: Connection,
-        on_order: Callable[[Any], None],
-    ) -> None:
-        """`on_order` gets what else `control` brings, and the error of its end."""
+    def __init__(self, engine: ServedEngine, on_news: Callable[[], None] = lambda: None) -> None:
+        """`on_news` is called when a peer has sent something, or has read all that was sent."""
+        self.on_news = on_news
+        self.peers: list[Peer] = []
         self._engine = engine
-        self._loop = loop
-        self._control = control
-        self._listener: socket.socket | None = None
+        self._listener: asyncio.Server | None = None
         self._generation = 0
-        self._on_order = on_order
-        self._strangers: set[Peer] = set()
-        self._peers: list[Peer] = []  # those that get steps first
-        self._behind: set[Peer] = set()
         self._running: dict[int, Running] = {}
         self._numbers = itertools.count(1)
-        self._next_stats = 0.0
-        loop.add_reader(control.fileno(), self._receive_order)
+        self._telling: asyncio.TimerHandle | None = None
+
+    async def listen(self, address: str, generation: int) -> None:
+        """Listen, as the engine of this generation; raises OSError if another process does.
+
+        Not before the engine is loaded: what it forks would listen, too.
+        """
+        self._generation = generation
+        loop = asyncio.get_running_loop()
+        listener = local_socket.listen(address)
+        self._listener = await loop.create_unix_server(lambda: Peer(self), sock=listener)
 
     @property
     def running(self) -> int:
@@ -194,7 +171,7 @@ class EngineServer:
     @property
     def is_behind(self) -> bool:
         """Whether a peer has not read all that was sent."""
-        return bool(self._behind)
+        return any(peer.is_behind for peer in self.peers)
 
     def runs(self, number: int) -> bool:
         """Whether a request has not ended."""
@@ -205,16 +182,26 @@ class EngineServer:
         running = self._running.get(number)
         if running is None:
             return
-        running.peer.add(running, event)
+        peer, handle = running.peer, running.handle
+        if isinstance(event, TokenEvent):
+            running.sent = peer.step.add(handle, running.sent, event, running.width)
+        else:
+            peer.events.append(frame(engine_messages.encode(Event(handle, event))))
         if event.finish is not None or event.error is not None:
             del self._running[number]
-            running.peer.numbers.pop(running.handle, None)
+            peer.numbers.pop(handle, None)
 
     def flush(self) -> None:
-        """Send what is queued: one message to each peer, to those first that get steps."""
-        for peer in tuple(self._peers):
-            self._flush(peer)
+        """Send what is queued: one message to each peer, to those first that get steps.
+
+        Owners hear of the load and the KV cache within 0.1 s.
+        """
+        for peer in self.peers:
+            peer.flush()
         self._tell_of_others()
+        if self._telling is None:
+            loop = asyncio.get_running_loop()
+            self._telling = loop.call_later(_STATS_PERIOD_S, self._tell_stats)
 
     def fail_all(self, error: CogTritonError) -> None:
         """End every request with an error."""
@@ -222,110 +209,54 @@ class EngineServer:
             self.emit(number, TokenEvent([], [], error=error))
         self.flush()
 
-    def tell_stats(self) -> None:
-        """Report to owners: the load at once, the KV cache now and then, and at the last end."""
-        owners = [peer for peer in self._peers if peer.role == "owner" and not peer.is_behind]
-        load = StepLoad(sum(len(peer.numbers) for peer in self._peers if peer.role == "steps"))
-        for peer in owners:
-            if load != peer.told_load:
-                peer.told_load = load
-                self._send(peer, load)
-        now = time.monotonic()
-        if not owners or (self._running and now < self._next_stats):
-            return
-        self._next_stats = now + _STATS_PERIOD_S
-        stats = self._engine.kv_cache()
-        for peer in owners:
-            if stats is not None and stats != peer.told_stats:
-                peer.told_stats = stats
-                self._send(peer, stats)
-
     def close(self) -> None:
         """Hang up on all."""
-        for peer in (*self._peers, *self._strangers):
-            self._hang_up(peer)
-        for source in (self._listener, self._control):
-            if source is not None:
-                self._loop.remove_reader(source.fileno())
-                source.close()
+        peers, self.peers = self.peers, []
+        for peer in peers:
+            peer.hang_up()
+        if self._listener is not None:
+            self._listener.close()
+        if self._telling is not None:
+            self._telling.cancel()
 
-    def _listen(self, order: Serve) -> None:
-        # Not before it is loaded: what the engine forks would listen, too.
-        self._generation = order.generation
-        try:
-            self._listener = local_socket.listen(order.address)
-        except OSError as error:
-            self._on_order(error)
+    def take(self, peer: Peer, message: Any) -> None:
+        """Do as a peer says; raises FrameError if that breaks the protocol."""
+        if peer.role is None:
+            self._greet(peer, message)
+        elif isinstance(message, Cancel):
+            if (number := peer.numbers.get(message.handle)) is not None:
+                self._engine.cancel(number)
+        elif isinstance(message, Submit) and message.handle not in peer.numbers:
+            self._submit(peer, message)
         else:
-            self._loop.add_reader(self._listener.fileno(), self._accept)
+            raise FrameError(f"it sends {type(message).__name__}: neither a new request nor Cancel")
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        accepted = local_socket.accept(self._listener)
-        if accepted is not None:
-            peer = Peer(accepted)
-            self._strangers.add(peer)
-            self._loop.add_reader(peer.fileno(), lambda: self._receive(peer))
-
-    def _receive_order(self) -> None:
-        timeout = None
-        while True:  # one read may bring several
-            try:
-                order = self._control.receive(timeout)
-            except TimeoutError:
-                return
-            except (EOFError, OSError) as error:
-                # Its end can be read again and again, while an order is carried out.
-                self._loop.remove_reader(self._control.fileno())
-                self._on_order(error)
-                return
-            if isinstance(order, Serve):
-                self._listen(order)
-            else:
-                self._on_order(order)
-            timeout = 0.0
-
-    def _receive(self, peer: Peer) -> None:
-        try:
-            for message in peer.receive():
-                if peer.closed:
-                    return
-                if peer.role is None:
-                    self._greet(peer, message)
-                else:
-                    self._take(peer, message)
-        except FrameError as error:
-            _log.warning("a peer is hung up on: %s", error)
-            self._leave(peer)
-        except (EOFError, OSError):
-            self._leave(peer)
+    def leave(self, peer: Peer) -> None:
+        """Forget a peer that is gone, and cancel its requests."""
+        if peer in self.peers:
+            self.peers.remove(peer)
+            for number in peer.numbers.values():
+                del self._running[number]
+                self._engine.cancel(number)
+            self.flush()
 
     def _greet(self, peer: Peer, hello: Any) -> None:
         """Make a peer of who has connected, by its first message."""
         if not isinstance(hello, Hello) or hello.role not in ROLES:
             raise FrameError(f"it says {hello!r:.80}; it must be one of {', '.join(ROLES)}")
         peer.role = hello.role
-        self._strangers.discard(peer)
-        self._peers.append(peer)
-        self._peers.sort(key=lambda peer: peer.role != "steps")
-        self._send(peer, Welcome(self._engine.max_batch_size, self._generation))
+        self.peers.sort(key=lambda peer: peer.role != "steps")
+        peer.send(Welcome(self._engine.max_batch_size, self._generation))
+        self.flush()
 
-    def _take(self, peer: Peer, message: Any) -> None:
-        if isinstance(message, Cancel):
-            if (number := peer.numbers.get(message.handle)) is not None:
-                self._engine.cancel(number)
-            return
-        if not isinstance(message, Submit) or message.handle in peer.numbers:
-            raise FrameError(f"it sends {type(message).__name__}: neither a new request nor Cancel")
+    def _submit(self, peer: Peer, message: Submit) -> None:
         number = next(self._numbers)
-        running = self._running[number] = Running(peer, message.handle, 0)
+        running = self._running[number] = Running(peer, message.handle)
         peer.numbers[message.handle] = number
         try:
             request = message.request()
             if getattr(request, "computes", True):
                 self._tell_of_others()
-            if peer.closed:  # it was one of those
-                return
             if isinstance(request, EngineRequest):
                 running.width = request.log_prob_width
                 if peer.role == "steps" and not request.streaming:
@@ -337,62 +268,23 @@ class EngineServer:
             self._refuse(number, TritonMalformedEvent(f"a request: {error}"))
 
     def _refuse(self, number: int, error: CogTritonError) -> None:
-        peer = self._running[number].peer
         self.emit(number, TokenEvent([], [], error=error))
-        self._flush(peer)
-        self._tell_of_others()
-
-    def _send(self, peer: Peer, message: Any) -> None:
-        try:
-            peer.send(message)
-        except OSError:
-            self._leave(peer)
-        else:
-            self._watch(peer)
-
-    def _flush(self, peer: Peer) -> None:
-        try:
-            peer.flush()
-        except OSError:
-            self._leave(peer)
-        else:
-            self._watch(peer)
-
-    def _watch(self, peer: Peer) -> None:
-        """Have a peer that is behind flushed as soon as it reads."""
-        if peer.is_behind and peer not in self._behind:
-            self._behind.add(peer)
-            self._loop.add_writer(peer.fileno(), lambda: self._flush(peer))
-        elif peer in self._behind and not peer.is_behind:
-            self._behind.discard(peer)
-            self._loop.remove_writer(peer.fileno())
-
-    def _leave(self, peer: Peer) -> None:
-        """Forget a peer, and cancel its requests."""
-        if peer.closed:
-            return
-        self._hang_up(peer)
-        for number in peer.numbers.values():
-            del self._running[number]
-            self._engine.cancel(number)
-        self._tell_of_others()
+        self.flush()
 
     def _tell_of_others(self) -> None:
         """Say whether others have requests; that they have none, only to who reads."""
-        for peer in tuple(self._peers):
-            others = Others(len(self._running) > len(peer.numbers))
-            if peer.role != "steps" or others == peer.told_others:
-                continue
-            if others.run or not peer.is_behind:
-                peer.told_others = others
-                self._send(peer, others)
+        for peer in self.peers:
+            others = len(self._running) > len(peer.numbers)
+            if peer.role == "steps" and (others or not peer.is_behind):
+                peer.report(Others(others))
 
-    def _hang_up(self, peer: Peer) -> None:
-        self._strangers.discard(peer)
-        with suppress(ValueError):
-            self._peers.remove(peer)
-        self._loop.remove_reader(peer.fileno())
-        if peer in self._behind:
-            self._behind.discard(peer)
-            self._loop.remove_writer(peer.fileno())
-        peer.close()
+    def _tell_stats(self) -> None:
+        """Report to owners, unless they are behind."""
+        self._telling = None
+        load = StepLoad(sum(len(peer.numbers) for peer in self.peers if peer.role == "steps"))
+        owners = [peer for peer in self.peers if peer.role == "owner" and not peer.is_behind]
+        stats = self._engine.kv_cache() if owners else None
+        for owner in owners:
+            owner.report(load)
+            if stats is not None:
+                owner.report(stats)

@@ -52,13 +52,16 @@ class EngineSpec:
         return replace(self, parameters=tuple(sorted({*self.parameters, (PARKABLE, "true")})))
 
     @classmethod
-    def of(cls, engine: str, parameters: Mapping[str, str], python: str = sys.executable) -> Self:
-        """For the Python that `parameters` name as ``engine_python``, else `python`, ours."""
+    def of(cls, engine: str, parameters: Mapping[str, str]) -> Self:
+        """For the Python that `parameters` name as ``engine_python``, or ours.
+
+        A blank one is that of Triton's models.
+        """
         other = parameters.get("engine_python")
         return cls(
             engine=engine,
             parameters=tuple(sorted(parameters.items())),
-            python=other or python,
+            python=sys.executable if other is None else other or "python3",  # the first in PATH
             isolated=bool(other),
         )
 

@@ -12,9 +12,8 @@ import os
 import socket
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from cog_triton.errors import (
     CogTritonError,
@@ -41,13 +40,8 @@ _decode = json.JSONDecoder().decode  # json.loads guesses the encoding of bytes 
 _READ_SIZE = 65536
 _CONNECT_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 5.0
-_STOP = {
-    "input_ids": [0],
-    "input_lengths": 1,
-    "request_output_len": 1,
-    "streaming": True,
-    "stop": True,
-}
+STOP_INPUTS = {"input_ids": [0], "input_lengths": 1, "request_output_len": 1, "stop": True}
+"""Inputs by which the engine's model stops a request, beside the same `streaming`."""
 
 
 def parse_response(payload: bytes, to_error: ToError) -> dict[str, Any]:
@@ -90,57 +84,42 @@ def timed_out(seconds: float) -> TritonTimeout:
     )
 
 
-@dataclass(frozen=True, slots=True)
 class GenerateEndpoint:
-    """The generate_stream endpoint of `model`; `to_error` maps error texts.
+    """The generate_stream endpoint of `model` in the tritonserver that runs this stub.
 
-    `timeout` is in seconds between bytes. Errors at `this_server` name its settings.
+    That listens at TRITON_HOST and TRITON_HTTP_PORT. `to_error` maps error texts.
     """
 
-    host: str
-    port: int
-    model: str
-    to_error: ToError
-    timeout: float | None = None
-    this_server: bool = False
+    def __init__(self, model: str, to_error: ToError) -> None:
+        self.host = os.environ.get("TRITON_HOST") or "127.0.0.1"
+        self.port = int(os.environ.get("TRITON_HTTP_PORT") or 8000)
+        self.model = model
+        self.to_error = to_error
 
-    @classmethod
-    def of_this_server(cls, model: str, to_error: ToError) -> GenerateEndpoint:
-        """Where the tritonserver that runs this stub listens: TRITON_HOST and TRITON_HTTP_PORT."""
-        host = os.environ.get("TRITON_HOST") or "127.0.0.1"
-        port = int(os.environ.get("TRITON_HTTP_PORT") or 8000)
-        return cls(host, port, model, to_error, this_server=True)
+    def request(
+        self, values: Mapping[str, Any], request_id: str, timeout: float | None = None
+    ) -> GenerateStream:
+        """Prepare a request; `values` are the inputs, of which Triton takes flat lists.
 
-    @classmethod
-    def at(cls, url: str, model: str, to_error: ToError, timeout: float) -> GenerateEndpoint:
-        """That of the Triton at `url`."""
-        parts = urlsplit(url)
-        return cls(parts.hostname or "", parts.port or 80, model, to_error, timeout)
-
-    def request(self, values: Mapping[str, Any], request_id: str) -> GenerateStream:
-        """Prepare a request; `values` are the inputs, of which Triton takes flat lists."""
-        return GenerateStream(self, values, request_id, self.timeout)
+        `timeout` is in seconds between bytes.
+        """
+        body = json.dumps({**values, "id": request_id}).encode()
+        return GenerateStream(self, body, timeout)
 
     def stop(self, request_id: str, *, streaming: bool = True) -> None:
         """Stop a request by its id: while it is queued or in prefill, Triton does not notice a
         closed connection. Without `streaming` for a model that is not decoupled."""
-        values = {**_STOP, "streaming": streaming}
-        for _ in GenerateStream(self, values, request_id, _STOP_TIMEOUT_S).events():
+        values = {**STOP_INPUTS, "streaming": streaming}
+        for _ in self.request(values, request_id, _STOP_TIMEOUT_S).events():
             pass
 
 
 class GenerateStream:
     """One request and its responses."""
 
-    def __init__(
-        self,
-        endpoint: GenerateEndpoint,
-        values: Mapping[str, Any],
-        request_id: str,
-        timeout: float | None,
-    ) -> None:
+    def __init__(self, endpoint: GenerateEndpoint, body: bytes, timeout: float | None) -> None:
         self._endpoint = endpoint
-        self._body = json.dumps({**values, "id": request_id}).encode()
+        self._body = body
         self._timeout = timeout
         self._socket: socket.socket | None = None
         self._aborted = False
@@ -201,13 +180,7 @@ class GenerateStream:
         endpoint = self._endpoint
         if self._socket is not None and self._timeout and isinstance(error, TimeoutError):
             return timed_out(self._timeout)
-        if endpoint.this_server:
-            return TritonUnavailable(
-                f"Triton's HTTP at {endpoint.host}:{endpoint.port} (TRITON_HOST, TRITON_HTTP_PORT)"
-                f" failed: {error!r}; try again"
-            )
-        if self._socket is None:
-            what = f"cannot connect to {(endpoint.host, endpoint.port)}: {error}"
-        else:
-            what = f"the connection ended early: {error}"
-        return TritonUnavailable(f"{what}; try again")
+        return TritonUnavailable(
+            f"Triton's HTTP at {endpoint.host}:{endpoint.port} (TRITON_HOST, TRITON_HTTP_PORT)"
+            f" failed: {error!r}; try again"
+        )

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Self
-
-from cog_triton.ipc.messages import message
 
 BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
 BLOCK_TYPE = "kv_cache_block_type"
@@ -23,7 +22,7 @@ _SAMPLE = re.compile(
 )
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class KVCacheStats:
     """KV cache statistics; None is what an engine does not tell.
 
@@ -62,6 +61,14 @@ class KVCacheStats:
             _sum([one.prefix_queries for one in engines]),
             _sum([one.prefix_hits for one in engines]),
         )
+
+    def after(self, before: Self | None) -> Self:
+        """These, with counters that continue those of an engine that has died."""
+        if before is None:
+            return self
+        queries = _sum([self.prefix_queries, before.prefix_queries])
+        hits = _sum([self.prefix_hits, before.prefix_hits])
+        return type(self)(self.usage, self.block_size, self.blocks, queries, hits)
 
     @classmethod
     def from_metrics(cls, text: str) -> Self | None:

@@ -13,7 +13,6 @@ from typing import Literal, Self
 
 from cog_triton import errors
 from cog_triton.errors import InvalidArgument, PromptTooLong
-from cog_triton.ipc.messages import message
 from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.system.log_notes import log_once
 from cog_triton.text.guide import Guide
@@ -22,7 +21,6 @@ from cog_triton.text.sampling import SamplingParams, row, rows
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
-@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """Generation request: one prompt in token ids.
@@ -112,7 +110,7 @@ REQUEST = rows(EngineRequest)
 """Fields that are values of their own; prompt, guide, adapter and images have codecs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenEvent:
     """New tokens of one request; `finish` or `error` is set on its last event only.
 

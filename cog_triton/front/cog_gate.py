@@ -59,7 +59,7 @@ class CogGate(PrivateGate):
 
     async def _decide(self, request: Request) -> Forward | ASGIApp:
         path, reads = request.path, request.method in ("GET", "HEAD")
-        upstream = self.route.upstream
+        upstream = self.upstream
         if reads and path == _HEALTH:
             return self._health(request)
         if upstream.without_cog is not None:
@@ -106,7 +106,7 @@ class CogGate(PrivateGate):
         if found.webhook is not None:
             await self.webhooks.expect(found.webhook)
         for each in found.unknown:
-            log_once(_log, f"input {printable(each)!r} of predictions is unknown, and ignored")
+            log_once(_log, f"input {each!r} of predictions is unknown, and ignored")
         name = name or found.id
         if name is None:  # so that the server can cancel it early
             name = f"pred_{secrets.token_hex(8)}"
@@ -123,7 +123,7 @@ class CogGate(PrivateGate):
 
     def _health(self, request: Request) -> Forward | Answer:
         """Cog's state; the server's own while it is known better there. 200 is as of Cog."""
-        upstream, own = self.route.upstream, self.route.upstream.health()
+        upstream, own = self.upstream, self.upstream.health()
         if (error := upstream.without_cog) is not None:
             state = {"status": "UNHEALTHY", "user_healthcheck_error": str(error)}
             return json_answer(503, {**state, "without_cog": own})
@@ -138,7 +138,7 @@ class CogGate(PrivateGate):
 
     def _ended(self, name: str, whole: bool) -> None:
         """Cancel a prediction that its last client has left."""
-        upstream = self.route.upstream
+        upstream = self.upstream
         running = upstream.predictions[name]
         running.clients -= 1
         if running.clients:
@@ -151,7 +151,7 @@ class CogGate(PrivateGate):
             asyncio.get_running_loop().call_later(_ORDERED_S, self._forget, name)
 
     def _forget(self, name: str) -> None:
-        predictions = self.route.upstream.predictions
+        predictions = self.upstream.predictions
         if name in predictions and not predictions[name].clients:
             del predictions[name]
 

@@ -12,13 +12,14 @@ from cog_triton.front.access import Access, GuessLimit, Refusals, is_loopback
 from cog_triton.front.cog_gate import CogGate
 from cog_triton.front.file_reader import keep_current
 from cog_triton.front.gate import MetricsGate, OpenAIGate, PrivateGate
-from cog_triton.front.http_protocol import Connections, Limits, PublicPort
+from cog_triton.front.http_protocol import Connections, PublicPort
 from cog_triton.front.keyring import Keyring
 from cog_triton.front.large_bodies import LargeBodies
 from cog_triton.front.listener import Listener
+from cog_triton.front.message import Limits
 from cog_triton.front.tls import Certificate
 from cog_triton.front.triton_gate import TritonGate
-from cog_triton.front.upstream import Route, Upstream
+from cog_triton.front.upstream import Upstream
 from cog_triton.front.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.settings import Settings
 
@@ -48,7 +49,7 @@ class Front:
         self._limits = Limits.of(settings, descriptors)
         self._connections = Connections(self._limits.connections, self._limits.all_bodies_bytes)
         self._large_bodies = LargeBodies()
-        self._webhooks = WebhookRelay(WebhookRules.of(settings))
+        self.webhooks = WebhookRelay(WebhookRules.of(settings))
         self._guesses = GuessLimit()
         self.refusals = Refusals()
         keys, chain = settings.cog_triton_keys, settings.tls_cert_file
@@ -58,7 +59,7 @@ class Front:
         self._certificate = Certificate(chain, key) if chain and key else None
         self._listeners: list[Listener] = []
         if "PORT" in sockets:
-            self._webhooks.start()
+            self.webhooks.start()
         readers = [each for each in (self._keyring, self._certificate) if each is not None]
         self._watching = asyncio.ensure_future(keep_current(readers))
 
@@ -85,14 +86,10 @@ class Front:
         ):
             await asyncio.sleep(_POLL_S)
 
-    async def deliver(self, more: Patience) -> None:
-        """Wait for webhooks that are to be delivered, as long as `more` says so."""
-        await self._webhooks.drained(more)
-
     async def close(self) -> None:
         """Close every connection, and give up webhooks, with a line in the log."""
         self._watching.cancel()
-        await self._webhooks.close()
+        await self.webhooks.close()
         for listener in self._listeners:
             listener.close()
         self._large_bodies.close()
@@ -103,12 +100,12 @@ class Front:
         settings = self._settings
         loopback = is_loopback(listening.getsockname()[0])
         access = Access(settings.api_key, loopback, self._keyring, self._guesses, self.refusals)
-        common = (Route(self._upstream, name), access, self._limits, self._large_bodies)
+        common = (self._upstream, name, access, self._limits, self._large_bodies)
         public = settings.metrics_public
         match name:
             case "PORT":
                 page_port = settings.openai_port if settings.openai_page else None
-                return CogGate(*common, self._webhooks, page_port, settings.scheme)
+                return CogGate(*common, self.webhooks, page_port, settings.scheme)
             case "TRITON_HTTP_PORT":
                 return TritonGate(*common)
             case "OPENAI_PORT":

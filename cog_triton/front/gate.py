@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cog_triton import errors
 from cog_triton.errors import CogTritonError
 from cog_triton.front.access import Access
-from cog_triton.front.http_protocol import NO_ROOM, Limits
 from cog_triton.front.json_body import (
     ENCODINGS,
     JSONLimits,
@@ -30,9 +29,9 @@ from cog_triton.front.json_body import (
 )
 from cog_triton.front.keyring import Api
 from cog_triton.front.large_bodies import LargeBodies
-from cog_triton.front.message import Answer, Forward, Headers, Refused, Request, json_answer
+from cog_triton.front.message import NO_ROOM, Answer, Forward, Limits, Refused, Request, json_answer
 from cog_triton.front.pass_through import pass_on
-from cog_triton.front.upstream import Route
+from cog_triton.front.upstream import Upstream
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.tenants import CURRENT
 from cog_triton.system.redaction import KEY_HEADERS
@@ -127,9 +126,10 @@ class Gate(ABC):
 
 @dataclass(eq=False)
 class PrivateGate(Gate):
-    """Base of gates before the servers of a `route`; a coded error is refused with its status."""
+    """Base of gates before `upstream`, for a public `port`; a coded error has its status."""
 
-    route: Route
+    upstream: Upstream
+    port: str
     access: Access
     limits: Limits
     large_bodies: LargeBodies
@@ -146,9 +146,8 @@ class PrivateGate(Gate):
     """Requests ("METHOD path") that are taken while it stops, beside those that only read."""
 
     async def decide(self, request: Request) -> Forward | ASGIApp:
-        """See `Gate`."""
         try:
-            if self.route.upstream.stopping and not request.unaware:
+            if self.upstream.stopping and not request.unaware:
                 self._refuse_new(request)
             return await self._decide(request)
         except errors.CogTritonError as error:
@@ -190,7 +189,7 @@ class PrivateGate(Gate):
 
     def _forward(self, request: Request) -> Forward:
         return Forward(
-            self.route.upstream.ports[self.route.port],
+            self.upstream.ports[self.port],
             request.method,
             request.target,
             self._passed_headers(request),
@@ -198,7 +197,7 @@ class PrivateGate(Gate):
             cut=self._cut,
         )
 
-    def _passed_headers(self, request: Request) -> Headers:
+    def _passed_headers(self, request: Request) -> list[tuple[bytes, bytes]]:
         return [pair for pair in request.headers if pair[0] not in self.dropped]
 
     @cached_property
@@ -290,7 +289,7 @@ class OpenAIGate(PrivateGate):
         if asks_page and self.access.locked:
             return PAGE
         if request.path == _HEALTH:
-            self.route.upstream.state.require_checked()
+            self.upstream.state.require_checked()
         public = (_HEALTH, *_METRICS) if self.metrics_public else (_HEALTH,)
         if not (reads and request.path in public):
             request = self.access.check(request, _api_of(request.path))
@@ -315,7 +314,6 @@ class Passed:
     request: Request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
         request = self.request
         message: Message | None = {"type": "http.request", "body": request.body}
         del self.request

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, cast
 
 import httptools
 import uvicorn
@@ -18,51 +17,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from cog_triton import errors
-from cog_triton.front.message import Refused
-from cog_triton.settings.addresses import AccessSettings
-
-if TYPE_CHECKING:
-    from cog_triton.front.gate import Gate
-
-NO_ROOM = "requests that are being answered hold all memory for bodies; try again"
-_OWN_DESCRIPTORS = 64
-_BODIES_AT_ONCE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Sizes in bytes, times in seconds, connections over all ports together.
-
-    `arrival_s` bounds the time from a request's first byte to its last, `idle_s` the time between
-    the requests of a connection, before the first, and without reading an answer. `json_depth`
-    counts nested arrays and objects, `json_values` all values of a body.
-    """
-
-    body_bytes: int = 8 << 20
-    header_bytes: int = 32 << 10
-    json_depth: int = 64
-    json_values: int = 32768
-    connections: int = 4096
-    arrival_s: float = 30.0
-    idle_s: float = 75.0
-
-    @property
-    def all_bodies_bytes(self) -> int:
-        """Bodies of all requests that are arriving or being answered, together."""
-        return _BODIES_AT_ONCE * self.body_bytes
-
-    @classmethod
-    def of(cls, settings: AccessSettings, descriptors: int) -> Self:
-        """The limits of `settings` for a process that may have so many open files.
-
-        A prediction takes three of them: its client's, Cog's and the one from Cog's worker.
-        """
-        able = max(1, (descriptors - _OWN_DESCRIPTORS) // 3)
-        sizes = settings.max_request_bytes, settings.max_header_bytes
-        values = settings.max_json_depth, settings.max_json_values
-        times = settings.request_timeout, settings.idle_timeout
-        return cls(*sizes, *values, min(settings.max_connections, able), *times)
-
+from cog_triton.front.gate import Gate
+from cog_triton.front.message import NO_ROOM, Limits, Refused
 
 _MAX_PIPELINED = 64
 # coglet takes 100, of which the front itself writes some.
@@ -128,7 +84,6 @@ class Connections:
         return True
 
     def remove(self, connection: FrontProtocol) -> None:
-        """Count one less."""
         self._open.pop(connection, None)
 
     def used(self, connection: FrontProtocol) -> None:
@@ -145,7 +100,6 @@ class Connections:
         return True
 
     def give_bytes(self, count: int) -> None:
-        """Give back what was taken."""
         self._free_bytes += count
 
     def abort_all(self) -> None:

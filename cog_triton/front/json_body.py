@@ -23,13 +23,16 @@ _IDS_AS_ONE = 8
 
 
 class Numbers(Enum):
-    """How numbers in lists count among the values of a body, by a pattern for such a list."""
+    """How numbers in lists count among the values of a body."""
 
-    EACH = None
-    IDS = re.compile(rb"\[[\d,]+\]")
+    EACH = "each"
+    IDS = "ids"
     """Whole ones, such as token ids, an eighth each."""
-    FREE = re.compile(rb"\[[-+.\deE,]+\]")
+    FREE = "free"
     """Not at all: tensors."""
+
+
+_IDS, _FREE = re.compile(rb"\[[\d,]+\]"), re.compile(rb"\[[-+.\deE,]+\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +104,10 @@ def _require_few_values(plain: bytes, limits: JSONLimits) -> None:
     if _LONG_NUMBER.search(plain):
         raise errors.InvalidArgument("body: a number has more than 32 characters, or not JSON")
     found = _count(plain)
-    if found > limits.values and limits.numbers.value:
-        rest = _count(limits.numbers.value.sub(b"", plain))
-        found = rest + (found - rest) // _IDS_AS_ONE * (limits.numbers is Numbers.IDS)
+    if found > limits.values and limits.numbers is not Numbers.EACH:
+        are_ids = limits.numbers is Numbers.IDS
+        rest = _count((_IDS if are_ids else _FREE).sub(b"", plain))
+        found = rest + (found - rest) // _IDS_AS_ONE * are_ids
     if found > limits.values:
         raise errors.InvalidArgument(
             f"body: has {found} values; {limits.values} at most (MAX_JSON_VALUES)"

@@ -137,11 +137,9 @@ class Keyring(FileReader):
         super().__init__(f"COG_TRITON_KEYS={path}")
 
     def files(self) -> list[Path]:
-        """See `FileReader`."""
         return files_of(self._path)
 
     def take(self, data: Iterable[tuple[str, bytes]]) -> None:
-        """See `FileReader`."""
         self._keys = {key.sha256[:_PREFIX]: key for key in (*self._own, *_keys_of(data))}
 
     def find(self, sent: bytes) -> Key | None:

@@ -25,7 +25,7 @@ class LargeBodies:
     """One process, started for the first large body, that takes one body after the other."""
 
     def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, "large-bodies")
         self._child: PythonChild | None = None
         self._closed = False
 
@@ -37,8 +37,6 @@ class LargeBodies:
         """
         if size < LARGE:
             return function(*arguments)
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "large-bodies")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._call, function, arguments)
 
@@ -47,8 +45,7 @@ class LargeBodies:
         self._closed = True
         if self._child is not None:
             self._child.process.kill()
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
+        self._thread.shutdown(cancel_futures=True)
         if self._child is not None:
             self._child.close()
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Self
 
 from starlette.types import Receive, Scope, Send
 
@@ -15,9 +15,13 @@ from cog_triton.errors import CogTritonError
 from cog_triton.front.coded_events import CodedEnd
 from cog_triton.serving.openai.error_responses import endpoint_of
 from cog_triton.serving.tenants import Tenant
+from cog_triton.settings.addresses import AccessSettings
 from cog_triton.system.log_format import log_refusal
 
 Headers = list[tuple[bytes, bytes]]
+NO_ROOM = "requests that are being answered hold all memory for bodies; try again"
+_OWN_DESCRIPTORS = 64
+_BODIES_AT_ONCE = 16
 
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::\d+)?")
 
@@ -36,6 +40,41 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes in bytes, times in seconds, connections over all ports together.
+
+    `arrival_s` bounds the time from a request's first byte to its last, `idle_s` the time between
+    the requests of a connection, before the first, and without reading an answer. `json_depth`
+    counts nested arrays and objects, `json_values` all values of a body.
+    """
+
+    body_bytes: int = 8 << 20
+    header_bytes: int = 32 << 10
+    json_depth: int = 64
+    json_values: int = 32768
+    connections: int = 4096
+    arrival_s: float = 30.0
+    idle_s: float = 75.0
+
+    @property
+    def all_bodies_bytes(self) -> int:
+        """Bodies of all requests that are arriving or being answered, together."""
+        return _BODIES_AT_ONCE * self.body_bytes
+
+    @classmethod
+    def of(cls, settings: AccessSettings, descriptors: int) -> Self:
+        """The limits of `settings` for a process that may have so many open files.
+
+        A prediction takes three of them: its client's, Cog's and the one from Cog's worker.
+        """
+        able = max(1, (descriptors - _OWN_DESCRIPTORS) // 3)
+        sizes = settings.max_request_bytes, settings.max_header_bytes
+        values = settings.max_json_depth, settings.max_json_values
+        times = settings.request_timeout, settings.idle_timeout
+        return cls(*sizes, *values, min(settings.max_connections, able), *times)
 
 
 class Refused(Exception):
@@ -100,7 +139,6 @@ class Answer:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
         start = {"type": "http.response.start", "status": self.status, "headers": self._all}
         await send(start)
         await send({"type": "http.response.body", "body": self.body})

@@ -44,7 +44,7 @@ class PreparedBody:
 
     body: bytes
     id: str | None = None
-    webhook: object = None
+    webhook: str | None = None
     unknown: list[str] = field(default_factory=list)
 
 
@@ -90,6 +90,8 @@ def prepared(body: bytes, known: frozenset[str], webhook_address: str) -> Prepar
             body = _written(request).encode()
         except (ValueError, RecursionError) as error:
             raise _not_json(error) from error
+    if not isinstance(webhook, str | None):
+        raise InvalidArgument("webhook: must be an http(s):// URL")
     return PreparedBody(body, name if isinstance(name, str) else None, webhook, unknown)
 
 
@@ -129,7 +131,7 @@ def _unknown(inputs: dict[str, Any], known: frozenset[str]) -> list[str]:
     for name, value in inputs.items():
         if name in known:
             continue
-        shown = name[:_SHOWN]
+        shown = printable(name[:_SHOWN])
         if name in _CHANGE_THE_TEXT and "prompt" in known:
             if value is False or value in ([], {}, ""):
                 continue

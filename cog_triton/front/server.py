@@ -135,7 +135,8 @@ class Server:
                 await asyncio.sleep(_LAST_EVENTS_S)  # in which Cog posts its last webhooks
             await self._unless_hurried(self._parent.stop_cog())
         await self._front.flush(self._patience(_FLUSH_S))
-        await self._front.deliver(self._patience(_WEBHOOKS_S if self._stop.is_set() else 0.0))
+        least = _WEBHOOKS_S if self._stop.is_set() else 0.0
+        await self._front.webhooks.drained(self._patience(least))
         await self._front.close()
         return 0 if self._stop.is_set() else 1
 
@@ -172,7 +173,7 @@ class Server:
         await self._front.drain(self._patience(0.0))
         if self._runtime is not None:  # asynchronous predictions have no connection
             left = max(0.0, self._deadline - time.monotonic())
-            await self._unless_hurried(asyncio.to_thread(self._runtime.drain, left))
+            await self._unless_hurried(self._runtime.drain(left))
 
     async def _unless_hurried(self, work: Coroutine[Any, Any, Any]) -> None:
         """Wait for the end of `work`, or for the second signal."""
@@ -275,7 +276,7 @@ class Server:
             await asyncio.sleep(_POLL_S)
             with suppress(OSError):  # no file descriptor is left to look with
                 listens = any(listening_sockets(port))
-        await asyncio.to_thread(self._runtime.drain)
+        await self._runtime.drain()
 
 
 class SetupLog(logging.Handler):

@@ -25,7 +25,6 @@ class Certificate(FileReader):
         super().__init__(f"TLS_CERT_FILE={chain}, TLS_KEY_FILE={key}")
 
     def files(self) -> Sequence[Path]:
-        """See `FileReader`."""
         return self._files
 
     def take(self, data: object) -> None:

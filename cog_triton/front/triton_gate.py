@@ -115,8 +115,7 @@ class TritonGate(PrivateGate):
 
     async def _called(self, request: Request, model: str, *, infers: bool) -> Forward | Answer:
         """A call of the model at that path, with what of its body is allowed."""
-        serving = self.route.upstream
-        tensors = await self.models.tensors(serving.ports[self.route.port], model)
+        tensors = await self.models.tensors(self.upstream.ports[self.port], model)
         if isinstance(tensors, Answer):
             return coded_failure(tensors.status, tensors.body) or tensors
         body = (await self._inflated(request)).body

@@ -38,19 +38,13 @@ async def start(
             f"ENGINE_REPLICAS={settings.engine_replicas}: not with --model-repo, whose models are"
             " served as they are"
         )
-    preparing = _model_repository(settings, repository, parent)
-    models, world_size, secrets, replicas = await asyncio.to_thread(asyncio.run, preparing)
+    found = await asyncio.to_thread(_model_repository, settings, repository, parent)
+    models, world_size, secrets, replicas = found
     inner = settings.behind_front(ports) if ports else settings
     server = TritonServer(inner, models, parent, world_size, secrets, replicas)
-
-    async def no_probe() -> None:
-        pass
-
-    async def always_ready() -> bool:
-        return True
-
     async with aclosing(TritonClient(inner)) as client:
-        await server.start(client.is_ready if ports else always_ready, no_probe)
+        is_ready = client.is_ready if ports else lambda: asyncio.sleep(0, True)
+        await server.start(is_ready, lambda: asyncio.sleep(0))
     return server, _ready_line(settings, world_size, server.log)
 
 
@@ -66,7 +60,7 @@ async def watch(settings: Settings, server: TritonServer) -> None:
     raise TritonUnavailable(f"{failed.result()}{server.last_lines()}")
 
 
-async def _model_repository(
+def _model_repository(
     settings: Settings, repository: Path | None, parent: ParentLink
 ) -> tuple[Path, int, Collection[str], EngineReplicas]:
     """The model repository, its ranks, secrets that it may need, its engines.
@@ -83,7 +77,7 @@ async def _model_repository(
         secrets = os.environ.keys() - SERVER_KEYS
         return repository.resolve(), launch.world_size(settings, None), secrets, ONE
     loaded = parent.has_loaded
-    found = await prepare_engine(settings, parent.run_dir, alone=True, loaded=loaded)
+    found = prepare_engine(settings, parent.run_dir, alone=True, loaded=loaded)
     return found.repository, found.world_size, found.family.secrets, found.replicas
 
 

@@ -42,11 +42,3 @@ class Running:
 
     tenant: Tenant | None
     clients: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Way from a public port to what is behind it: `port` is the name of its setting."""
-
-    upstream: Upstream
-    port: str

@@ -51,7 +51,6 @@ class WebhookClient:
             raise ConnectionError(f"{type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._client.aclose()
 
     async def _follow(self, url: str, headers: Headers, body: bytes) -> int:
@@ -77,7 +76,6 @@ class _Checked(httpx.AsyncBaseTransport):
         self._transport(None)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """See `httpx.AsyncBaseTransport`."""
         url = request.url
         addresses = await self._check(str(url))
         transport = self._transport(proxy := _proxy_of(url))

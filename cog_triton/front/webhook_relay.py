@@ -22,9 +22,9 @@ from cog_triton import errors
 from cog_triton.errors import InvalidArgument
 from cog_triton.front.access import is_loopback
 from cog_triton.front.gate import Gate, cog_refusal
-from cog_triton.front.http_protocol import Connections, Limits, PublicPort
+from cog_triton.front.http_protocol import Connections, PublicPort
 from cog_triton.front.listener import Listener
-from cog_triton.front.message import Answer, Refused, Request, end_to_end
+from cog_triton.front.message import Answer, Limits, Refused, Request, end_to_end
 from cog_triton.front.webhook_delivery import Delivery
 from cog_triton.processes.public_sockets import BACKLOG
 from cog_triton.settings import Settings
@@ -85,7 +85,7 @@ class WebhookRules:
 
 
 def check_webhook(
-    url: object, rules: WebhookRules, resolve: Resolver = resolve_host
+    url: str, rules: WebhookRules, resolve: Resolver = resolve_host
 ) -> tuple[Address, ...]:
     """Check the `webhook` of a request; returns the host's addresses, all of them allowed.
 
@@ -93,10 +93,8 @@ def check_webhook(
         InvalidArgument: not an http(s) URL, or its host is not allowed. The text is the same for a
             host that is unknown and one that is private, so that it tells nothing of the network.
     """
-    parts = HTTP_URL.fullmatch(url) if isinstance(url, str) else None
-    if parts is None:
-        shown = "" if not isinstance(url, str) else f"={redact_address(url)[:200]!r}"
-        raise InvalidArgument(f"webhook{shown}: must be an http(s):// URL")
+    if (parts := HTTP_URL.fullmatch(url)) is None:
+        raise InvalidArgument(f"webhook={redact_address(url)[:200]!r}: must be an http(s):// URL")
     if len(parts[0]) > _MAX_URL:
         raise InvalidArgument(f"webhook: {len(parts[0])} characters; must be at most {_MAX_URL}")
     host = parts["host"].strip("[]").rstrip(".").lower()
@@ -138,18 +136,17 @@ class WebhookRelay(Gate):
         self._ended: set[str] = set()
 
     def start(self) -> None:
-        """Listen."""
         listening = bind("webhooks", "127.0.0.1", 0, BACKLOG)
         self._port = listening.getsockname()[1]
         port = PublicPort(self, _LIMITS, self._connections)
         self._listener = Listener(listening, port.connection)
 
-    async def check(self, url: object) -> Sequence[Address]:
+    async def check(self, url: str) -> Sequence[Address]:
         """Allowed addresses of a webhook's host; raises E1005 unless webhooks may go there."""
         check = partial(check_webhook, url, self._rules, self._resolve)
         return await asyncio.get_running_loop().run_in_executor(self._threads, check)
 
-    async def expect(self, url: object) -> None:
+    async def expect(self, url: str) -> None:
         """Raise E1005 unless webhooks may go to `url`; before the first, make the client.
 
         Raises E2100 where it cannot be made, for want of the certificates that a variable names.
@@ -185,7 +182,6 @@ class WebhookRelay(Gate):
             await self._client.close()
 
     async def decide(self, request: Request) -> Answer:
-        """See `gate.Gate`."""
         target = _TARGET.fullmatch(request.path)
         if target is None or not hmac.compare_digest(target["key"], self._key):
             raise Refused(404, errors.NotFound("no webhook"))

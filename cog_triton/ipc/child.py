@@ -5,6 +5,7 @@ A request is bytes, or the call of a function: arguments and results cross as an
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 import signal
@@ -14,13 +15,14 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from types import GenericAlias, MappingProxyType
+from typing import Any, get_type_hints
+
+import msgspec
 
 import cog_triton
 from cog_triton.errors import CogTritonError, from_text
 from cog_triton.ipc.framing import LENGTH, MAX_FRAME, check
-from cog_triton.ipc.messages import decode_call, decode_result, encode_call, encode_result
 
 READY = b"G"
 """Kind of what a child sends first, before any request."""
@@ -151,15 +153,16 @@ _RETURNED, _RAISED = b"R", b"E"
 def call(where: PythonChild, function: Callable[..., Any], *arguments: object) -> Any:
     """The result of a module's function there; raises the coded error that it raises.
 
-    OSError if the child has ended, does not answer in time or answers what can be no result;
-    RuntimeError for another error of the function's.
+    OSError if the child has ended or does not answer in time; RuntimeError for another error of
+    the function's.
     """
-    where.send(encode_call(function, arguments))
+    called = function.__module__, function.__qualname__, arguments
+    where.send(msgspec.msgpack.encode(called))
     kind, data = where.receive(MAX_FRAME - 1)
     if kind == _RAISED:
         text = str(data, "utf-8", "replace")
         raise from_text(text) or RuntimeError(text)
-    return decode_result(function, data)
+    return msgspec.msgpack.decode(data, type=get_type_hints(function).get("return", Any))
 
 
 def serve_calls(descriptor: int) -> None:
@@ -168,9 +171,14 @@ def serve_calls(descriptor: int) -> None:
 
 
 def _called(request: memoryview) -> tuple[bytes, bytes]:
-    function, arguments = decode_call(request)
+    module, name, arguments = msgspec.msgpack.decode(request, type=tuple[str, str, msgspec.Raw])
+    function = getattr(importlib.import_module(module), name)
+    hints = get_type_hints(function)
+    hints.pop("return", None)
+    kinds = GenericAlias(tuple, tuple(hints.values())) if hints else list
     try:
-        return _RETURNED, encode_result(function, function(*arguments))
+        result = function(*msgspec.msgpack.decode(arguments, type=kinds))
+        return _RETURNED, msgspec.msgpack.encode(result)
     except CogTritonError as error:
         raised = str(error)
     except Exception as error:  # noqa: BLE001 - raised in the parent

@@ -1,16 +1,11 @@
 """Frames between processes: each payload follows its length, four bytes, big-endian.
 
-One framing for control messages and for tokens, read in blocks or as bytes arrive; `streams` has it
-in asyncio.
+One framing for control messages and for tokens.
 """
 
 from __future__ import annotations
 
-import select
-import socket
 import struct
-from collections import deque
-from contextlib import suppress
 
 MAX_FRAME = 1 << 30
 """Bytes of the largest payload that is read, unless the reader bounds it otherwise."""
@@ -18,7 +13,6 @@ CONTROL_LIMIT = 16 << 20
 """Bytes of the largest payload of a control message."""
 LENGTH = struct.Struct("!I")
 """What is before each payload."""
-_CHUNK = 1 << 18
 
 
 class FrameError(ConnectionError):
@@ -52,58 +46,6 @@ class FrameDecoder:
             at = end
         del buffer[:at]
         return payloads
-
-
-class FrameSocket:
-    """A connected socket that sends and receives frames, and blocks; one reader, one writer."""
-
-    def __init__(self, own: socket.socket, limit: int = MAX_FRAME) -> None:
-        self.socket = own
-        self._decoder = FrameDecoder(limit)
-        self._arrived: deque[bytes] = deque()
-        self._poller = select.poll()
-        self._poller.register(own, select.POLLIN)
-
-    def fileno(self) -> int:
-        """Descriptor, for select; frames that `receive` has read already do not wake it up."""
-        return self.socket.fileno()
-
-    def send(self, payload: bytes) -> None:
-        """Send a payload; raises OSError at a hang-up."""
-        self.socket.sendall(frame(payload))
-
-    def receive(self) -> bytes:
-        """The next payload; raises EOFError or OSError when the peer is gone."""
-        self._wait()
-        return self._arrived.popleft()
-
-    def receive_all(self) -> list[bytes]:
-        """All payloads that have arrived, at least one; raises as `receive`."""
-        self._wait()
-        payloads = list(self._arrived)
-        self._arrived.clear()
-        return payloads
-
-    def _wait(self) -> None:
-        while not self._arrived:
-            data = self.socket.recv(_CHUNK)
-            if not data:
-                raise EOFError
-            self._arrived.extend(self._decoder.feed(data))
-
-    def poll(self, timeout: float = 0.0) -> bool:
-        """Whether `receive` has something to read within `timeout` seconds, be it a hang-up."""
-        return bool(self._arrived or self._poller.poll(timeout * 1000))
-
-    def hang_up(self) -> None:
-        """End it for both sides; another thread's `receive` ends with EOFError."""
-        with suppress(OSError):  # the peer was faster
-            self.socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Hang up, and give the descriptor back."""
-        self.hang_up()
-        self.socket.close()
 
 
 def check(length: int, limit: int) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Any, Self
 
-from cog_triton.ipc.framing import CONTROL_LIMIT, LENGTH, FrameError, check, frame
+from cog_triton.ipc.framing import CONTROL_LIMIT, LENGTH, check, frame
 from cog_triton.ipc.messages import decode, encode
 
 
@@ -31,12 +31,9 @@ class Stream:
         try:
             (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
             check(length, CONTROL_LIMIT)
-            content = await self._reader.readexactly(length)
-        except FrameError:
-            raise
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            return decode(await self._reader.readexactly(length))
+        except (BrokenPipeError, ConnectionResetError) as error:
             raise EOFError from error
-        return decode(content)
 
     def close(self) -> None:
         """Hang up, once what is queued was sent."""

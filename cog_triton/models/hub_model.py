@@ -14,11 +14,12 @@ from huggingface_hub import constants
 
 from cog_triton.download import disk_space, hub, hub_cache
 from cog_triton.download.hub_cache import choose
-from cog_triton.download.model_source import ModelRequest, fetch_model
+from cog_triton.download.model_request import ModelRequest, read_object
+from cog_triton.download.model_source import fetch_model
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo, size_text
 from cog_triton.errors import DiskFull, ModelUnavailable
-from cog_triton.models.preparation import read_object, write_object
+from cog_triton.system.atomic_write import write_json
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _SMALL = ("config.json", "generation_config.json")
@@ -46,7 +47,7 @@ class RevisionPins:
         if hub_cache.is_commit(revision):
             return
         pin = {"hub": constants.ENDPOINT, "model_id": model_id, "revision": revision or "main"}
-        write_object(self._path(model_id, revision), {**pin, "commit": commit})
+        write_json(self._path(model_id, revision), {**pin, "commit": commit})
 
     def _path(self, model_id: str, revision: str | None) -> Path:
         of = "\0".join([constants.ENDPOINT, model_id, revision or "main"])

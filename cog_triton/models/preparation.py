@@ -17,7 +17,8 @@ from cog_triton.artifact import tar_members
 from cog_triton.artifact.engine_config import CONFIG_NAME
 from cog_triton.artifact.engine_manifest import BUILD_CONFIG, MAX_TEXT
 from cog_triton.builder.workspace import Workspace
-from cog_triton.download.model_source import fetch_model, resolve
+from cog_triton.download.model_request import read_object, resolve
+from cog_triton.download.model_source import fetch_model
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.engines.vllm.model_directory import MODEL_FILE
 from cog_triton.errors import (
@@ -38,7 +39,7 @@ from cog_triton.settings import Settings
 from cog_triton.settings.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.sizing.memory_sum import read_shape
 from cog_triton.sizing.model_files import ModelFiles
-from cog_triton.system.atomic_write import writing
+from cog_triton.system.atomic_write import write_json
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.triton.installation import machine_binary, missing_libpython
 
@@ -234,7 +235,7 @@ class Preparation:
         record = self._record(wanted.model_id, wanted.identity)
         if not record.is_file():
             of = {"model_id": wanted.model_id, "max_positions": wanted.max_positions}
-            write_object(record, of)
+            write_json(record, of)
         return Prepared(str(engine), served_model_name=served)
 
     def _with_vllm(
@@ -244,18 +245,11 @@ class Preparation:
         assert choice.vllm is not None
         family_choice.require_architecture(config, choice.vllm.site, served)
         directory = self._store / "vllm" / hashlib.sha256(str(model).encode()).hexdigest()[:16]
-        write_object(directory / MODEL_FILE, {"model": str(model)})
+        write_json(directory / MODEL_FILE, {"model": str(model)})
         return Prepared(str(directory), served, choice.vllm.python)
 
     def _say(self, what: str, choice: FamilyChoice) -> None:
         self._echo(f"{what}: served by {choice.family}, as {choice.why}; {choice.otherwise}")
-
-
-def write_object(path: Path, value: Mapping[str, object]) -> None:
-    """Write a JSON object to a file, atomically."""
-    text = json.dumps(value).encode()
-    with writing(path, len(text), at_most=False) as file:
-        file.write(text)
 
 
 def _has_usable_gpu() -> bool:
@@ -311,14 +305,3 @@ def _named(name: str, vllm: bool) -> Iterator[None]:
         if vllm and isinstance(error, EngineIncompatible):
             hint = f"; vLLM may take it, on a GPU: {family_choice.SETUP}"
         raise type(error)(f"{name}: {error.detail}{hint}") from None
-
-
-def read_object(path: Path, name: str) -> dict[str, Any]:
-    """The JSON object in a file of the model `name`; raises E1304 if it is none."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelUnavailable(f"{name}: {path.name} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelUnavailable(f"{name}: {path.name} is not a JSON object")
-    return value

@@ -1,1 +1,1 @@
-"""Processes of a server: its engines, which are restarted when they die."""
+"""Processes of a server, which are restarted when they die."""

@@ -38,7 +38,7 @@ class Child:
         pass_fds: Sequence[int] = (),
         own_end: bool = False,
     ) -> None:
-        """Start it; raises OSError if something is lacking."""
+        """Start it; raises OSError."""
         self._mark = f"{_MARKS[0]}{os.urandom(8).hex()}"
         parent = os.getpid()
 
@@ -65,7 +65,6 @@ class Child:
             preexec_fn=in_child,
         )
         self.pid = self.process.pid
-        """Its process id."""
         _own.add(self.pid)
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int] = self._loop.create_future()

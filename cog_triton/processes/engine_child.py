@@ -95,7 +95,7 @@ class EngineChild:
         self.asleep = False
 
     async def load(self) -> str:
-        """Wait until it is loaded, or has ended; returns why it is not, its error or last lines."""
+        """Wait until it is loaded, or has ended; why it is not, its error or last lines."""
         message = await self._next()
         if isinstance(message, Opened) and self.alive:
             self.loaded = True
@@ -110,7 +110,7 @@ class EngineChild:
         return f"{reason}; its last lines (of {self.log}):\n{tail}"
 
     async def wait_until_dead(self) -> str:
-        """Wait for its end, however it comes; returns the reason."""
+        """Wait for its end; returns the reason."""
         await asyncio.wait({self.ended})
         return self._reason or f"the engine's process ({self.process.pid}) has died"
 

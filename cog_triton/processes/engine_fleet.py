@@ -65,7 +65,7 @@ class EngineFleet:
                 engine.end(reason)
 
     async def stop(self, *, kills: bool = False) -> None:
-        """End all engines, in time or killed; none of their processes is left then."""
+        """End all engines, in time or killed; no process of theirs is left."""
         for task in (*self._tasks, self._spare):
             if task is not None:
                 task.cancel()

@@ -7,9 +7,10 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from cog_triton.processes.child import Child
 from cog_triton.processes.engine_fleet import EngineFleet
@@ -46,7 +47,7 @@ class Host:
         self._reapers_end, self._our_end = os.pipe()
 
     async def running(self) -> Running:
-        """For a server that begins, once the orders of the last one are obeyed."""
+        """For a server that begins, once all orders are obeyed."""
         await self._orders.join()
         if self._triton is not None and self._triton[1].ended.done():
             await self._watching
@@ -77,9 +78,10 @@ class Host:
             order = await self._orders.get()
             try:
                 await self._do(order)
-            except OSError as error:  # no descriptor is left, for example
+            except OSError as error:  # no descriptor is left
                 _log.error("%s: %s", type(order).__name__, error)
                 if isinstance(order, StartTriton):
+                    reaper.unlink_shm(order.shm_prefix)
                     self._report(TritonChanged(0, 1, f"Triton did not start: {error}"))
             finally:
                 self._orders.task_done()

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from cog_triton.engines.engine_spec import EngineSpec
 from cog_triton.errors import CogTritonError
-from cog_triton.ipc.messages import message
+from cog_triton.ipc.messages import Message
 
 
-@message
-class StartEngines:
+class StartEngines(Message, frozen=True):
     """Have `count` engines listen at `address`, each with its number behind it, from now on.
 
     Each has its CUDA_VISIBLE_DEVICES of `gpus`, if there are any. With a `spare`, one more waits
@@ -26,21 +25,18 @@ class StartEngines:
     spare: bool = False
 
 
-@message
-class EndEngine:
+class EndEngine(Message, frozen=True):
     """End an engine that serves, or all, for a fault."""
 
     reason: str
     replica: int | None = None
 
 
-@message
-class StopEngines:
+class StopEngines(Message, frozen=True):
     """End all engines; the answer, once none is left, is the same."""
 
 
-@message
-class StartTriton:
+class StartTriton(Message, frozen=True):
     """Start Triton's processes, with a log; answered by TritonChanged.
 
     `stop_signal` lets their requests end. Names in /dev/shm begin with `shm_prefix`. Stubs log
@@ -55,43 +51,37 @@ class StartTriton:
     request_log: str
 
 
-@message
-class StopTriton:
+class StopTriton(Message, frozen=True):
     """Stop Triton, or kill it; answered by TritonChanged."""
 
     kills: bool
 
 
-@message
-class StopCog:
+class StopCog(Message, frozen=True):
     """Stop Cog for good; the answer, once it has ended, is the same."""
 
 
-@message
-class RestartCog:
+class RestartCog(Message, frozen=True):
     """Cog has failed; one that was only `late` stays while it uses CPU."""
 
     reason: str
     late: bool
 
 
-@message
-class Ready:
+class Ready(Message, frozen=True):
     """Requests are served. A `message` for the user has a place for the `seconds` of the start."""
 
     message: str = ""
 
 
-@message
-class NotReady:
+class NotReady(Message, frozen=True):
     """The start has failed, or all has: with `ends`, the server ends, and the rest is to."""
 
     error: CogTritonError
     ends: bool
 
 
-@message
-class Running:
+class Running(Message, frozen=True):
     """To a server that begins: its run directory, and orders of an earlier server that stand.
 
     Triton's processes are below `triton_pid`.
@@ -103,8 +93,7 @@ class Running:
     triton_pid: int = 0
 
 
-@message
-class EnginesChanged:
+class EnginesChanged(Message, frozen=True):
     """Generations of the engines that serve, by replica; process ids of those, and of others."""
 
     serving: Mapping[int, int]
@@ -112,8 +101,7 @@ class EnginesChanged:
     others: Sequence[int]
 
 
-@message
-class EngineDeath:
+class EngineDeath(Message, frozen=True):
     """The engine `replica` has died; `serving` is the number of engines that still serve.
 
     It served for `lasted` seconds. If that is None, it did not load, and no other is started.
@@ -125,8 +113,7 @@ class EngineDeath:
     lasted: float | None = None
 
 
-@message
-class TritonChanged:
+class TritonChanged(Message, frozen=True):
     """Triton's processes are below `pid`, and are ended for a `reason`, if there is one.
 
     Without a `pid` they have ended, with a `code`, 128 and its number after a signal.

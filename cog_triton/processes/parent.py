@@ -180,12 +180,10 @@ class Parent:
             self._server = self._stream = None
         return "" if reason.startswith(f"{_SERVED} {described(0)}") else reason
 
-    async def _watch(
-        self, what: str, child: Child, due: Callable[[], float] = lambda: math.inf
-    ) -> str:
+    async def _watch(self, what: str, child: Child, *due: Callable[[], float]) -> str:
         """Wait until it has ended, or is at fault and was killed; why."""
         self._faults[what] = fault = asyncio.get_running_loop().create_future()
-        watching = self._do(watch(what, child, due))
+        watching = self._do(watch(what, child, *due))
         await asyncio.wait({watching, fault}, return_when=asyncio.FIRST_COMPLETED)
         wrong = str(fault.result()) if fault.done() else watching.result()
         code = await child.kill()

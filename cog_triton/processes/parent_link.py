@@ -6,9 +6,10 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
+
+from msgspec.structs import replace
 
 from cog_triton.engines import engine_spec
 from cog_triton.ipc.streams import Stream

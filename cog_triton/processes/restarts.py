@@ -1,7 +1,4 @@
-"""Restarts: how often in a row, and after which pause, a process that has failed is started again.
-
-Engines, tritonserver, the server and Cog have the same rule.
-"""
+"""Restarts: how often in a row, and after which pause, a process that failed is started again."""
 
 from __future__ import annotations
 

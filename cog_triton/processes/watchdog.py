@@ -1,8 +1,8 @@
 """Watchdog of our processes: notices one that was stopped, or hangs.
 
-A process hangs whose next step is overdue while all of its threads sleep and use
-no CPU, look after look. A step that computes, or waits for a disk or for its turn on a busy CPU, is
-none, however long it takes: prompts of 100,000 tokens take minutes on a CPU.
+A process hangs whose next step is overdue while all its threads sleep and use no CPU, look after
+look. A step that computes, or waits for a disk or a busy CPU, is none, however long it takes:
+prompts of 100,000 tokens take minutes on a CPU.
 """
 
 from __future__ import annotations

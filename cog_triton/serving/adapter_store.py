@@ -12,7 +12,8 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+import time
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,10 +64,6 @@ class AdapterStore:
     def adapters(self) -> Mapping[str, RegisteredAdapter]:
         """The loaded adapters by name."""
         return self._adapters
-
-    def get(self, name: str) -> RegisteredAdapter | None:
-        """The loaded adapter of a name."""
-        return self._adapters.get(name)
 
     def fetch(
         self,
@@ -235,42 +232,34 @@ def _naming(name: str) -> Iterator[None]:
         raise type(error)(f"lora_name={name[:80]!r}: {error.detail}") from error
 
 
-OnChange = Callable[[Set[str], Set[str]], None]
-
-
 class AdapterUse:
-    """Requests with an adapter, from their arrival to their end; thread-safe."""
+    """Requests with an adapter, from their arrival to their end."""
 
     def __init__(self) -> None:
         self._requests: dict[int, tuple[str, GenerationResult]] = {}
-        self._lock = threading.Lock()
-        self.on_change: OnChange = lambda running, waiting: None
-        """Called with the adapters of running and of waiting requests, on any thread."""
+        self.changed = time.time()
+        """When `adapters` last may have changed."""
 
     def enter(self, request: GenerationRequest, result: GenerationResult) -> None:
         """A request arrived, and waits until `admitted`."""
-        adapter = request.engine.adapter
-        if adapter is not None:
-            with self._lock:
-                self._requests[id(result)] = adapter, result
-                self._report()
+        if (adapter := request.engine.adapter) is not None:
+            self._requests[id(result)] = adapter, result
+            self.changed = time.time()
 
     def admitted(self, result: GenerationResult) -> None:
         """A request got its turn: `result` has its queue time."""
         if id(result) in self._requests:
-            with self._lock:
-                self._report()
+            self.changed = time.time()
 
     def leave(self, result: GenerationResult) -> None:
         """A request ended."""
-        if id(result) in self._requests:
-            with self._lock:
-                del self._requests[id(result)]
-                self._report()
+        if self._requests.pop(id(result), None):
+            self.changed = time.time()
 
-    def _report(self) -> None:
+    def adapters(self) -> tuple[Set[str], Set[str]]:
+        """The adapters of running and of waiting requests; on any thread."""
         running: set[str] = set()
         waiting: set[str] = set()
-        for name, result in self._requests.values():
+        for name, result in tuple(self._requests.values()):
             (waiting if result.queue_time is None else running).add(name)
-        self.on_change(running, waiting)
+        return running, waiting

@@ -6,7 +6,10 @@ UTF-8. It hangs up after the last one. A peer that hangs up first cancels its pr
 
 from __future__ import annotations
 
-from cog_triton.ipc.messages import message
+from collections.abc import Mapping
+from typing import Any
+
+from cog_triton.ipc.messages import Message
 
 ADDRESS_VARIABLE = "COG_TRITON_SERVER_ADDRESS"
 """Name of the server's socket: 128 random bits of this start. One prediction has it as its id: the
@@ -15,23 +18,20 @@ OUTPUT, LOG, METRICS, ERROR, CANCELLED, END = (b"%c" % kind for kind in b"olmec.
 """Kinds of frames: METRICS are a JSON object, an ERROR begins with its code."""
 
 
-@message
-class SetUp:
+class SetUp(Message, frozen=True):
     """Send log lines of the start as they come, then END if the server is ready, or an ERROR."""
 
 
-@message
-class CheckHealth:
+class CheckHealth(Message, frozen=True):
     """Send END if requests are served, or the ERROR why they are not."""
 
 
-@message
-class Predict:
-    """Run a prediction of Cog's `id`.
-
-    `inputs` are its JSON, those of the `mock` server or the runner's.
-    """
+class Predict(Message, frozen=True):
+    """Run a prediction of Cog's `id`; `inputs` are those of the `mock` server or the runner's."""
 
     id: str
-    inputs: bytes
+    inputs: Mapping[str, Any]
     mock: bool = False
+
+
+Order = SetUp | CheckHealth | Predict

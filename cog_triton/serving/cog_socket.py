@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from cog_triton.ipc.framing import FrameDecoder, FrameError, frame
 from cog_triton.ipc.messages import decode
-from cog_triton.serving.cog_messages import CANCELLED, END, ERROR
+from cog_triton.serving.cog_messages import CANCELLED, END, ERROR, Order
 from cog_triton.serving.openai.error_responses import to_coded_error
 from cog_triton.serving.predictions import Prediction
 from cog_triton.system import local_socket
@@ -41,14 +41,13 @@ class Exchange(asyncio.Protocol):
         try:
             for payload in self._decoder.feed(data):
                 if self._task is None:
-                    self._task = asyncio.ensure_future(self._obey(decode(payload), self))
+                    self._task = asyncio.ensure_future(self._obey(decode(payload, Order), self))
                     self._task.add_done_callback(self._on_end)
         except FrameError as error:
             _log.warning("an order is refused: %s", error)
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Cancel the prediction."""
         self.prediction.cancel()
 
     def send(self, kind: bytes, text: str = "", *, waits: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import os
@@ -40,6 +39,7 @@ from cog_triton.triton.model_repository import ENGINE_MODEL, render_repository
 from cog_triton.triton.serve_config import ServeConfig, find_serve_config
 
 _log = logging.getLogger(__name__)
+_RETRY = RetryPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +56,16 @@ class PreparedEngine:
     replicas: EngineReplicas = ONE
 
 
-async def prepare_engine(
+def prepare_engine(
     settings: Settings, run_dir: Path, *, alone: bool = False, loaded: bool = False
 ) -> PreparedEngine:
     """Fetch the engine, check it against this machine, and render its repository in `run_dir`.
 
     Cheap checks come first: a bad config is reported before any weights are fetched. `alone` is as
-    in `memory_check`; an engine that is `loaded` needs no more memory. Raises the coded
+    in `memory_check`; an engine that is `loaded` needs no more memory. Blocks. Raises the coded
     error of the first check that fails.
     """
-    family, config = await open_configured(settings)
+    family, config = _open_configured(settings)
     if isinstance(family, VLLMFamily) and family.nodes > 1:
         _refuse_with_nodes(settings, family.nodes)
         _log.info("the engine is ready once vLLM runs on all %d nodes", family.nodes)
@@ -77,7 +77,7 @@ async def prepare_engine(
         if not loaded:
             memory_check.require_memory(settings, family, alone=alone, gpu_device_ids=devices)
         word_limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
-        adapters = await asyncio.to_thread(_load_adapters, settings, family, config, run_dir)
+        adapters = _load_adapters(settings, family, config, run_dir)
         repository = render_repository(
             family, config, run_dir / "model_repo", word_limits, ImageLimits.of(settings)
         )
@@ -99,14 +99,13 @@ def _replicas(settings: Settings, family: EngineFamily) -> EngineReplicas:
     return share_gpus(count, family.gpus)
 
 
-async def open_configured(settings: Settings) -> tuple[EngineFamily, ServeConfig]:
+def _open_configured(settings: Settings) -> tuple[EngineFamily, ServeConfig]:
     """Fetch and open the engine; returns it with its serve config, which settings add to."""
     if settings.cog_triton_engine is None:
         compatibility.require_image(settings.cog_triton_sm)
     require_usable(settings.work_dir)
     config = find_serve_config(settings.cog_triton_config)
-    directory = await _engine_directory(settings)
-    family = open_engine(await asyncio.to_thread(sealed_engine.with_weights, settings, directory))
+    family = open_engine(sealed_engine.with_weights(settings, _engine_directory(settings)))
     if (family.world_size or family.gpus) and settings.cog_triton_sm != "cpu":
         compatibility.require_driver()
     more: dict[str, Any] = {}
@@ -164,10 +163,10 @@ def _load_adapters(
     return store
 
 
-async def _engine_directory(settings: Settings) -> Path:
+def _engine_directory(settings: Settings) -> Path:
     weights = settings.cog_weights
     if settings.cog_triton_engine is None:
-        return await engine_directory(settings, weights)
+        return engine_directory(settings, weights)
     if weights:
         raise InvalidArgument(
             f"COG_WEIGHTS={redact_address(weights)!r}: not with COG_TRITON_ENGINE="
@@ -207,11 +206,7 @@ def _require_compatible(
         _log.warning("COG_TRITON_SKIP_PREFLIGHT is set, so this is served: %s", error)
 
 
-async def engine_directory(
-    settings: Settings,
-    weights: str | None,
-    retry: RetryPolicy = RetryPolicy(),  # noqa: B008
-) -> Path:
+def engine_directory(settings: Settings, weights: str | None) -> Path:
     """The engine directory to serve: ENGINE_DIR, or the unpacked `weights` if given.
 
     `weights` is a directory, the path or URL of an engine.tar, or oci://REF.
@@ -221,7 +216,7 @@ async def engine_directory(
     if not weights:
         return settings.engine_dir
     if is_oci(weights):
-        return await _pull(settings, weights, retry)
+        return _pull(settings, weights)
     engines = settings.work_dir / "engines"
     try:
         name, tar = redacted_name(weights), local_path(weights)
@@ -230,9 +225,9 @@ async def engine_directory(
         why = error.detail.removeprefix(f"{shown}: ")
         raise ModelUnavailable(f"COG_WEIGHTS={shown!r}: {why}; oci://REF is taken, too") from None
     if tar is None:
-        tar = await _download(weights, name, settings.work_dir / "downloads", retry)
+        tar = _download(weights, name, settings.work_dir / "downloads")
         try:
-            return await asyncio.to_thread(_unpack, tar, engines)
+            return _unpack(tar, engines)
         except EngineCorrupt:
             tar.unlink(missing_ok=True)  # so that the next start downloads it again
             raise
@@ -242,7 +237,7 @@ async def engine_directory(
         raise ModelUnavailable(
             f"COG_WEIGHTS={redact_address(weights)!r}: no such file or directory"
         )
-    return await asyncio.to_thread(_unpack, tar, engines)
+    return _unpack(tar, engines)
 
 
 def _unpack(tar: Path, engines: Path) -> Path:
@@ -262,36 +257,25 @@ def _unpack(tar: Path, engines: Path) -> Path:
     return target
 
 
-async def _pull(settings: Settings, weights: str, retry: RetryPolicy) -> Path:
+def _pull(settings: Settings, weights: str) -> Path:
     """The engine that `weights`, oci://REF, is in its registry now."""
     from cog_triton.oci.engine_pull import Puller  # most servers do without
 
-    stop = threading.Event()
+    plain, never = settings.plain_http_registries, threading.Event()
+    puller = Puller(settings.work_dir, _log.info, never, plain_http=plain, retry=_RETRY)
     try:
-        puller = Puller(
-            settings.work_dir,
-            _log.info,
-            stop,
-            plain_http=settings.plain_http_registries,
-            retry=retry,
-        )
-        return await asyncio.to_thread(puller.pull, Reference.parse(weights))
+        return puller.pull(Reference.parse(weights))
     except ModelUnavailable as error:
         raise ModelUnavailable(f"COG_WEIGHTS: {error.detail}") from error
-    finally:
-        stop.set()  # also when this task is cancelled, which does not stop the thread
 
 
-async def _download(url: str, name: str, downloads: Path, retry: RetryPolicy) -> Path:
+def _download(url: str, name: str, downloads: Path) -> Path:
     """Download `url` to a file named after its hash; a complete one is not downloaded again."""
     target = downloads / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.tar"
     if not target.is_file():
         _log.info("Downloading %s", name)
-    stop = threading.Event()
     try:
-        return await asyncio.to_thread(fetch, url, target, retry=retry, stop=stop)
+        return fetch(url, target, retry=_RETRY)
     except ModelUnavailable as error:
         detail = error.detail.removeprefix(f"{name}: ")
         raise ModelUnavailable(f"COG_WEIGHTS={name!r}: {detail}") from error
-    finally:
-        stop.set()  # also when this task is cancelled, which does not stop the thread

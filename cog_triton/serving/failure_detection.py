@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from cog_triton.errors import CogTritonError
@@ -52,11 +52,10 @@ class FailureDetection:
         server: TritonServer,
         client: TritonClient,
         transport: TokenTransport,
-        probe: Callable[..., None],
+        probe: Callable[..., Awaitable[None]],
         admission: Admission,
         replicas: StepStreams | None,
     ) -> None:
-        """See `Supervisor`."""
         self.requested = asyncio.Event()
         self.probe = probe
         self._period = settings.triton_probe_period
@@ -131,7 +130,7 @@ class FailureDetection:
         """
         for last in (False, True):
             began = time.monotonic()
-            check = asyncio.ensure_future(asyncio.to_thread(self.probe, transport=transport))
+            check = asyncio.ensure_future(self.probe(transport=transport))
             if not await _done_within(check, _TIMEOUT_S):
                 if transport.last_token_at < began:
                     silence = f"silent for {_TIMEOUT_S:g} s"

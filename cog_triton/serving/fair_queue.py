@@ -14,13 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from cog_triton.serving.resume_order import Stay
 from cog_triton.serving.tenants import Tenant
+from cog_triton.serving.ticket import Ticket
 
 HEAD_START = 4096
 """Tokens that a step of priority is worth between tenants, once, whatever their weights."""
-AGING_S = 10.0
-"""Seconds of waiting that a step of priority is worth among requests of a tenant."""
 PREFILL_TOKENS = 8192
 """Prompt tokens without a first token that others may have in the engine beside a guarded one."""
 _RESERVED = 8
@@ -30,36 +28,7 @@ _MEMORY = 0.2
 _MOST_KEPT = 64
 
 
-@dataclass(eq=False)
-class Queued:
-    """What the queue knows of a request; `made` tells its output tokens so far."""
-
-    tenant: Tenant | None = None
-    priority: int = 0
-    prompt_tokens: int = 0
-    made: Callable[[], int] = int
-    stay: Stay = field(default_factory=Stay)
-    arrived: float = 0.0
-    prefilled: bool = False
-    """Whether the engine has made a token of it."""
-
-    @property
-    def flow_name(self) -> str:
-        """The tenant's name; blank without tenants."""
-        return self.tenant.name if self.tenant is not None else ""
-
-    @property
-    def rank(self) -> tuple[float, int]:
-        """Place among the requests of its tenant: later ones pass by at most some seconds."""
-        return self.arrived + AGING_S * self.priority, self.stay.number
-
-    @property
-    def served(self) -> int:
-        """Tokens that it has had of the engine."""
-        return self.prompt_tokens + self.made()
-
-
-Item = TypeVar("Item", bound=Queued)
+Item = TypeVar("Item", bound=Ticket)
 
 
 @dataclass(eq=False)
@@ -89,7 +58,7 @@ class Flow(Generic[Item]):
 
 
 class FairQueue(Generic[Item]):
-    """Requests that wait or run, by tenant; not thread-safe."""
+    """Requests that wait or run, by tenant."""
 
     def __init__(self, slots: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._slots = slots
@@ -99,21 +68,13 @@ class FairQueue(Generic[Item]):
         """Those that hold a slot."""
         self.waiting = 0
         """Number of those that wait."""
-        self._prompts = 0
-        """Prompt tokens of those that run."""
 
     def __iter__(self) -> Iterator[Item]:
         return (each for flow in self._flows.values() for each in flow.waiting)
 
-    def waiting_of(self, tenant: Tenant | None) -> int:
-        """Number of a tenant's requests that wait."""
-        flow = self._flows.get(tenant.name if tenant else "")
-        return len(flow.waiting) if flow else 0
-
-    def running_of(self, tenant: Tenant | None) -> int:
-        """Number of a tenant's requests that hold a slot."""
-        flow = self._flows.get(tenant.name if tenant else "")
-        return len(flow.running) if flow else 0
+    def of(self, tenant: Tenant | None) -> Flow[Item]:
+        """A tenant's requests."""
+        return self._flows.get(tenant.name if tenant else "", Flow())
 
     def retry_after(self, tenant: Tenant | None) -> float:
         """Seconds until a place of a tenant is free for one that was refused, as things go."""
@@ -122,7 +83,7 @@ class FairQueue(Generic[Item]):
         return min(_LONGEST_RETRY_S, max(1.0, flow.interval * flow.refused))
 
     def push(self, item: Item) -> None:
-        """Put a request, whose `stay` has a number, into the queue."""
+        """Put a request, which has a number, into the queue."""
         item.arrived = self._clock()
         if item.flow_name not in self._flows and len(self._flows) >= _MOST_KEPT:
             self._forget()
@@ -147,7 +108,6 @@ class FairQueue(Generic[Item]):
         flow.admitted, flow.refused = now, 0
         flow.running.add(item)
         self.running.add(item)
-        self._prompts += item.prompt_tokens
         return item
 
     def remove(self, item: Item) -> None:
@@ -158,7 +118,6 @@ class FairQueue(Generic[Item]):
         if item in flow.running:
             flow.running.remove(item)
             self.running.remove(item)
-            self._prompts -= item.prompt_tokens
             flow.settled += item.served / flow.weight
             flow.seen = self._clock()
         elif item in flow.waiting:
@@ -168,11 +127,6 @@ class FairQueue(Generic[Item]):
             self._forget()
             for flow in self._flows.values():  # nothing is left to share
                 flow.settled = 0.0
-
-    @property
-    def awaits_prefill(self) -> bool:
-        """Whether a first token may let others in."""
-        return self.waiting > 0 and len(self._flows) > 1
 
     def _forget(self) -> None:
         """Keep those who wait, run, or were here lately."""
@@ -211,8 +165,6 @@ class FairQueue(Generic[Item]):
         if len(flow.running) >= reserve and self._slots - len(self.running) <= reserve:
             return False
         most = PREFILL_TOKENS - flow.waiting[0].prompt_tokens
-        if self._prompts <= most:
-            return True
         unmade = sum(each.prompt_tokens for each in self.running if not each.prefilled)
         return not unmade or unmade <= most
 

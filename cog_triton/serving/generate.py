@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,7 +26,7 @@ from cog_triton.errors import (
     TritonUnknownError,
 )
 from cog_triton.serving.adapter_store import AdapterUse
-from cog_triton.serving.admission import Admission, Ticket
+from cog_triton.serving.admission import Admission
 from cog_triton.serving.generation import (
     GenerationRequest,
     GenerationResult,
@@ -40,6 +39,7 @@ from cog_triton.serving.quarantine import Quarantine
 from cog_triton.serving.resume import Resumption
 from cog_triton.serving.tenant_limits import TenantLimits
 from cog_triton.serving.tenants import CURRENT
+from cog_triton.serving.ticket import Ticket
 from cog_triton.settings import Settings
 from cog_triton.text.prompt_encoder import PromptEncoder, prompt_too_long
 from cog_triton.text.sampling import SamplingParams
@@ -70,7 +70,7 @@ class TextGenerator:
     ) -> None:
         """`to_error` gives the coded error behind an engine's error text.
 
-        `on_failure` is called, on any thread, when the engine or Triton has failed a request.
+        `on_failure` is called when the engine or Triton has failed a request.
         `observer` gets every generation. Without `admission`, the engine's batch size is the
         concurrency limit, and the queue is unbounded. With `priorities` the engine's scheduler is
         told those of requests.
@@ -144,7 +144,9 @@ class TextGenerator:
             return planned
         return replace(planned, engine=replace(engine, priority=planned.priority))
 
-    def probe(self, adapter: str | None = None, transport: TokenTransport | None = None) -> None:
+    async def probe(
+        self, adapter: str | None = None, transport: TokenTransport | None = None
+    ) -> None:
         """Readiness probe: generate one token, or an embedding; raises the coded error if it fails.
 
         `adapter` is one to generate it with, `transport` the way to one of several engines. The
@@ -158,18 +160,18 @@ class TextGenerator:
             adapter=adapter,
             embeds=not self.limits.min_output,
         )
-        if not self._answered(request, transport):
+        if not await self._answered(request, transport):
             raise TritonUnknownError("the engine answered the first request without a token")
         if self._to_ask and adapter is None:
             self._to_ask = False  # an engine that it ends is not asked again
-            self.imports = self._takes_output(request, transport)
+            self.imports = await self._takes_output(request, transport)
 
-    def _takes_output(self, request: EngineRequest, transport: TokenTransport | None) -> bool:
+    async def _takes_output(self, request: EngineRequest, transport: TokenTransport | None) -> bool:
         """Whether the engine takes a token as output, and makes the next one."""
         sampling = SamplingParams(max_tokens=2)
         asked = replace(request, sampling=sampling, made=request.input_ids[-1:])
         try:
-            taken = len(self._answered(asked, transport)) == 1
+            taken = len(await self._answered(asked, transport)) == 1
         except InvalidArgument as error:
             _log.warning("generations go on from prompt and tokens made: %s", error.detail)
             return False
@@ -177,27 +179,27 @@ class TextGenerator:
         _log.info("the engine %s, for generations that outlive its death", told)
         return taken
 
-    def greedy_ids(self, input_ids: Sequence[int], count: int) -> list[int]:
+    async def greedy_ids(self, input_ids: Sequence[int], count: int) -> list[int]:
         """`count` token ids that follow greedily; as `probe`, it does not go through admission."""
         sampling = SamplingParams(max_tokens=count)
         request = EngineRequest(input_ids=input_ids, sampling=sampling, end_id=-1)
-        return [int(number) for number in self._answered(request)]
+        return [int(number) for number in await self._answered(request)]
 
-    def _answered(
+    async def _answered(
         self, request: EngineRequest, transport: TokenTransport | None = None
     ) -> list[float]:
         """All token ids of the answer, or the numbers of an embedding; raises its coded error."""
-        items: SimpleQueue[StepItem] = SimpleQueue()
-        submission = (transport or self.transport).submit(request, {}, items.put)
+        inbox = Inbox()
+        submission = (transport or self.transport).submit(request, {}, inbox.put)
         found: list[float] = []
         try:
             while True:
-                item = items.get()
-                found += item.ids or item.log_probs
-                if item.error is not None:
-                    raise self.to_error(item.error)
-                if item.end:
-                    return found
+                for item in await inbox.take() or ():
+                    found += item.ids or item.log_probs
+                    if item.error is not None:
+                        raise self.to_error(item.error)
+                    if item.end:
+                        return found
         finally:
             submission.cancel()
 
@@ -209,17 +211,20 @@ class Generation:
     the tokens made: `Admission` says when.
     """
 
-    def __init__(self, generator: TextGenerator, request: GenerationRequest, inbox: Inbox) -> None:
-        """`inbox` gets something whenever `advance` is to be called."""
+    def __init__(
+        self,
+        generator: TextGenerator,
+        request: GenerationRequest,
+        put: Callable[[StepItem | None], None],
+    ) -> None:
+        """`put` gets an item, or None, if `advance` is to be called."""
         self.request = request
         self.result = GenerationResult()
-        self.ticket = Ticket()
-        if (tenant := request.tenant) is not None:  # else in order of arrival
-            self.ticket.tenant, self.ticket.priority = tenant, request.priority
-        self.ticket.prompt_tokens = len(request.engine.input_ids)
-        self.ticket.made = self._made
+        priority = request.priority if request.tenant else 0  # without tenants in order of arrival
+        prompt_tokens = len(request.engine.input_ids)
+        self.ticket = Ticket(request.tenant, priority, prompt_tokens, self._made)
         self._generator = generator
-        self._inbox = inbox
+        self._put = put
         self._decoder = TextDecoder(request, self.result, generator.tokenizer)
         self._submission: Submission | None = None
         self._engine_ended = False
@@ -257,7 +262,7 @@ class Generation:
         self._generator.adapter_use.enter(self.request, self.result)
         try:
             self._generator.quarantine.check(self.request)
-            self._generator.admission.enter(self.ticket, lambda: self._inbox.put(None))
+            self._generator.admission.enter(self.ticket, lambda: self._put(None))
             self._generator.tenant_limits.used(self.request.tenant, self.ticket.prompt_tokens)
             self.ticket.on_end(self._on_ticket_end)
             self._submit_if_admitted()
@@ -293,7 +298,7 @@ class Generation:
                 if self._interrupt(lost):
                     return None
                 raise
-            if self.ticket.stay.exposed and self._decoder.resumed:
+            if self.ticket.exposed and self._decoder.resumed:
                 self._generator.admission.proven(self.ticket)
                 self._resumption.proven()
             if self._resumption.waits and self._decoder.goes_on:
@@ -307,7 +312,7 @@ class Generation:
                     self._failed = str(error)
                 if piece is None:
                     raise self._generator.to_error(self._failed)
-                self._inbox.put(None)  # the text comes first
+                self._put(None)  # the text comes first
             return piece
         except FrameworkError:
             self._report_failure()
@@ -331,16 +336,14 @@ class Generation:
         generator.admission.sent(self.ticket)
         try:
             self._submission = generator.transport.submit(
-                engine_request, request.engine_inputs, self._inbox.put
+                engine_request, request.engine_inputs, self._put
             )
         except FrameworkError as error:
             if self._interrupt(error):
                 return
             self._report_failure()
             raise
-        self.ticket.stay.replica = self._submission.replica
-        if self.ticket.ended:
-            self._submission.cancel()
+        self.ticket.replica = self._submission.replica
 
     def _interrupt(self, error: CogTritonError) -> bool:
         """Whether it waits for the engine's return; raises E2105 saying why it cannot go on."""
@@ -348,7 +351,7 @@ class Generation:
         if not (admission.resumes and isinstance(error, TritonUnavailable)) or self.ticket.ended:
             return False
         if last := self._decoder.last_item:
-            self._inbox.put(last)
+            self._put(last)
             return True
         self._resumption.require(error)
         if not admission.interrupt(self.ticket):
@@ -361,10 +364,9 @@ class Generation:
         return True
 
     def _on_ticket_end(self) -> None:
-        """On any thread: the engine stops at once, even if the reader is busy elsewhere."""
         if self._submission is not None:
             self._submission.cancel()
-        self._inbox.put(None)
+        self._put(None)
 
     def _end(self, error: BaseException | None) -> None:
         if self._submission is not None and not self._engine_ended:

@@ -19,7 +19,6 @@ from cog_triton.serving import tenants
 from cog_triton.serving.cog_messages import LOG, METRICS, OUTPUT, Predict
 from cog_triton.serving.coglet import cog_server
 from cog_triton.serving.generation import GenerationRequest, GenerationResult, Observer
-from cog_triton.serving.inbox import LoopInboxes
 from cog_triton.serving.mock_inputs import MockInputs
 from cog_triton.serving.openai.sequences import Pieces, SequencePlan, Sequences
 from cog_triton.serving.openai.served_applications import model_name
@@ -73,7 +72,6 @@ class Predictions:
         self._observer = observer
         self._check_id = check_id
         self._tenant_of = tenant_of
-        self._inboxes = LoopInboxes()
         self._merger = PieceMerger()
         self._running: defaultdict[str, set[Prediction]] = defaultdict(set)
         self._loop = asyncio.get_running_loop()
@@ -90,7 +88,7 @@ class Predictions:
         try:
             if order.id.partition(".")[0] == self._check_id:
                 # Any engine has one token or embedding; this is no request of a client.
-                await asyncio.to_thread(self._runtime.generator.probe)
+                await self._runtime.generator.probe()
                 send(OUTPUT, "ready")
                 return
             log_format.request_id.set(order.id)
@@ -139,7 +137,7 @@ class Predictions:
             raise
         output = Output(send, inputs.piece_size)
         plan = SequencePlan([request])
-        sequences = Sequences(runtime.generator, plan, self._inboxes.new())
+        sequences = Sequences(runtime.generator, plan)
         prediction.sequences = sequences
         if prediction.cancelled:  # before there was one to cancel; it is observed as any other
             sequences.cancel()
@@ -172,7 +170,7 @@ class Predictions:
         """Fit a prediction into the engine's limits; a long prompt takes long, so on a thread."""
         settings, runtime = self._runtime.settings, self._runtime
         kind = MockInputs if order.mock else PredictionInputs
-        inputs = kind(**self._with_defaults(json.loads(order.inputs))).checked()
+        inputs = kind(**self._with_defaults(order.inputs)).checked()
         sampling = inputs.sampling(runtime.sampling_defaults)
         rendered = self._render(inputs)
         if inputs.lora_name:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 from array import array
 from collections.abc import Callable
@@ -15,19 +14,17 @@ QUARANTINE_S = 600.0
 
 
 class Quarantine:
-    """Hashes of prompts, with adapter and images, that are refused with E2108; thread-safe."""
+    """Hashes of prompts, with adapter and images, that are refused with E2108."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._until: dict[bytes, float] = {}
-        self._lock = threading.Lock()
 
     def add(self, request: GenerationRequest) -> None:
         """Refuse this prompt for `QUARANTINE_S`."""
         now = self._clock()
-        with self._lock:
-            self._until = {key: until for key, until in self._until.items() if until > now}
-            self._until[_key(request)] = now + QUARANTINE_S
+        self._until = {key: until for key, until in self._until.items() if until > now}
+        self._until[_key(request)] = now + QUARANTINE_S
 
     def check(self, request: GenerationRequest) -> None:
         """Raise E2108 for a prompt that is refused."""

@@ -76,7 +76,7 @@ class Runtime:
         self.borrowed: BorrowedParsers | None = None
         self.step_streams: StepStreams | None = None
         transport: TokenTransport
-        if family.step_stream:
+        if family.backend == "python":
             transport = self.step_streams = StepStreams(
                 lambda: server.grpc_target,
                 lambda: server.steps_key,
@@ -123,8 +123,8 @@ class Runtime:
         if settings.cog_triton_rank is not None:
             settings = _rank_0_settings(settings)
         # The checks ask nvidia-smi and read files, while the loop serves.
-        preparing = prepare_engine(settings, parent.run_dir, loaded=parent.has_loaded)
-        prepared = await asyncio.to_thread(asyncio.run, preparing)
+        loaded = parent.has_loaded
+        prepared = await asyncio.to_thread(prepare_engine, settings, parent.run_dir, loaded=loaded)
         family, repository = prepared.family, prepared.repository
         tokenizer = EngineTokenizer.load(family.tokenizer_dir)
         if settings.chat_template is not None:
@@ -168,9 +168,9 @@ class Runtime:
             runtime.borrowed = await borrowing
             if settings.canary != "off":
                 required = settings.canary == "require"
-                await asyncio.to_thread(check_canary, family, runtime.generator, required=required)
+                await check_canary(family, runtime.generator, required=required)
             for name in prepared.adapters.adapters() if prepared.adapters else ():
-                await asyncio.to_thread(runtime.generator.probe, name)
+                await runtime.generator.probe(name)
         except CogTritonError:
             await runtime.stop()
             raise
@@ -197,8 +197,8 @@ class Runtime:
         if self._draining:
             raise TritonUnavailable(_STOPPING)
 
-    def drain(self, seconds: float | None = None) -> None:
-        """Graceful drain: reject new requests, fail those left after `seconds`; blocks.
+    async def drain(self, seconds: float | None = None) -> None:
+        """Graceful drain: reject new requests, fail those left after `seconds`.
 
         DRAIN_TIMEOUT limits it where no other limit is given. Until then an engine that dies is
         started again, as ever, and requests go on.
@@ -206,14 +206,14 @@ class Runtime:
         timeout = self.settings.drain_timeout if seconds is None else seconds
         self._draining = True
         self.admission.reject_new(TritonUnavailable(_STOPPING))
-        if not self.admission.wait_until_idle(timeout):
+        if not await self.admission.wait_until_idle(timeout):
             self.admission.close(
                 TritonUnavailable(
                     f"the server is stopping, and waited no longer than {timeout:g} s"
                     " (DRAIN_TIMEOUT); try again"
                 )
             )
-            self.admission.wait_until_idle(_ABORT_GRACE_S)
+            await self.admission.wait_until_idle(_ABORT_GRACE_S)
         self.supervisor.disable_restarts()
 
 
@@ -227,8 +227,8 @@ def _sampling_defaults(settings: Settings, family: EngineFamily) -> Mapping[str,
     return found
 
 
-def check_canary(family: EngineFamily, generator: TextGenerator, *, required: bool) -> None:
-    """Send the canary of the engine directory, if it has one; blocks.
+async def check_canary(family: EngineFamily, generator: TextGenerator, *, required: bool) -> None:
+    """Send the canary of the engine directory, if it has one.
 
     A failure is logged, for another machine's arithmetic may break a near tie otherwise, and
     raised only if the answer is `required` (CANARY=require).
@@ -240,7 +240,8 @@ def check_canary(family: EngineFamily, generator: TextGenerator, *, required: bo
         expected = canary.load(family.directory)
         if expected is None:
             return
-        expected.require(generator.greedy_ids(expected.input_ids, len(expected.output_ids)))
+        ids = await generator.greedy_ids(expected.input_ids, len(expected.output_ids))
+        expected.require(ids)
     except CogTritonError as error:
         if required:
             raise

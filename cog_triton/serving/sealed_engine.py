@@ -12,7 +12,8 @@ from pathlib import Path
 from cog_triton.artifact import engine_manifest
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, WeightsReference
 from cog_triton.download import disk_space
-from cog_triton.download.model_source import ModelRequest, fetch_model, is_hub_id
+from cog_triton.download.model_request import ModelRequest, is_hub_id
+from cog_triton.download.model_source import fetch_model
 from cog_triton.engines.vllm.compiler_caches import REQUIRED, TRUSTED
 from cog_triton.engines.vllm.seal_trust import SealedManifest, checked_pins
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, ModelUnavailable

@@ -7,8 +7,7 @@ import enum
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
@@ -35,7 +34,7 @@ class SupervisorState(enum.StrEnum):
 
 
 class Supervisor:
-    """Watchdog of one Triton, in the loop that starts it; `check_engine` is thread-safe.
+    """Watchdog of one Triton, in the loop that starts it.
 
     A failure is a process that died or was stopped, a readiness probe without an answer while no
     stream receives a byte either, or, after a failed request, two of one token that fail, too.
@@ -55,7 +54,7 @@ class Supervisor:
         server: TritonServer,
         client: TritonClient,
         transport: TokenTransport,
-        probe: Callable[..., None],
+        probe: Callable[..., Awaitable[None]],
         admission: Admission,
         on_failed: Callable[[CogTritonError], None],
         replicas: StepStreams | None = None,
@@ -73,7 +72,6 @@ class Supervisor:
         self._admission = admission
         self._on_failed = on_failed
         self._memory_limit = MemoryLimit(settings.triton_memory_limit, admission)
-        self._loop = asyncio.get_running_loop()
         self._detection = FailureDetection(
             settings, server, client, transport, probe, admission, replicas
         )
@@ -88,7 +86,6 @@ class Supervisor:
         self.planned_restarts = 0
         """How often it was restarted since it exceeded its memory limit."""
         self.state = SupervisorState.STARTING
-        """Where in its lifecycle Triton is."""
         self.error: CogTritonError | None = None
         """Why Triton is not ready any more; None until the first failure and while it is ready."""
 
@@ -102,7 +99,6 @@ class Supervisor:
         self._task = asyncio.ensure_future(self._watch())
 
     async def stop(self) -> None:
-        """Stop Triton and its supervision."""
         self.disable_restarts()
         if self._task is not None:
             self._task.cancel()
@@ -112,7 +108,6 @@ class Supervisor:
         await self._end()
 
     def disable_restarts(self) -> None:
-        """Do not restart Triton any more."""
         self._restarts_disabled = True
         self._memory_limit.disable()
 
@@ -129,8 +124,7 @@ class Supervisor:
 
     def check_engine(self) -> None:
         """Check the engine with a one-token request, since a request has failed."""
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._detection.requested.set)
+        self._detection.requested.set()
 
     async def _watch(self) -> None:
         try:
@@ -147,7 +141,7 @@ class Supervisor:
         self._stop_waiting()
         if self.state is not SupervisorState.FAILED:
             self._admission.close(TritonUnavailable("the server is stopping; try again"))
-        await asyncio.to_thread(self._transport.close)
+        await self._transport.disconnect()
         await self._server.stop()
         await self._client.aclose()
 
@@ -180,7 +174,7 @@ class Supervisor:
         _log.info("Triton: %s; it is restarted as planned", why)
         self.state = SupervisorState.RESTARTING
         self._limit_wait()
-        await asyncio.to_thread(self._transport.disconnect)
+        await self._transport.disconnect()
         await self._server.stop_triton()
         if (lacking := await self._start_again()) is not None:
             await self._restart(lacking, stable=True, engine_only=False)
@@ -216,8 +210,8 @@ class Supervisor:
         engines = self._server.engines
         while True:
             generations = await engines.wait_until_serving() if engines.chosen else {}
-            await asyncio.to_thread(self._transport.open, generations)
-            await asyncio.to_thread(self._detection.probe)
+            await self._transport.open(generations)
+            await self._detection.probe()
             if not engines.has_died:  # else the next check forgets that death
                 return
 
@@ -234,7 +228,7 @@ class Supervisor:
             self._stop_requests(blames=blames)
             if not engine_only:
                 await self._server.kill()
-                await asyncio.to_thread(self._transport.disconnect)
+                await self._transport.disconnect()
             if self.state is not SupervisorState.RESTARTING:
                 return
             await asyncio.sleep(self._rule.pause)
@@ -247,7 +241,6 @@ class Supervisor:
         _log.info("%s is ready again after %.1f s", what, self._start_s)
 
     def _choose(self, reason: str) -> None:
-        """Choose what follows a failure."""
         if self._restarts_disabled:
             self.state = SupervisorState.STOPPED
             self.error = TritonUnavailable(f"{_first_line(reason)}; the server is stopping")
@@ -281,8 +274,9 @@ class Supervisor:
         if self._deadline is None:
             timeout = self._settings.resume_timeout
             waited = f"waited no longer than {timeout:g} s (RESUME_TIMEOUT)"
+            loop = asyncio.get_running_loop()
             error = TritonUnavailable(f"the engine is not back; {waited}; try again")
-            self._deadline = self._loop.call_later(timeout, self._admission.close, error)
+            self._deadline = loop.call_later(timeout, self._admission.close, error)
 
     def _stop_waiting(self) -> None:
         if self._deadline is not None:

@@ -1,1 +1,1 @@
-"""Memory sums: does a model fit a GPU, and with which quantization and tensor parallelism."""
+"""Memory sums: does a model fit a GPU, with which quantization and tensor parallelism."""

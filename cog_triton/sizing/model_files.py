@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cog_triton.download.model_source import ModelRequest, is_hub_id
+from cog_triton.download.model_request import ModelRequest, is_hub_id
 from cog_triton.errors import ModelUnavailable
 from cog_triton.sizing.memory_sum import AS_STORED, ModelShape, Precision, read_shape
 from cog_triton.system.paths import expanded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import glob
+import json
 import os
 import shutil
 import tempfile
@@ -45,6 +46,13 @@ def writing(path: Path, size: int, *, at_most: bool, mode: int = 0o644) -> Itera
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON to a file, atomically."""
+    text = json.dumps(value).encode()
+    with writing(path, len(text), at_most=False) as file:
+        file.write(text)
 
 
 def _remove_abandoned(path: Path) -> None:

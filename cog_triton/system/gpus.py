@@ -81,8 +81,7 @@ def nvidia_devices() -> list[str]:
     return found
 
 
-def free_memory_on(bus_id: str) -> int | None:
-    """Bytes free on the GPU with this PCI bus id; None if NVML does not tell."""
+def _free_memory(bus_id: str) -> int | None:
     with _nvml() as ask:
         handle, memory = ctypes.c_void_p(), _Memory()
         known = ask(
@@ -153,9 +152,9 @@ def gpu_memory() -> list[int]:
 
 
 def free_memory() -> list[int | None]:
-    """Bytes free on each GPU of `visible_gpus`, None where unknown; raises as that does."""
+    """Bytes free on each GPU of `visible_gpus`, None where NVML does not tell; raises as that."""
     buses = [_text("cuDeviceGetPCIBusId", *device) for device in _devices()]
-    return [free_memory_on(bus) for bus in buses]
+    return [_free_memory(bus) for bus in buses]
 
 
 def _devices() -> list[tuple[ctypes.CDLL, int]]:

@@ -37,19 +37,6 @@ def listen(name: str) -> socket.socket:
     return own
 
 
-def accept(listener: socket.socket) -> socket.socket | None:
-    """Accept a peer; None if it is gone already, or not of our own user."""
-    try:
-        accepted, _ = listener.accept()
-    except OSError:
-        return None
-    accepted.setblocking(True)
-    if not is_same_user(accepted):
-        accepted.close()
-        return None
-    return accepted
-
-
 def connect(name: str) -> socket.socket:
     """Connect to `listen`'s socket; raises OSError while nobody listens."""
     own = socket.socket(socket.AF_UNIX)

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -67,9 +66,7 @@ class ProgressLine:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def end(self) -> None:
@@ -143,13 +140,8 @@ class BuildProgress:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._to_log:
             self._thread.join()
-        self._line.__exit__(kind, error, trace)
+        self._line.end()

@@ -76,7 +76,8 @@ def fresh_run_dir(work_dir: Path) -> Path:
     """
     runs = work_dir.resolve() / "run"
     runs.mkdir(parents=True, exist_ok=True)
-    with _locked(runs / ".lock"):
+    lock = _open_locked(runs / ".lock")
+    try:
         for path in list(_own):
             if path.parent == runs:
                 os.close(_own.pop(path))
@@ -88,6 +89,8 @@ def fresh_run_dir(work_dir: Path) -> Path:
             run_dir = runs / f"{os.getpid()}-{secrets.token_hex(3)}"
         run_dir.mkdir()
         _own[run_dir] = _open_locked(run_dir / _LOCK)
+    finally:
+        os.close(lock)
     return run_dir
 
 
@@ -116,15 +119,6 @@ def _remove(run_dir: Path) -> None:
             if prefix.startswith(SHM_NAMESPACE) and len(prefix) > len(SHM_NAMESPACE):
                 reaper.unlink_shm(prefix)
     shutil.rmtree(run_dir, ignore_errors=True)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    descriptor = _open_locked(path)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _open_locked(path: Path, flags: int = 0) -> int:

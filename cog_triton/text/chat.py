@@ -1,4 +1,4 @@
-"""Chat messages in OpenAI's form: validation, and rendering to the prompt's text.
+"""Chat messages in OpenAI's form: validation, and rendering as text.
 
 Calls of tools in them get the form that chat templates expect.
 """

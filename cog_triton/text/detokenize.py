@@ -20,8 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-
-from tokenizers import Tokenizer, decoders
+from typing import Any
 
 TokenText = Callable[[int], bytes]
 """`token_bytes` of one tokenizer."""
@@ -34,10 +33,10 @@ class Vocabulary:
     Special tokens are hidden unless they are `visible`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, visible: Collection[str] = ()) -> None:
+    def __init__(self, tokenizer: Any, visible: Collection[str] = ()) -> None:
         self.tokenizer = tokenizer
         self.shows_special = bool(visible)
-        self.of_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self.of_bytes = type(tokenizer.decoder).__name__ == "ByteLevel"
         self.raw: dict[int, bytes] = {}
         """Bytes of tokens of byte-level BPE."""
         self.whole: dict[int, str] = {}
@@ -63,17 +62,12 @@ class Vocabulary:
 
 
 class Detokenizer(ABC):
-    """Incremental decoder of one stream of token ids; special ones are left out unless `visible`.
+    """Incremental decoder of one stream of token ids; special ones are left out unless visible.
 
     ``"".join(feed(ids) ...) + flush()`` equals ``tokenizer.decode(all_ids,
     skip_special_tokens=True)`` however the ids are cut into chunks. The cost of a token does not
     depend on how many came before it.
     """
-
-    @staticmethod
-    def of(tokenizer: Tokenizer, visible: Collection[str] = ()) -> Detokenizer:
-        """The kind for the tokenizer; `visible` are special tokens that are part of the text."""
-        return Detokenizer.by(Vocabulary(tokenizer, visible))
 
     @staticmethod
     def by(vocabulary: Vocabulary) -> Detokenizer:
@@ -151,7 +145,7 @@ class _WindowDetokenizer(Detokenizer):
         return text[skip:]
 
 
-def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+def token_bytes(tokenizer: Any, token_id: int) -> bytes:
     """Bytes of a token inside a text; they need not be whole characters.
 
     A leading space is included. A special token gives its name, an unknown id nothing.
@@ -159,7 +153,7 @@ def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
     token: str | None = tokenizer.id_to_token(token_id)
     if token is None:
         return b""
-    if isinstance(tokenizer.decoder, decoders.ByteLevel):
+    if type(tokenizer.decoder).__name__ == "ByteLevel":
         return _spelled(token)
     if _BYTE_TOKEN.fullmatch(token):
         return bytes([int(token[3:5], 16)])
@@ -171,7 +165,7 @@ def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
 def _spelled(token: str) -> bytes:
     """Bytes of a byte-level BPE token."""
     try:
-        return bytes([_BYTE_OF[char] for char in token])
+        return bytes([BYTE_OF[char] for char in token])
     except KeyError:  # an added token is plain text, not spelled in the byte alphabet
         return token.encode()
 
@@ -188,4 +182,5 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet | {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_alphabet()
+BYTE_OF = _byte_alphabet()
+"""The byte that a character of byte-level BPE stands for."""

@@ -1,4 +1,4 @@
-"""Images in chat messages: their parts, and what a chat template makes of them.
+"""Images in chat messages: parts, and what a chat template makes of them.
 
 A template that reads parts writes the model's own placeholder for ``{"type": "image"}``; for
 others the placeholder goes before the message's text, as in vLLM.

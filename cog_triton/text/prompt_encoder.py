@@ -12,10 +12,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from tokenizers import Tokenizer, models, pre_tokenizers
-
 from cog_triton.errors import PromptTooLong
 from cog_triton.system import process_tuning
+from cog_triton.text.detokenize import BYTE_OF
 from cog_triton.text.tokenizer import EngineTokenizer
 
 # Most bytes that each normalizer makes one byte of; others may drop text without a bound.
@@ -23,14 +22,14 @@ _SHRINKS = {"NFC": 4, "NFD": 4, "NFKC": 8, "NFKD": 8, "Lowercase": 4, "Prepend":
 _KEEP_ALL_TEXT = ("ByteLevel", "Metaspace", "Digits")
 
 
-def max_token_bytes(tokenizer: Tokenizer) -> int | None:
+def max_token_bytes(tokenizer: Any) -> int | None:
     """Most UTF-8 bytes of a prompt that one token can stand for; None if that is not bounded.
 
     It is not where text is dropped, joined to one unknown token, or taken in by a special token
     that strips the space around it.
     """
     model, added = tokenizer.model, list(tokenizer.get_added_tokens_decoder().values())
-    if not isinstance(model, models.BPE) or any(token.lstrip or token.rstrip for token in added):
+    if type(model).__name__ != "BPE" or any(token.lstrip or token.rstrip for token in added):
         return None
     shrinks = 1
     for part in _parts(tokenizer.normalizer, "normalizers"):
@@ -43,7 +42,7 @@ def max_token_bytes(tokenizer: Tokenizer) -> int | None:
         return None
     vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
     if any(part["type"] == "ByteLevel" for part in splits):
-        if not vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet()):
+        if not vocabulary.keys() >= BYTE_OF.keys():
             return None
         longest = max(map(len, vocabulary))  # a character stands for a byte
     elif model.byte_fallback and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):

@@ -1,4 +1,4 @@
-"""Tokenizer of an engine, by tokenizer.json and tokenizer_config.json alone."""
+"""Tokenizer of an engine, by tokenizer.json and tokenizer_config.json."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-from tokenizers import Tokenizer
 
 from cog_triton.errors import InvalidArgument, TritonTokenizerError
 from cog_triton.text.detokenize import Detokenizer, Vocabulary
@@ -27,7 +25,7 @@ class EngineTokenizer:
     the chat template for chats with tools, None if there is only one.
     """
 
-    tokenizer: Tokenizer
+    tokenizer: Any
     chat_template: str | None = None
     tool_template: str | None = None
     bos_token: str | None = None
@@ -45,6 +43,8 @@ class EngineTokenizer:
         Truncation and padding, which training may have left on, are disabled: both would change
         prompts silently.
         """
+        from tokenizers import Tokenizer  # not before: the Python of a stub may have none
+
         path = directory / "tokenizer.json"
         text = _read(path)
         try:

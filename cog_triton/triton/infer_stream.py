@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -48,7 +47,7 @@ class Tensor(NamedTuple):
 
 
 class Receiver(Protocol):
-    """Callbacks of one request, on the stream's thread; they must not block."""
+    """Callbacks of one request; they must not block."""
 
     def on_response(self, response: Any, last: bool) -> None:
         """A ModelInferResponse, and whether none follows."""
@@ -84,9 +83,9 @@ def contents(response: Any) -> dict[str, tuple[str, bytes]]:
 
 
 class InferStream:
-    """One stream, on a thread of its own; its methods are thread-safe.
+    """One stream, on the event loop. It is connected again by whoever needs it.
 
-    It is connected again by whoever needs it: a break ends all requests with E2105.
+    A break ends all requests with E2105.
     """
 
     def __init__(
@@ -97,15 +96,12 @@ class InferStream:
     ) -> None:
         """`target` is the gRPC address of the Triton that runs, ``unix:PATH`` or ``host:port``.
 
-        `on_tick` is called on the stream's thread every `TICK_S`, with time.monotonic().
+        `on_tick` is called every `TICK_S` while it is wanted, with time.monotonic().
         """
         self._target = target
         self._to_error = to_error
         self._on_tick = on_tick
-        self._loop: asyncio.AbstractEventLoop
-        self._thread = threading.Thread(target=self._run, name="triton-stream", daemon=True)
-        self._starting = threading.Lock()
-        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
         self._receivers: dict[str, Receiver] = {}
         self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._channel: grpc.aio.Channel
@@ -113,50 +109,50 @@ class InferStream:
         self._idle: Any = None
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[asyncio.Task[None]] = set()
-        self._wanted = False
-
-    @property
-    def wanted(self) -> bool:
+        self.wanted = False
         """Whether it is connected, or is to be connected again."""
-        return self._wanted
 
     @property
     def connected(self) -> bool:
         """Whether requests can be sent now."""
         return self._call is not None
 
-    def connect(self, then: Callable[[], None] = lambda: None) -> None:
-        """Connect, unless that is done, and call `then` there; blocks.
-
-        Requests fail if nothing listens there. Raises E2105 after `close`.
-        """
-        self._do(self._connect(then))
+    def connect(self) -> None:
+        """Connect, unless that is done. Requests fail if nothing listens there."""
+        self.wanted = True
+        self.reconnect()
+        if self._timer is None:
+            self._tick()
 
     def reconnect(self) -> None:
-        """Connect again, unless it is disconnected; on the stream's thread."""
-        if self._wanted:
-            self._open_call()
+        """Connect again, unless it is connected, or is not wanted."""
+        if self.wanted and self._call is None:
+            # Without any channel gRPC ends; if it starts with no descriptor left, it aborts us.
+            self._idle = self._idle or grpc.aio.insecure_channel("unix:/")
+            self._channel = channel = grpc.aio.insecure_channel(self._target(), options=_OPTIONS)
+            self._call = call = channel.stream_stream(_STREAM)()
+            self._outbox = asyncio.Queue()
+            self._tasks = [
+                asyncio.ensure_future(self._write(call, self._outbox)),
+                asyncio.ensure_future(self._read(channel, call)),
+            ]
 
-    def disconnect(self) -> None:
-        """End the stream, which Triton's end would wait for; requests that run fail. Blocks."""
-        if self._thread.ident is not None and not self._closed:
-            self._do(self._disconnect("the server is stopping; try again"))
-
-    def close(self) -> None:
-        """Disconnect for good."""
-        if self._closed:
+    async def disconnect(self) -> None:
+        """End the stream, which Triton's end would wait for; requests that run fail."""
+        self.wanted = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        call, self._call = self._call, None
+        if call is None:
             return
-        self.disconnect()
-        self._closed = True
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-
-    def call(self, function: Callable[[], object]) -> None:
-        """Call `function` soon on the stream's thread."""
-        self._start()
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(function)
+        self._fail_all(TritonUnavailable("the server is stopping; try again"))
+        writer, reader = self._tasks
+        self._outbox.put_nowait(None)
+        await asyncio.wait({writer}, timeout=_GOODBYE_S)
+        await asyncio.wait({reader}, timeout=_GOODBYE_S)
+        call.cancel()
+        await asyncio.gather(writer, reader, *self._calls, return_exceptions=True)
 
     def send(
         self,
@@ -166,7 +162,7 @@ class InferStream:
         *,
         whole: bool = False,
     ) -> None:
-        """Send an encoded request; on the stream's thread.
+        """Send an encoded request.
 
         `receiver` gets what comes for `request_id` until it ends, or is forgotten; without one, an
         earlier request's does. It fails at once while there is no connection. The model of a
@@ -186,64 +182,12 @@ class InferStream:
             self._outbox.put_nowait(request)
 
     def forget(self, request_id: str) -> None:
-        """Drop what still comes for a request; on the stream's thread."""
+        """Drop what still comes for a request."""
         self._receivers.pop(request_id, None)
 
-    def _start(self) -> None:
-        with self._starting:
-            if self._thread.ident is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread.start()
-
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._closed:
-            work.close()
-            raise TritonUnavailable("the server is stopping; try again")
-        self._start()
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.call_later(TICK_S, self._tick)
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.close()
-
     def _tick(self) -> None:
-        self._loop.call_later(TICK_S, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
         self._on_tick(time.monotonic())
-
-    async def _connect(self, then: Callable[[], None]) -> None:
-        self._wanted = True
-        self._open_call()
-        then()
-
-    def _open_call(self) -> None:
-        """Open the stream, unless that is done; it ends at once where nothing listens."""
-        if self._call is None:
-            # Without any channel gRPC ends; if it starts with no descriptor left, it aborts us.
-            self._idle = self._idle or grpc.aio.insecure_channel("unix:/")
-            self._channel = channel = grpc.aio.insecure_channel(self._target(), options=_OPTIONS)
-            self._call = call = channel.stream_stream(_STREAM)()
-            self._outbox = asyncio.Queue()
-            self._tasks = [
-                asyncio.ensure_future(self._write(call, self._outbox)),
-                asyncio.ensure_future(self._read(channel, call)),
-            ]
-
-    async def _disconnect(self, reason: str) -> None:
-        self._wanted = False
-        call, self._call = self._call, None
-        if call is None:
-            return
-        self._fail_all(TritonUnavailable(reason))
-        writer, reader = self._tasks
-        self._outbox.put_nowait(None)
-        await asyncio.wait({writer}, timeout=_GOODBYE_S)
-        await asyncio.wait({reader}, timeout=_GOODBYE_S)
-        call.cancel()
-        await asyncio.gather(writer, reader, *self._calls, return_exceptions=True)
 
     async def _write(self, call: Any, outbox: asyncio.Queue[bytes | None]) -> None:
         """Send what is in the outbox, up to None, the end of our half of the stream."""
@@ -273,7 +217,7 @@ class InferStream:
             reason = f"the connection to Triton ended: {printable(error.details() or '')}"
         except asyncio.CancelledError:
             reason = "the connection to Triton was ended"
-        except Exception:  # noqa: BLE001 - its thread serves all other requests, too
+        except Exception:  # noqa: BLE001 - it serves all other requests, too
             _log.exception("a response of Triton could not be handled")
             reason = "a response of Triton could not be handled"
         finally:

@@ -91,23 +91,16 @@ def _from_wheel(work_dir: Path, backends: Path | None) -> TritonInstallation:
     stub = root / "python_backend_stubs" / version / _STUB
     if not stub.is_file():
         raise TritonStartFailed(f"no Python {version} stub in {stub.parent.parent}")
-    library_dir = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
+    libraries = [sysconfig.get_config_var("LIBDIR") or "/usr/lib"]
+    libraries += [str(root.parent.parent / "nvidia_pytriton.libs")]
+    libraries += filter(None, [os.environ.get("LD_LIBRARY_PATH")])
     return TritonInstallation(
         root / "bin" / "tritonserver",
         _link_backends(backends or root / "backends", stub, work_dir / "backends"),
         {
             **os.environ,
             "PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}",
-            "LD_LIBRARY_PATH": ":".join(
-                filter(
-                    None,
-                    [
-                        str(library_dir),
-                        str(root.parent.parent / "nvidia_pytriton.libs"),
-                        os.environ.get("LD_LIBRARY_PATH"),
-                    ],
-                )
-            ),
+            "LD_LIBRARY_PATH": ":".join(libraries),
         },
     )
 

@@ -96,17 +96,12 @@ def launch_command(
         return _tritonserver(settings, triton, repository, shm_prefix, number or str(rank))
 
     only_rank = settings.cog_triton_rank
-    if only_rank is not None:
-        if only_rank >= world_size:
-            raise InvalidArgument(
-                f"COG_TRITON_RANK={only_rank}: must be less than {world_size}, all"
-            )
-        return LaunchCommand(
-            argv=server(only_rank), environment=environment, stop_signal=signal.SIGTERM
-        )
-    hosts = _mpi_hosts(settings, repository, world_size)
-    if world_size == 1:
-        return LaunchCommand(argv=server(0), environment=environment, stop_signal=signal.SIGTERM)
+    if only_rank is not None and only_rank >= world_size:
+        raise InvalidArgument(f"COG_TRITON_RANK={only_rank}: must be less than {world_size}, all")
+    hosts = _mpi_hosts(settings, repository, world_size) if only_rank is None else []
+    if world_size == 1 or only_rank is not None:
+        argv = server(only_rank or 0)
+        return LaunchCommand(argv=argv, environment=environment, stop_signal=signal.SIGTERM)
     argv = [find_mpirun(settings, environment), "--allow-run-as-root", "--oversubscribe"]
     # By default mpirun binds each process, with all its threads, to one core.
     argv += ["--bind-to", "none", *shlex.split(settings.mpirun_args)]

@@ -11,6 +11,7 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from google.protobuf import text_format
@@ -185,9 +186,9 @@ def _integer(value: Any, least: int) -> int:
 
 
 ENGINE_MODEL = "tensorrt_llm"
-_STEP_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
+_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.backend.step_model import TritonPythonModel
+from cog_triton.backend.{module} import TritonPythonModel
 
 __all__ = ["TritonPythonModel"]
 '''
@@ -197,12 +198,6 @@ output { name: "bytes" data_type: TYPE_UINT8 dims: [-1] }
 model_transaction_policy { decoupled: true }
 instance_group { count: 1 kind: KIND_CPU }
 """
-_LOADER_MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
-
-from cog_triton.backend.adapter_loader import TritonPythonModel
-
-__all__ = ["TritonPythonModel"]
-'''
 _LOADER_TENSORS = """
 input { name: "lora_name" data_type: TYPE_STRING dims: [1] }
 output { name: "lora_task_id" data_type: TYPE_UINT64 dims: [1] }
@@ -239,19 +234,12 @@ def render_repository(
             arguments = dict(serve_config.arguments_of(model))
             if family.backend == "python":
                 _render_python_engine(config, arguments.pop("decoupled_mode", True))
+                _write_private_model(target / STEP_MODEL, _STEP_TENSORS, "step_model")
             model_py = family.render(config, arguments)
             if family.registry is not None:
                 _render_adapters(family.registry, config, target)
             if model_py is not None:
                 (version / "model.py").write_text(model_py, "utf-8")
-            if family.step_stream:
-                steps = model_config_pb2.ModelConfig(name=STEP_MODEL, backend="python")
-                text_format.Merge(_STEP_TENSORS, steps)
-                _write_model(target / STEP_MODEL, steps, _STEP_MODEL_PY)
-            if family.reports_finish_reason:
-                config.output.add(
-                    name=FINISH_REASON, data_type=model_config_pb2.TYPE_STRING, dims=[1]
-                )
         elif model in family.extra_models:
             family.render_extra_model(config, serve_config.arguments_of(model))
             _set_image_limits(config, family, image_limits or ImageLimits())
@@ -280,21 +268,25 @@ def _render_adapters(registry: AdapterRegistry, config: Any, target: Path) -> No
             name=LORA_NAME, data_type=model_config_pb2.TYPE_STRING, dims=[1], optional=True
         )
         return
-    loader = model_config_pb2.ModelConfig(name=ADAPTER_LOADER, backend="python")
-    text_format.Merge(_LOADER_TENSORS, loader)
-    loader.parameters[REGISTRY].string_value = str(registry.path)
-    _write_model(target / ADAPTER_LOADER, loader, _LOADER_MODEL_PY)
+    own = {REGISTRY: str(registry.path)}
+    _write_private_model(target / ADAPTER_LOADER, _LOADER_TENSORS, "adapter_loader", own)
 
 
-def _write_model(folder: Path, config: Any, model_py: str | None) -> None:
+def _write_private_model(
+    folder: Path, tensors: str, module: str, parameters: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    config = model_config_pb2.ModelConfig(name=folder.name, backend="python")
+    text_format.Merge(tensors, config)
+    for name, value in parameters.items():
+        config.parameters[name].string_value = value
     (folder / "1").mkdir(parents=True)
-    if model_py is not None:
-        (folder / "1" / "model.py").write_text(model_py, "utf-8")
+    (folder / "1" / "model.py").write_text(_MODEL_PY.format(module=module), "utf-8")
     (folder / "config.pbtxt").write_text(text_format.MessageToString(config), "utf-8")
 
 
 def _render_python_engine(config: Any, decoupled_mode: Any) -> None:
-    """Set what all engines of ours have: whether it streams, and older names of inputs."""
+    """Set what all engines of ours have: streams, a finish reason, and older names of inputs."""
+    config.output.add(name=FINISH_REASON, data_type=model_config_pb2.TYPE_STRING, dims=[1])
     config.model_transaction_policy.decoupled = to_flag("tensorrt_llm", decoupled_mode)
     for tensor in tuple(config.input):
         for alias in (alias for alias, name in ALIASES.items() if name == tensor.name):
@@ -305,7 +297,7 @@ def _render_python_engine(config: Any, decoupled_mode: Any) -> None:
 def _set_abilities(config: Any, engine_config: Any, family: EngineFamily) -> None:
     """Tell a text model what the engine's model can do."""
     abilities = {
-        "reports_finish_reason": family.reports_finish_reason,
+        "reports_finish_reason": family.backend == "python",
         "engine_streams": engine_config.model_transaction_policy.decoupled,
         "engine_takes_bias": family.backend != "python",
     }

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from cog_triton.engines.generate_stream import ADAPTER_LOADER, ToError, timed_out
+from cog_triton.engines.generate_stream import ADAPTER_LOADER, STOP_INPUTS, ToError, timed_out
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import GOES_ON, STOP, StepItem
 from cog_triton.errors import (
@@ -45,7 +45,6 @@ _FORMATS = {
     "FP16": "e",
     "FP32": "f",
 }
-_STOP = {"input_ids": [0], "input_lengths": 1, "request_output_len": 1, "stop": True}
 _NOT_LOADED = re.compile(r"lora_task_id=\d+: not loaded")
 
 
@@ -72,7 +71,7 @@ class RequestStreams:
         self._inputs = inputs
         self._numbers = itertools.count(1)
         self._running: set[_Request] = set()
-        self._loading: dict[str, _Loading] = {}
+        self._loading: dict[str, list[Callable[[CogTritonError | None], None]]] = {}
         self._loaded_at: dict[str, float] = {}
         self.stream = InferStream(target, to_error, self._check_timeouts)
         self.last_token_at = 0.0
@@ -83,19 +82,13 @@ class RequestStreams:
         """See `TokenTransport.has_ended`; a dead Triton's is gone."""
         return True
 
-    def open(self, generations: Mapping[int, int]) -> None:
+    async def open(self, generations: Mapping[int, int]) -> None:
         """See `TokenTransport.open`; the engine computes inside Triton."""
         self.stream.connect()
 
-    def disconnect(self) -> None:
+    async def disconnect(self) -> None:
         """See `TokenTransport.disconnect`."""
-        self.stream.disconnect()
-
-    def close(self) -> None:
-        """See `TokenTransport.close`."""
-        self.stream.close()
-        for request in self._running.copy():  # those that were not sent
-            request.on_failure(TritonUnavailable("the server is stopping; try again"))
+        await self.stream.disconnect()
 
     def note_active(self, requests: int | None) -> None:
         """See `TokenTransport.note_active`."""
@@ -109,12 +102,11 @@ class RequestStreams:
         """See `TokenTransport.submit`; raises E1005 for a value that its input does not take."""
         values = {**self._encode_request(request), **engine_inputs}
         made = _Request(self, request, values, put)
+        if not self.stream.wanted:
+            raise TritonUnavailable("Triton is not connected; try again")
         self._running.add(made)
         self._most = max(self._most, len(self._running))
-        if not self.stream.wanted:
-            self.forget(made)
-            raise TritonUnavailable("Triton is not connected; try again")
-        self.stream.call(made.send)
+        made.send()
         return made
 
     def new_id(self) -> str:
@@ -135,29 +127,30 @@ class RequestStreams:
         return infer_request(ENGINE_MODEL, request_id, tensors)
 
     def load(self, name: str, since: float, then: Callable[[CogTritonError | None], None]) -> None:
-        """Load an adapter, unless that was done after `since`; on the stream's thread.
+        """Load an adapter, unless that was done after `since`.
 
         `then` gets the error if it cannot be loaded.
         """
         if self._loaded_at.get(name, 0.0) > since:
             then(None)
         elif name in self._loading:
-            self._loading[name].then.append(then)
+            self._loading[name].append(then)
         else:
-            loading = self._loading[name] = _Loading(then, partial(self._loaded, name))
+            self._loading[name] = [then]
             request_id = self.new_id()
             tensor = Tensor("BYTES", (1,), text_content(name.encode()))
             request = infer_request(ADAPTER_LOADER, request_id, {"lora_name": tensor})
-            self.stream.send(request_id, request, loading, whole=True)
+            receiver = _Loading(partial(self._loaded, name))
+            self.stream.send(request_id, request, receiver, whole=True)
 
     def forget(self, request: _Request) -> None:
-        """Watch a request no longer, since it has ended; on any thread."""
+        """Watch a request no longer, since it has ended."""
         self._running.discard(request)
 
     def _loaded(self, name: str, error: CogTritonError | None) -> None:
         if error is None:
             self._loaded_at[name] = time.monotonic()
-        for then in self._loading.pop(name).then:
+        for then in self._loading.pop(name):
             then(error)
 
     def _check_timeouts(self, now: float) -> None:
@@ -231,7 +224,7 @@ class _Request:
         self._content = self._streams.encoded(self._id, self._values)
 
     def send(self) -> None:
-        """Send it, unless it was cancelled; on the stream's thread."""
+        """Send it, unless it was cancelled."""
         if not self._ended:
             self._sent = True
             self._sent_at = time.monotonic()
@@ -243,13 +236,13 @@ class _Request:
         if not self._ended:
             self._ended = True
             self._streams.forget(self)
-            self._streams.stream.call(self.stop)
+            self.stop()
 
     def stop(self) -> None:
-        """Stop it by its id, and drop what still comes; on the stream's thread."""
+        """Stop it by its id, and drop what still comes."""
         self._streams.stream.forget(self._id)
         if self._sent:
-            values = {**_STOP, "streaming": not self._whole}
+            values = {**STOP_INPUTS, "streaming": not self._whole}
             content = self._streams.encoded(self._id, values)
             self._streams.stream.send(self._id, content, whole=self._whole)
 
@@ -319,24 +312,15 @@ class _Request:
 
 
 class _Loading:
-    """Receiver of the answer to the loading of an adapter, and who waits for it."""
+    """Receiver of the answer to the loading of an adapter."""
 
-    def __init__(
-        self,
-        then: Callable[[CogTritonError | None], None],
-        on_end: Callable[[CogTritonError | None], None],
-    ) -> None:
-        self.then = [then]
-        self._on_end = on_end
+    def __init__(self, on_end: Callable[[CogTritonError | None], None]) -> None:
+        self.on_failure = on_end
 
     def on_response(self, response: Any, last: bool) -> None:
         """See `Receiver.on_response`."""
         if last:
-            self._on_end(None)
-
-    def on_failure(self, error: CogTritonError) -> None:
-        """See `Receiver.on_failure`."""
-        self._on_end(error)
+            self.on_failure(None)
 
 
 def _numbers(outputs: Mapping[str, tuple[str, bytes]], name: str, datatype: str) -> list[Any]:

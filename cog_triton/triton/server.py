@@ -14,7 +14,7 @@ from secrets import token_hex, token_urlsafe
 import httpx
 
 from cog_triton.engines import step_pipe
-from cog_triton.engines.base import rendered_engine
+from cog_triton.engines.base import ENGINE
 from cog_triton.engines.engine_spec import EngineSpec
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonStartFailed, TritonUnavailable
 from cog_triton.processes.engine_replicas import ONE, EngineReplicas
@@ -166,13 +166,11 @@ class TritonServer:
 
     def _engine_spec(self) -> EngineSpec | None:
         """The engine of the rendered repository; None if it computes inside tritonserver."""
-        model = self._repository / ENGINE_MODEL
-        engine = rendered_engine(model)
-        if engine is None:
-            return None
-        rendered = read_config(model / "config.pbtxt").parameters
+        path = self._repository / ENGINE_MODEL / "config.pbtxt"
+        rendered = read_config(path).parameters if path.is_file() else {}
         parameters = {name: rendered[name].string_value for name in rendered}
-        return EngineSpec.of(engine, parameters, "python3")  # the stubs' own: the first in PATH
+        engine = parameters.pop(ENGINE, None)
+        return EngineSpec.of(engine, parameters) if engine else None
 
     @property
     def grpc_target(self) -> str:

@@ -8,6 +8,7 @@ requests only.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import math
@@ -79,7 +80,7 @@ class EngineChannel:
     def _start(self) -> None:
         self._decoder = FrameDecoder()
         self._responses = self._told = self._unread = 0
-        self._waiting: list[tuple[StepSubmission, bytes]] = []  # for the engine
+        self._waiting: list[tuple[int, bytes]] = []  # for the engine
 
     @property
     def load(self) -> float:
@@ -98,17 +99,19 @@ class EngineChannel:
         made = self._streams.make_request(request, engine_inputs)
         content = engine_messages.submit(submission.handle, made)
         self.running[submission.handle] = submission
-        self._stream.call(lambda: self._submit(submission, content))
+        if self.serves:
+            self._send(content)
+        else:
+            self._waiting.append((submission.handle, content))
         return submission
 
     def cancel(self, submission: StepSubmission) -> None:
-        """Stop a request, if it runs, on behalf of its caller; on any thread."""
+        """Stop a request, if it runs, on behalf of its caller."""
         if self.running.pop(submission.handle, None) is not None:
-            content = engine_messages.encode(Cancel(submission.handle))
-            self._stream.call(lambda: self._send(content))
+            self._send(engine_messages.encode(Cancel(submission.handle)))
 
     def open(self) -> None:
-        """Open it, unless it is open; on the stream's thread."""
+        """Open it, unless it is open."""
         if self._name or not self._stream.connected:
             return
         self._name, self.error = f"{secrets.token_hex(8)}-{self.replica}", None
@@ -116,12 +119,12 @@ class EngineChannel:
         self._call(step_pipe.open_call(self.replica, self._streams.key()), self)
 
     def close(self) -> None:
-        """End it, and what runs; on the stream's thread."""
+        """End it, and what runs."""
         if self._name:
             self.on_failure(TritonUnavailable("the server is stopping; try again"))
 
     def check_timeouts(self, now: float, timeout: float) -> None:
-        """Fail requests that got nothing for `timeout` seconds; on the stream's thread."""
+        """Fail requests that got nothing for `timeout` seconds."""
         for submission in list(self.running.values()):
             if now - submission.last_at > timeout:
                 self._fail(submission, timed_out(timeout))
@@ -184,18 +187,9 @@ class EngineChannel:
         elif isinstance(message, Welcome):
             self.serves, self.generation, self.error = True, message.generation, None
             waiting, self._waiting = self._waiting, []
-            for submission, content in waiting:
-                self._submit(submission, content)
-
-    def _submit(self, submission: StepSubmission, content: bytes) -> None:
-        if submission.handle not in self.running:  # cancelled meanwhile
-            return
-        if self.serves:
-            self._send(content)
-        elif self._name:
-            self._waiting.append((submission, content))
-        else:
-            self._fail(submission, self.error or TritonUnavailable("the engine is gone; try again"))
+            for handle, content in waiting:
+                if handle in self.running:  # else it was cancelled meanwhile
+                    self._send(content)
 
     def _fail(self, submission: StepSubmission, error: CogTritonError) -> None:
         if self.running.pop(submission.handle, None) is not None:
@@ -270,10 +264,11 @@ class StepStreams:
     def note_active(self, requests: int | None) -> None:
         """See `TokenTransport.note_active`; engines in processes of their own say more."""
 
-    def open(self, generations: Mapping[int, int]) -> None:
+    async def open(self, generations: Mapping[int, int]) -> None:
         """See `TokenTransport.open`; waits until an engine's process is connected, too."""
         self._wanted = True
-        self.stream.connect(self._open_all)
+        self.stream.connect()
+        self._open_all()
         deadline = time.monotonic() + _OPENING_S
         awaited = [(self._engines[replica], number) for replica, number in generations.items()]
         while not any(engine.serves and engine.generation >= number for engine, number in awaited):
@@ -283,18 +278,14 @@ class StepStreams:
             for engine, number in awaited:
                 if engine.error is not None and engine.generation >= number:
                     raise engine.error
-            time.sleep(_OPENING_LOOK_S)
+            await asyncio.sleep(_OPENING_LOOK_S)
 
-    def disconnect(self) -> None:
+    async def disconnect(self) -> None:
         """See `TokenTransport.disconnect`."""
         self._wanted = False
-        self.stream.call(self._close_all)
-        self.stream.disconnect()
-
-    def close(self) -> None:
-        """See `TokenTransport.close`."""
-        self.disconnect()
-        self.stream.close()
+        for engine in self._engines:
+            engine.close()
+        await self.stream.disconnect()
 
     def submit(
         self, request: EngineRequest, engine_inputs: Mapping[str, Any], put: Put
@@ -315,10 +306,6 @@ class StepStreams:
     def _open_all(self) -> None:
         for engine in self._engines:
             engine.open()
-
-    def _close_all(self) -> None:
-        for engine in self._engines:
-            engine.close()
 
     def _on_tick(self, now: float) -> None:
         for engine in self._engines:

@@ -14,7 +14,7 @@ from cog_triton.engines.step_items import ERROR, StepItem
 from cog_triton.errors import CogTritonError
 
 Put = Callable[[StepItem], None]
-"""Takes an item of a request, on the transport's thread; must not block."""
+"""Takes an item of a request; must not block."""
 
 
 class Submission(Protocol):
@@ -23,11 +23,11 @@ class Submission(Protocol):
     replica: int
 
     def cancel(self) -> None:
-        """Stop the engine's work on it, from any thread; items may still arrive."""
+        """Stop the engine's work on it; items may still arrive."""
 
 
 class TokenTransport(Protocol):
-    """Way to the engine and back; thread-safe."""
+    """Way to the engine and back."""
 
     @property
     def last_token_at(self) -> float:
@@ -43,17 +43,17 @@ class TokenTransport(Protocol):
     def note_active(self, requests: int | None) -> None:
         """An engine inside tritonserver has so many requests; None if Triton does not say."""
 
-    def open(self, generations: Mapping[int, int]) -> None:
-        """Connect, after Triton has started; blocks, and raises E2105 if that fails.
+    async def open(self, generations: Mapping[int, int]) -> None:
+        """Connect, after Triton has started; raises E2105 if that fails.
 
         It is open once an engine of at least one of these `generations` is there, by replica.
         """
 
-    def disconnect(self) -> None:
-        """Disconnect before Triton is stopped, which would wait for open streams."""
+    async def disconnect(self) -> None:
+        """Disconnect before Triton is stopped, which would wait for open streams.
 
-    def close(self) -> None:
-        """Stop for good; requests that run fail."""
+        Requests that run fail.
+        """
 
     def submit(
         self, request: EngineRequest, engine_inputs: Mapping[str, Any], put: Put

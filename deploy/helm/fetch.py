@@ -1,6 +1,5 @@
 """The model of SOURCE in the directory CACHED, whole and read-only: what the chart's Job runs."""
 
-import asyncio
 import os
 import shutil
 from pathlib import Path
@@ -17,7 +16,7 @@ if not cached.exists():
     mine.mkdir(exist_ok=True)
     if "://" in source:
         settings = load_settings(cog_triton_work_dir=mine)
-        found = asyncio.run(engine_directory(settings, source))
+        found = engine_directory(settings, source)
         shutil.rmtree(mine / "downloads", ignore_errors=True)
         model.unlink(missing_ok=True)
         model.symlink_to(found.relative_to(mine))

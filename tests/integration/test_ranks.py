@@ -86,8 +86,9 @@ class Ranks:
             "streaming": True,
         }
         url = self.settings.triton_url
-        endpoint = GenerateEndpoint.at(url, "tensorrt_llm", TritonUnknownError, 60)
-        request = endpoint.request(values, "probe")
+        endpoint = GenerateEndpoint("tensorrt_llm", TritonUnknownError)
+        endpoint.port = self.settings.triton_http_port
+        request = endpoint.request(values, "probe", 60)
         events = await asyncio.to_thread(lambda: [*request.events()])
         ids = [event["output_ids"] for event in events]
         assert sum(len(one) if isinstance(one, list) else 1 for one in ids) == 5
@@ -183,7 +184,7 @@ def test_the_supervisor_restarts_the_group_when_a_rank_dies(
             ranks.server,
             ranks.client,
             transport,
-            lambda: asyncio.run(ranks.predict()),
+            ranks.predict,
             admission_for(ranks.settings, 8),
             given_up.append,
         )

@@ -167,7 +167,7 @@ def test_no_stream_is_blamed_for_deaths_while_tritons_api_is_in_use(
     make_stack: Callable[..., Stack], says: Callable[[int], str]
 ) -> None:
     """The only stream in the engine has no token at any of four deaths; two would be its own."""
-    waits = {"MOCK_PREFILL_MS": "10000", "TRITON_TIMEOUT": "600"}
+    waits = {"MOCK_PREFILL_MS": "2000", "TRITON_TIMEOUT": "600"}
     stack = make_stack(**MOCK, **waits)
     body = {"text_input": "Hello.", "max_tokens": 30, "bad_words": "", "stop_words": ""}
 

@@ -4,7 +4,6 @@ The compiled backend is the one thing that is missing: in its place a Python mod
 rendered inputs, says which it got, and answers with the prompt's tokens.
 """
 
-import asyncio
 import dataclasses
 import json
 import queue
@@ -21,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import tritonclient.grpc as grpcclient
-from anyio.from_thread import start_blocking_portal
 from generated_text import Texts
 from google.protobuf import text_format
 from local_parent import linked
+from loop_thread import PORTAL, call
 from lora_adapters import adapter
 from stack import Stack, wait_until
 
@@ -150,8 +149,8 @@ def served(
 
     async def start() -> None:
         async def probe() -> None:
-            running.transport.open({})
-            await asyncio.to_thread(running.generator.probe)
+            await running.transport.open({})
+            await running.generator.probe()
 
         async with aclosing(running.client):
             await server.start(running.client.is_ready, probe)
@@ -164,17 +163,16 @@ def served(
 
     with (
         pytest.MonkeyPatch.context() as patch,
-        start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(linked(directory)) as parent,
+        PORTAL.wrap_async_context_manager(linked(directory)) as parent,
     ):
         patch.setattr(launch, "launch_command", with_options)
         server = TritonServer(settings, target, parent)
         running = Served(settings, server, family, seen)
         try:
-            portal.call(start)
+            call(start)
             yield running
         finally:
-            running.transport.close()
+            call(running.transport.disconnect)
 
 
 def generated(triton: Served, ids: list[int], adapter: str | None = None, **sampling: float) -> str:
@@ -353,11 +351,11 @@ def assert_stops(triton: Served) -> None:
     """Requests pass by one that the engine holds, and that one is stopped once it is cancelled."""
     items: queue.Queue[StepItem] = queue.Queue()
     request = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=64))
-    held = triton.transport.submit(request, {}, items.put)
+    held = call(triton.transport.submit, request, {}, items.put)
     wait_until(lambda: triton.last()["request_output_len"] == [64])
     ids = EngineTokenizer.load(triton.family.directory).encode("the quick fox")
     assert generated(triton, ids, max_tokens=9) == "the quick fox"
-    held.cancel()
+    call(held.cancel)
     wait_until(lambda: triton.last().get("stop") == [True])
     assert generated(triton, ids, max_tokens=9) == "the quick fox"
     assert items.empty()

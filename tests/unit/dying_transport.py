@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from generated_text import Texts
+from loop_thread import OnLoop, call
 from scripted_server import PATIENCE_S, wait_until
 from small_tokenizers import byte_level
 
@@ -33,7 +35,7 @@ class Submission:
 
     def __init__(self, request: EngineRequest, put: Put) -> None:
         self.request = request
-        self.put = put
+        self.put = partial(call, put)
         self.sent = 0
         self.cancelled = False
 
@@ -60,9 +62,8 @@ class Engine:
         self.submissions: list[Submission] = []
         self.down = False
 
-    def open(self, generations: Mapping[int, int]) -> None: ...
-    def disconnect(self) -> None: ...
-    def close(self) -> None: ...
+    async def open(self, generations: Mapping[int, int]) -> None: ...
+    async def disconnect(self) -> None: ...
 
     def submit(self, request: EngineRequest, inputs: Mapping[str, Any], put: Put) -> Submission:
         if self.down:
@@ -80,7 +81,8 @@ class World:
 
     def __init__(self, slots: int = 8, *, resumes: bool = True, **rules: Any) -> None:
         self.engine = Engine()
-        self.admission = Admission(slots, 8, resumes=resumes)
+        admission = Admission(slots, 8, resumes=resumes)
+        self.admission = OnLoop(admission)
         self.checks = 0
         self.generator = TextGenerator(
             load_settings(),
@@ -90,7 +92,7 @@ class World:
             TOKENIZER,
             self.engine,
             lambda text: errors.from_text(text) or TritonUnknownError(text),
-            self.admission,
+            admission,
             on_failure=self._check,
             resume_rules=ResumeRules(**rules),
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from cog_triton.engines import engine_messages
@@ -30,8 +32,8 @@ class EngineTransport:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def open(self, generations: Mapping[int, int]) -> None: ...
-    def disconnect(self) -> None: ...
+    async def open(self, generations: Mapping[int, int]) -> None: ...
+    async def disconnect(self) -> None: ...
 
     def close(self) -> None:
         with self._lock:
@@ -40,6 +42,7 @@ class EngineTransport:
         self._thread.join()
 
     def submit(self, request: EngineRequest, inputs: Mapping[str, Any], put: Put) -> _Submission:
+        put = partial(asyncio.get_running_loop().call_soon_threadsafe, put)
         with self._lock:
             self._handles += 1
             handle = self._handles

@@ -30,6 +30,7 @@ from cog_triton.serving.openai.response_store import ResponseStore
 from cog_triton.serving.openai.routes import OpenAIRoutes
 from cog_triton.serving.openai.served_models import ServedAPI, ServedModels
 from cog_triton.serving.telemetry.metrics import Metrics
+from cog_triton.serving.telemetry.platform_metrics import LoRARequests
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import bind
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -115,13 +116,12 @@ def api(
     )
     metrics, admission = RecordingMetrics(), Admission(slots, queue)
     with ScriptedTriton(answer) as triton:
-        if transport is None:
-            transport = triton.transport()
-            transport.open({})
+        stack = ExitStack()
+        transport = transport or stack.enter_context(triton.connected())
         generator = TextGenerator(
             settings, limits, tokenizer, transport, to_error, admission, observer=metrics
         )
-        generator.adapter_use.on_change = lambda *names: metrics.lora_requests.set(2, *names)
+        metrics.registry.register(LoRARequests(2, generator.adapter_use))
         listening = bind("OPENAI_PORT", "127.0.0.1", 0, 64)
         served = Served(
             f"http://127.0.0.1:{listening.getsockname()[1]}", triton, metrics, admission
@@ -135,11 +135,8 @@ def api(
             require_ready=served.require_ready,
             on_refused=metrics.refused,
         )
-        try:
-            with serving(app, listening, settings), served.clients:
-                yield served
-        finally:
-            transport.close()
+        with stack, serving(app, listening, settings), served.clients:
+            yield served
 
 
 def wait(condition: Any) -> Any:

@@ -63,7 +63,7 @@ class ScriptedPipe:
         if call[:1] == step_pipe.SEND:
             self.messages += map(engine_messages.decode, self._decoder.feed(call[1:]))
         elif call[:1] == step_pipe.ARRIVED:
-            self.arrived.append(step_pipe.read_arrived(call))
+            self.arrived.append(int(call[1:]))
         else:
             assert call == step_pipe.CLOSE
             self.closed.set()

@@ -16,14 +16,14 @@ from cog_triton.errors import CogTritonError
 from cog_triton.front.access import Access
 from cog_triton.front.cog_gate import CogGate
 from cog_triton.front.gate import Gate, MetricsGate, OpenAIGate, Passed, PrivateGate
-from cog_triton.front.http_protocol import Connections, Limits, PublicPort
+from cog_triton.front.http_protocol import Connections, PublicPort
 from cog_triton.front.large_bodies import LargeBodies
 from cog_triton.front.listener import Listener
-from cog_triton.front.message import Answer, Forward, Refused, Request, json_answer
+from cog_triton.front.message import Answer, Forward, Limits, Refused, Request, json_answer
 from cog_triton.front.tls import Certificate
 from cog_triton.front.triton_gate import ServedModels, TritonGate
 from cog_triton.front.triton_schema import ModelTensors
-from cog_triton.front.upstream import Route, Upstream
+from cog_triton.front.upstream import Upstream
 from cog_triton.front.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.processes.public_sockets import BACKLOG
 from cog_triton.system.ports import bind
@@ -61,7 +61,7 @@ def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     return run_test
 
 
-def route_to(port: int = 1, name: str = "PORT", **health: Any) -> Route:
+def route_to(port: int = 1, name: str = "PORT", **health: Any) -> tuple[Upstream, str]:
     """Way to an upstream whose every port is `port`; `health` is what its Cog has said."""
 
     async def made() -> Upstream:
@@ -72,7 +72,7 @@ def route_to(port: int = 1, name: str = "PORT", **health: Any) -> Route:
     if health:
         upstream.state.listens, upstream.state.schema = True, b"{}"
         upstream.state._take(health)
-    return Route(upstream, name)
+    return upstream, name
 
 
 def arguments(*, cog_only: bool = False) -> Namespace:
@@ -85,11 +85,13 @@ async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def gates(
-    route: Route | None = None, access: Access | None = None, bodies: LargeBodies | None = None
+    route: tuple[Upstream, str] | None = None,
+    access: Access | None = None,
+    bodies: LargeBodies | None = None,
 ) -> dict[str, PrivateGate]:
     """The gate of each port by what is behind it; all may pass that has no key to show."""
     ready = route or route_to(status="READY")
-    common = (ready, access or OPEN, Limits(), bodies or LargeBodies())
+    common = (*ready, access or OPEN, Limits(), bodies or LargeBodies())
     served = {"metrics_public": True, "app": nothing}
     return {
         "cog": CogGate(*common, WebhookRelay(WebhookRules())),

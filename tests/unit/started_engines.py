@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from raw_clients import Control
+
 from cog_triton.engines.engine_client import EngineClient
 from cog_triton.engines.engine_orders import NotOpened, Opened, Serve, Stop
-from cog_triton.ipc.connection import Connection
 from cog_triton.system import isolated_python
 from cog_triton.system.shared_time import SharedTime
 
@@ -42,9 +43,9 @@ class StartedEngine(EngineClient):
         )
         its.close()
         progress.close()
-        self._control = Connection(ours)
+        self._control = Control(ours)
         try:
-            opened = self._control.receive()
+            opened = self._control.answer()
         except EOFError as error:
             self._control.close()
             raise RuntimeError(f"the engine did not load: {self._process.wait()}") from error
@@ -53,7 +54,7 @@ class StartedEngine(EngineClient):
             self._process.wait()
             raise opened.error
         assert opened == Opened()
-        self._control.send(Serve(self.socket, 1))
+        self._control.order(Serve(self.socket, 1))
         coalesce = parameters.get("coalesce") != "false"
         super().__init__([self.socket], "owner", coalesce=coalesce)
         self.start()
@@ -64,7 +65,7 @@ class StartedEngine(EngineClient):
         super().close()
         if self._process.poll() is None:
             with suppress(OSError):
-                self._control.send(Stop())
+                self._control.order(Stop())
         self._control.close()
         self._process.wait(PATIENCE_S)
         shutil.rmtree(self._package_links, ignore_errors=True)

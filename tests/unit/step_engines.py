@@ -18,15 +18,16 @@ REFUSED = 13
 BROKEN = 66
 HUGE = 99
 HANGING = 44
+TORN = 55
 
 
 class CountingEngine:
     """Answers a prompt with its first id plus 1, 2, 3 and so on, one token a step.
 
-    A prompt that starts with REFUSED is refused, with BROKEN ends the process in an exception
-    of the engine's own, with HUGE gets a million tokens at once, with HANGING sleeps for ever in a
-    step. The child's pid is written to the file that the parameter ``pid_file`` names; with the
-    parameter ``leaves`` it has a child that ignores SIGTERM.
+    A prompt that starts with REFUSED is refused, with BROKEN ends the process in an exception of
+    the engine's own, with TORN before any step, with HUGE gets a million tokens at once, with
+    HANGING sleeps for ever in a step. The child's pid is written to the file that the parameter
+    ``pid_file`` names; with the parameter ``leaves`` it has a child that ignores SIGTERM.
     """
 
     waits_for_readers = True
@@ -56,6 +57,8 @@ class CountingEngine:
     def submit(self, handle: int, request: EngineRequest) -> None:
         if request.input_ids[0] == REFUSED:
             raise InvalidArgument(f"input_ids: holds {REFUSED}; it brings bad luck")
+        if request.input_ids[0] == TORN:
+            raise ZeroDivisionError("the engine broke")
         self._live[handle] = request
         self._made[handle] = 0
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fake_tritonserver import FakeTritonServer
 from generated_text import Texts
 from local_parent import linked
+from loop_thread import PORTAL, call
 from scripted_triton import INPUTS
 from small_tokenizers import byte_level
 
@@ -38,11 +38,9 @@ LIMITS = EngineLimits(max_input_len=100, max_seq_len=9999, max_batch_size=2, end
 
 
 class Supervised:
-    """A small Triton, its supervisor on the loop of `portal`, and a generator through both."""
+    """A small Triton, its supervisor on the loop, and a generator through both."""
 
-    def __init__(
-        self, portal: BlockingPortal, link: ParentLink, *, resumes: bool = False, **settings: Any
-    ) -> None:
+    def __init__(self, link: ParentLink, *, resumes: bool = False, **settings: Any) -> None:
         self.triton = FakeTritonServer(link.run_dir, link, **settings)
         self.failed = threading.Event()
         self.admission = Admission(2, 10, resumes=resumes)
@@ -62,7 +60,7 @@ class Supervised:
             self.admission,
             on_failure=lambda: self.supervisor.check_engine(),
         )
-        self.supervisor = portal.call(
+        self.supervisor = call(
             Supervisor,
             self.triton.settings,
             self.triton.server,
@@ -72,8 +70,8 @@ class Supervised:
             self.admission,
             lambda _: self.failed.set(),
         )
-        self.start = partial(portal.call, self.supervisor.start)
-        self.stop = partial(portal.call, self.supervisor.stop)
+        self.start = partial(call, self.supervisor.start)
+        self.stop = partial(call, self.supervisor.stop)
 
     def stream(self, tokens: int = 5000) -> Stream:
         return Stream(self.generator, tokens)
@@ -118,7 +116,7 @@ class Stream(threading.Thread):
 
     def leave(self) -> None:
         """Cancel it, as its client's leaving does."""
-        self._texts.generation.ticket.cancel()
+        call(self._texts.generation.ticket.cancel)
         self.join(PATIENCE_S)
 
     def end(self) -> errors.CogTritonError | None:
@@ -143,13 +141,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.01)
     made: list[Supervised] = []
 
-    with (
-        start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(linked(tmp_path)) as link,
-    ):
+    with PORTAL.wrap_async_context_manager(linked(tmp_path)) as link:
 
         def one(**settings: Any) -> Supervised:
-            made.append(Supervised(portal, link, **settings))
+            made.append(Supervised(link, **settings))
             return made[-1]
 
         yield one

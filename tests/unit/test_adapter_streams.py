@@ -9,6 +9,7 @@ from queue import Queue
 from typing import Any
 
 import pytest
+from loop_thread import OnLoop, call
 from scripted_server import PATIENCE_S
 from scripted_triton import Request, ScriptedTriton, event
 
@@ -65,11 +66,8 @@ def engine() -> Engine:
 
 @pytest.fixture
 def streams(engine: Engine) -> Iterator[RequestStreams]:
-    with ScriptedTriton(engine) as triton:
-        made = triton.transport()
-        made.open({})
-        yield made
-        made.close()
+    with ScriptedTriton(engine) as triton, triton.connected() as made:
+        yield OnLoop(made)  # type: ignore[misc]
 
 
 def ask(streams: RequestStreams, request: EngineRequest = REQUEST) -> list[StepItem]:
@@ -114,7 +112,7 @@ def test_a_cancelled_request_is_not_sent_again(engine: Engine, streams: RequestS
     inbox: Queue[StepItem] = Queue()
     submission = streams.submit(replace(REQUEST, input_ids=[9]), {}, inbox.put)
     assert engine.loading.wait(PATIENCE_S)
-    submission.cancel()
+    call(submission.cancel)
     engine.gate.set()
     assert [token for item in ask(streams) for token in item.ids] == [5, 6]
     assert engine.prompts.count([9]) == 1
@@ -123,12 +121,9 @@ def test_a_cancelled_request_is_not_sent_again(engine: Engine, streams: RequestS
 
 def test_a_request_whose_adapter_is_never_loaded_ends_after_the_timeout(engine: Engine) -> None:
     engine.gate.clear()
-    with ScriptedTriton(engine) as triton:
-        streams = triton.transport(0.3)
-        streams.open({})
-        (item,) = ask(streams)
+    with ScriptedTriton(engine) as triton, triton.connected(0.3) as streams:
+        (item,) = ask(OnLoop(streams))
         engine.gate.set()
-        streams.close()
     assert (item.end, (item.error or "")[:5]) == (ERROR, "E2101")
 
 

@@ -12,17 +12,19 @@ from threading import Event
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loop_thread import OnLoop
 from scripted_server import wait_until
 
 from cog_triton.errors import FatalRequest, Overloaded, TritonUnavailable
-from cog_triton.serving.admission import Admission, Ticket, admission_for
+from cog_triton.serving.admission import Admission, admission_for
+from cog_triton.serving.ticket import Ticket
 from cog_triton.settings import load_settings
 
 PATIENCE_S = 60
 
 
 @contextmanager
-def slot(admission: Admission, ticket: Ticket) -> Iterator[None]:
+def slot(admission: OnLoop, ticket: Ticket) -> Iterator[None]:
     """Wait for a slot on this thread, and hold it, unless the ticket ends before."""
     woken = Event()
     try:
@@ -40,7 +42,7 @@ def slot(admission: Admission, ticket: Ticket) -> Iterator[None]:
 class Request:
     """A thread that takes a slot until told to leave, and keeps the error it was rejected with."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: OnLoop) -> None:
         self.ticket = Ticket()
         self.running, self.may_finish = Event(), Event()
         self.error: Exception | None = None
@@ -67,7 +69,7 @@ class Request:
 @contextmanager
 def full(slots: int, waiting: int, queue: float = 10):
     """Admission control with every slot taken, and a queue."""
-    admission = Admission(slots, queue)
+    admission = OnLoop(Admission(slots, queue))
     requests = []
     try:
         for place in range(slots + waiting):
@@ -184,7 +186,7 @@ def test_queue_time_is_measured_until_admission() -> None:
 
 
 def test_turn_is_told_once_the_ticket_has_a_queue_time() -> None:
-    admission = Admission(1, 2)
+    admission = OnLoop(Admission(1, 2))
     turns: list[tuple[int, float | None]] = []
     tickets = [Ticket() for _ in range(3)]
     for number, ticket in enumerate(tickets):
@@ -208,7 +210,7 @@ def test_leaving_without_a_place_is_no_error() -> None:
 
 
 def test_turn_may_leave_at_once() -> None:
-    """What the turn calls may give the slot back: nothing is locked then."""
+    """What the turn calls may give the slot back."""
     admission = Admission(1, 5)
     first, *queued = (Ticket() for _ in range(6))
     admission.enter(first, lambda: None)
@@ -219,7 +221,7 @@ def test_turn_may_leave_at_once() -> None:
 
 
 def test_exception_frees_the_slot() -> None:
-    admission = Admission(1, 0)
+    admission = OnLoop(Admission(1, 0))
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), slot(admission, Ticket()):
             raise ZeroDivisionError
@@ -238,7 +240,7 @@ def test_first_error_of_a_ticket_wins() -> None:
 def test_random_arrivals_and_cancellations_leave_no_slot_taken(
     slots: int, data: st.DataObject
 ) -> None:
-    admission = Admission(slots, 8)
+    admission = OnLoop(Admission(slots, 8))
     cancelled = data.draw(st.sets(st.integers(0, 29)))
     most = 0
 
@@ -293,7 +295,7 @@ def test_warns_when_cog_max_concurrency_is_too_low(
 def test_fatal_request_is_told_every_death(suspected: int, told: str) -> None:
     admission, ticket = Admission(1, 1), Ticket()
     admission.enter(ticket, lambda: None)
-    ticket.stay.blamed, ticket.stay.suspected, ticket.stay.exposed = 2, suspected, True
+    ticket.blamed, ticket.suspected, ticket.exposed = 2, suspected, True
     admission.pause(TritonUnavailable("the engine has died"))
     assert isinstance(ticket.error, FatalRequest)
     assert f"the engine {told}" in ticket.error.detail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ class Answering:
         self._ids = ids
         self.asked: list[tuple[list[int], int]] = []
 
-    def greedy_ids(self, input_ids: Sequence[int], count: int) -> list[int]:
+    async def greedy_ids(self, input_ids: Sequence[int], count: int) -> list[int]:
         self.asked.append((list(input_ids), count))
         if isinstance(self._ids, Exception):
             raise self._ids
@@ -36,7 +37,7 @@ class Answering:
 def check(directory: Path, generator: Answering, *, required: bool) -> None:
     family: Any = SimpleNamespace(directory=directory)
     asked: Any = generator
-    check_canary(family, asked, required=required)
+    asyncio.run(check_canary(family, asked, required=required))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ ALL = [BYTE_LEVEL, BYTE_FALLBACK, NO_DECODER, METASPACE]
 def stream(tokenizer: Tokenizer, ids: list[int], cuts: list[int] | None = None) -> list[str]:
     """The text of each chunk, and of the flush; one id a chunk unless `cuts` says where."""
     edges = list(range(len(ids) + 1)) if cuts is None else [0, *sorted(cuts), len(ids)]
-    detokenizer = Detokenizer.of(tokenizer)
+    detokenizer = Detokenizer.by(Vocabulary(tokenizer))
     chunks = [detokenizer.feed(ids[start:end]) for start, end in pairwise(edges)]
     return [*chunks, detokenizer.flush()]
 
@@ -97,7 +97,7 @@ def test_only_the_first_space_of_the_text_is_stripped() -> None:
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK])
 def test_no_ids_give_no_text(tokenizer: Tokenizer) -> None:
     assert stream(tokenizer, []) == [""]
-    assert Detokenizer.of(tokenizer).feed([]) == ""
+    assert Detokenizer.by(Vocabulary(tokenizer)).feed([]) == ""
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_FALLBACK, METASPACE])
@@ -113,7 +113,7 @@ def test_no_id_is_decoded_more_than_three_times(tokenizer: Tokenizer) -> None:
             decoded.append(len(ids))
             return str(tokenizer.decode(ids, **options))
 
-    detokenizer = Detokenizer.of(Counting())
+    detokenizer = Detokenizer.by(Vocabulary(Counting()))
     byte, word = tokenizer.token_to_id("<0xE6>"), tokenizer.token_to_id("▁he")
     ids = [byte] * 2000 + [word] * 2000
     for token_id in ids:
@@ -129,12 +129,12 @@ def test_visible_special_tokens_are_part_of_the_text(
     tokenizer, ids, _ = case
     added = tokenizer.get_added_tokens_decoder().values()
     specials = [token.content for token in added if token.special]
-    detokenizer = Detokenizer.of(tokenizer, specials)
+    detokenizer = Detokenizer.by(Vocabulary(tokenizer, specials))
     text = "".join([*(detokenizer.feed([i]) for i in ids), detokenizer.flush()])
     assert text == tokenizer.decode(ids, skip_special_tokens=False)
     (hidden, *shown) = specials
     shown_ids = [i for i in ids if tokenizer.id_to_token(i) != hidden]
-    detokenizer = Detokenizer.of(tokenizer, shown)
+    detokenizer = Detokenizer.by(Vocabulary(tokenizer, shown))
     text = detokenizer.feed(ids) + detokenizer.flush()
     assert text == tokenizer.decode(shown_ids, skip_special_tokens=False)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_entry_points import RUN_BY_PATH, RUN_WITH_M
 
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.errors import all_errors
@@ -156,21 +155,16 @@ def test_the_readme_is_short_and_names_the_two_commands() -> None:
     assert re.search(r"^make test\b", text, re.MULTILINE)
 
 
-def test_the_architecture_page_has_a_row_for_every_folder() -> None:
-    text = (DOCS / "architecture.md").read_text("utf-8")
+def test_the_source_page_has_a_row_for_every_folder() -> None:
+    text = (DOCS / "source.md").read_text("utf-8")
     table = text.partition("| folder of `cog_triton/` |")[2].partition("\n\n")[0]
     folders = {path.parent.name for path in (ROOT / "cog_triton").glob("*/__init__.py")}
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == folders
 
 
-@pytest.mark.parametrize("program", [*RUN_WITH_M, *RUN_BY_PATH])
-def test_the_architecture_page_names_every_program(program: str) -> None:
-    text = (DOCS / "architecture.md").read_text("utf-8")
-    assert f"`python -m {program}`" in text or f"`{program}`" in text
-
-
-def test_files_named_on_the_architecture_page_exist() -> None:
-    text = (DOCS / "architecture.md").read_text("utf-8")
+@pytest.mark.parametrize("page", ["architecture.md", "source.md"])
+def test_files_named_on_a_page_of_the_code_exist(page: str) -> None:
+    text = (DOCS / page).read_text("utf-8")
     files = {str(path) for path in (ROOT / "cog_triton").rglob("*.py")}
     files |= {
         str(path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import resource
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -97,14 +99,15 @@ def test_deaths_before_an_engine_serves_are_forgotten_and_a_stop_is_in_time(tmp_
 def test_a_death_during_the_check_of_a_start_is_no_failure_after_it(fleet: StartedFleet) -> None:
     checked = []
 
-    def check(generations: Mapping[int, int]) -> None:
+    async def check(generations: Mapping[int, int]) -> None:
         checked.append(generations)
         if len(checked) == 1:
             os.kill(fleet.pid(), signal.SIGKILL)
-            until(lambda: fleet.serving().number == 2)
+            await asyncio.to_thread(until, lambda: fleet.serving().number == 2)
 
     server = SimpleNamespace(engines=fleet.engines)
-    ways = {"_transport": SimpleNamespace(open=check), "_detection": SimpleNamespace(probe=int)}
+    detection = SimpleNamespace(probe=partial(asyncio.sleep, 0))
+    ways = {"_transport": SimpleNamespace(open=check), "_detection": detection}
     start = cast(Any, SimpleNamespace(_server=server, **ways))
     fleet.run(Supervisor._verify(start))
     assert checked == [{0: 1}, {0: 2}]
@@ -166,6 +169,7 @@ def test_one_that_dies_again_and_again_is_started_with_pauses(
             if number == 5:
                 monkeypatch.setattr(engine_fleet, "STABLE_S", 0.0)
             fleet.call(fleet.engines.end, "again")
+        until(lambda: fleet.serving().number == 6)
         assert says(fleet.client, [1]) == [2, 3, 4, 5]
         assert len(fleet.fleet._living) == 1
         assert failures == [1, 2, 3, 4, 1]

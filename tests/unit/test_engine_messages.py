@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import struct
+import subprocess
+import sys
 from array import array
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from cog_triton.engines.engine_messages import (
     Submit,
     Welcome,
 )
+from cog_triton.engines.engine_orders import Serve, Stop
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.mock.mock_request import MockRequest
 from cog_triton.engines.request import EngineRequest
@@ -35,7 +37,8 @@ from cog_triton.engines.vllm.host_messages import (
     TextRequest,
 )
 from cog_triton.ipc import messages
-from cog_triton.ipc.framing import FrameError
+from cog_triton.ipc.framing import FrameError, frame
+from cog_triton.ipc.messages import Message
 from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import SamplingParams
@@ -144,54 +147,70 @@ def test_what_is_no_message_is_refused(payload: bytes) -> None:
     assert engine_messages.decode(engine_messages.encode(arrived)) == arrived
 
 
-def payload(*head: Any, tail: bytes = b"") -> bytes:
-    text = json.dumps(head).encode()
-    return struct.pack("!I", len(text)) + text + tail
+def content(*head: Any, tail: bytes = b"") -> bytes:
+    return frame(json.dumps(head).encode()) + tail
 
 
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        (payload("Surprise", {}), "'Surprise', which this version does not know"),
-        (payload("EngineRequest", {"magic": 1}), "KeyError: .magic."),
-        (payload("EngineRequest", {"input_ids": 8}), "a part of 8 bytes is missing"),
-        (payload("EngineRequest", {"input_ids": -8}), "a part of -8 bytes is missing"),
-        (payload("EngineRequest"), "malformed message"),
-        (payload("EngineRequest", None), "malformed message"),
+        (content("Surprise", {}), "'Surprise', which this version does not know"),
+        (content("Welcome", {"max_batch_size": 4}), "'Welcome', which this version does not know"),
+        (content("EngineRequest", {"input_ids": 8}), "missing required field `sampling`"),
+        (content("EngineRequest", {"input_ids": 9}, tail=bytes(9)), "not a multiple"),
+        (content("EngineRequest", {"input_ids": 2**70}), "malformed message"),
+        (content("EngineRequest", {"input_ids": 0, "sampling": {"max_tokens": "9"}}), "`int`"),
+        (content("TextRequest", {"prompt": "\ud800", "sampling": {}}), "malformed message"),
+        (content("EngineRequest", None), "malformed message"),
+        (frame(b"[" * 99999), "malformed message"),
         (b"\0\0\1\0", "malformed message"),
     ],
 )
 def test_refusals_say_what_is_wrong(sent: bytes, said: str) -> None:
     with pytest.raises(FrameError, match=said):
-        messages.decode(sent)
+        Submit(1, sent).request()
 
 
 def test_a_value_out_of_range_is_the_coded_error_of_its_class() -> None:
-    tail = array("q", [1]).tobytes()
-    values = {"input_ids": len(tail), "sampling": {"max_tokens": 0}}
+    sent = content("EngineRequest", {"input_ids": 8, "sampling": {"max_tokens": 0}}, tail=bytes(8))
     with pytest.raises(errors.InvalidArgument, match="max_tokens=0"):
-        messages.decode(payload("EngineRequest", values, tail=tail))
+        Submit(1, sent).request()
 
 
-def test_what_has_its_default_is_left_out() -> None:
-    request = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=5))
-    head = messages.encode(request)[4:-8]
-    assert json.loads(head) == ["EngineRequest", {"input_ids": 8, "sampling": {"max_tokens": 5}}]
-
-
-@messages.message
-@dataclass(frozen=True)
-class Told:
-    """Kinds of fields that messages of control have."""
-
-    error: errors.CogTritonError | str | None = None
+class Told(Message, frozen=True):
+    error: errors.CogTritonError | None = None
     pairs: tuple[tuple[str, int], ...] = ()
+    numbers: Mapping[int, str] = {}
 
 
 @pytest.mark.parametrize(
     "told",
-    [Told(), Told("text", (("a", 1),)), Told(errors.InvalidArgument("x=1: must be 2\nor 3"))],
+    [
+        Told(None, (("\udcff", 1),), {1: "a"}),
+        Told(errors.InvalidArgument("x=1: must be 2\nor 3")),
+    ],
 )
 def test_errors_keep_their_codes(told: Told) -> None:
     arrived = messages.decode(messages.encode(told))
     assert repr(arrived) == repr(told)
+    with pytest.raises(FrameError, match="'Told'"):
+        messages.decode(messages.encode(told), Stop | Serve)
+
+
+STUB = """
+import sys
+sys.modules["msgspec"] = None
+from cog_triton.engines import engine_client, engine_messages, request
+from cog_triton.text.sampling import SamplingParams
+
+asked = request.EngineRequest(input_ids=[1, 2], sampling=SamplingParams(max_tokens=5))
+sys.stdout.buffer.write(engine_messages.submit(7, asked))
+told = engine_messages.encode(engine_messages.Event(7, engine_messages.MetricsEvent({"a": [1.0]})))
+assert engine_messages.decode(told).event.values == {"a": [1.0]}
+"""
+
+
+def test_a_stub_needs_no_msgspec() -> None:
+    done = subprocess.run([sys.executable, "-c", STUB], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert engine_messages.decode(done.stdout).request().input_ids == [1, 2]

@@ -7,10 +7,8 @@ import os
 import queue
 import secrets
 import signal
-import socket
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,21 +16,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from raw_clients import RawClient
+from raw_clients import FrameSocket, RawClient
 from started_engines import StartedEngine
-from step_engines import BROKEN, ENGINE, HUGE
+from step_engines import BROKEN, ENGINE, HUGE, TORN
 from vllm_hosts import Inbox, token_ids
 
 from cog_triton.engines import engine_messages
 from cog_triton.engines.base import EngineStats
-from cog_triton.engines.engine_link import EngineLink, coalesce_events, events_of
+from cog_triton.engines.engine_client import EngineClient
+from cog_triton.engines.engine_link import coalesce_events, events_of
 from cog_triton.engines.engine_messages import Hello, Welcome
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import ERROR, FINISH_REASONS, GOES_ON, LENGTH, StepItem, encode
 from cog_triton.errors import TritonUnavailable
 from cog_triton.ipc import framing
-from cog_triton.ipc.framing import FrameSocket
 from cog_triton.system import local_socket
 from cog_triton.text.sampling import SamplingParams
 
@@ -75,71 +73,55 @@ def request(*ids: int, count: int = FOREVER) -> EngineRequest:
 
 
 def test_events_that_queue_up_are_coalesced() -> None:
-    link, theirs = _linked()
     all_sent, slow, others = threading.Event(), list[TokenEvent](), Inbox()
 
     def emit(event: TokenEvent) -> None:
         slow.append(event)
         assert all_sent.wait(PATIENCE_S)
 
-    link.submit(1, request(1), emit)
-    link.submit(2, request(1), others)
-    link.start()
-    for n in range(50):
-        theirs.send(_step(StepItem(1, 0, n, [n], [])))
-    theirs.send(_step(StepItem(2, 0, 0, [5], [], LENGTH)))
-    all_sent.set()
-    assert token_ids(others.until_end()) == [5]
-    link.close()
-    theirs.close()
+    with _linked() as (client, theirs):
+        client.submit(1, request(1), emit)
+        client.submit(2, request(1), others)
+        for n in range(50):
+            theirs.send(_step(StepItem(1, 0, n, [n], [])))
+        theirs.send(_step(StepItem(2, 0, 0, [5], [], LENGTH)))
+        all_sent.set()
+        assert token_ids(others.until_end()) == [5]
     assert token_ids(slow[:-1]) == [*range(50)]
     assert len(slow) < 25
     assert isinstance(slow[-1].error, TritonUnavailable)
 
 
-def test_a_link_that_is_closed_before_it_starts_ends_what_it_was_given() -> None:
-    ends = queue.Queue[Any]()
-    link, theirs = _linked()
-    link.submit(1, request(1), ends.put)
-    link.close()
-    link.start()
-    assert isinstance(ends.get(timeout=PATIENCE_S).error, TritonUnavailable)
-    theirs.close()
-
-
 def test_first_tokens_are_emitted_before_later_ones() -> None:
     order = queue.Queue[str]()
-    client, theirs = _linked()
-    client.start()
-    for handle, name in enumerate(["first", "second", "third"]):
-        client.submit(handle, request(1), lambda event, name=name: order.put(name))
-    try:
+    with _linked() as (client, theirs):
+        for handle, name in enumerate(["first", "second", "third"]):
+            client.submit(handle, request(1), lambda event, name=name: order.put(name))
         theirs.send(_step(StepItem(0, 0, 0, [5], []), StepItem(1, 0, 0, [5], [])))
         assert [order.get(timeout=PATIENCE_S) for _ in range(2)] == ["first", "second"]
         theirs.send(_step(*(StepItem(n, 0, 1, [6], [], LENGTH) for n in range(3))))
         found = [order.get(timeout=PATIENCE_S) for _ in range(3)]
-    finally:
-        theirs.close()
-        client.close()
+        client.on_kv_cache = lambda: order.put("reported")
     assert found == ["third", "first", "second"]
-    assert not client._started
+    assert order.empty()  # Triton that waits for the end takes no metrics
+    assert not client._links[0]._started
 
 
-def _linked() -> tuple[EngineLink, FrameSocket]:
-    """A link that has not started, and the engine's end of it."""
+@contextmanager
+def _linked() -> Iterator[tuple[EngineClient, FrameSocket]]:
+    """A client, and the engine's end of its connection."""
     name = f"cog-triton-test-{secrets.token_hex(8)}"
-    with local_socket.listen(name) as listener, ThreadPoolExecutor(1) as pool:
+    client = EngineClient([name], "tokens")
+    with local_socket.listen(name) as listener:
         listener.setblocking(True)
-        theirs = pool.submit(_welcoming, listener)
-        link = EngineLink(name, "tokens", on_end=lambda: None, on_stats=lambda stats: None)
-        return link, theirs.result()
-
-
-def _welcoming(listener: socket.socket) -> FrameSocket:
-    frames = FrameSocket(listener.accept()[0])
-    assert engine_messages.decode(frames.receive()) == Hello("tokens")
-    frames.send(engine_messages.encode(Welcome(4)))
-    return frames
+        client.start()
+        theirs = FrameSocket(listener.accept()[0])
+    assert engine_messages.decode(theirs.receive()) == Hello("tokens")
+    theirs.send(engine_messages.encode(Welcome(4)))
+    client.wait_until_linked()
+    yield client, theirs
+    client.close()
+    theirs.close()
 
 
 def _step(*items: StepItem) -> bytes:
@@ -234,7 +216,7 @@ def test_stats_are_of_its_own_requests_of_front_ends_and_of_the_kv_cache(tmp_pat
 
 
 def test_sigkill_ends_every_request_with_e2105_on_another_thread(tmp_path: Path) -> None:
-    """`TokenEngine.submit` promises so; Triton's model holds a lock that its `emit` takes."""
+    """`EngineClient.submit` promises so; Triton's model holds a lock that its `emit` takes."""
     ends = queue.Queue[tuple[Any, int]]()
 
     def emit(event: TokenEvent) -> None:
@@ -262,26 +244,26 @@ def test_sigkill_ends_every_request_with_e2105_on_another_thread(tmp_path: Path)
 @pytest.mark.parametrize("sent", [0, -1])
 def test_death_in_the_middle_of_a_message_ends_every_request(sent: int) -> None:
     ends = queue.Queue[Any]()
-    link, theirs = _linked()
-    for handle in (1, 2):
-        link.submit(handle, request(1), ends.put)
-    link.start()
-    for _ in range(2):
-        theirs.receive()
-    theirs.socket.sendall(framing.frame(_step(StepItem(1, 0, 0, [5], [])))[:sent])
-    theirs.close()
-    for _ in range(2):
-        assert isinstance(ends.get(timeout=PATIENCE_S).error, TritonUnavailable)
-    link.close()
+    with _linked() as (client, theirs):
+        for handle in (1, 2):
+            client.submit(handle, request(1), ends.put)
+        for _ in range(2):
+            theirs.receive()
+        theirs.socket.sendall(framing.frame(_step(StepItem(1, 0, 0, [5], [])))[:sent])
+        theirs.close()
+        for _ in range(2):
+            assert isinstance(ends.get(timeout=PATIENCE_S).error, TritonUnavailable)
 
 
+@pytest.mark.parametrize("breaking", [BROKEN, TORN])
 def test_an_engine_that_raises_ends_every_request_and_its_process(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], breaking: int
 ) -> None:
     with running(tmp_path) as (engine, _):
         bystander, culprit = Inbox(), Inbox()
         submit(engine, bystander, 1)
-        submit(engine, culprit, BROKEN)
+        submit(engine, culprit, breaking)
         for inbox in (bystander, culprit):
             assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
+        assert engine._process.wait(PATIENCE_S) == 1
     assert "ZeroDivisionError: the engine broke" in capfd.readouterr().err

@@ -13,30 +13,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RUN_WITH_M = {
-    "cog_triton": "the cog-triton command",
-    "cog_triton.backend.engine_process": "an engine, beside the stubs that serve it",
-    "cog_triton.builder.canary_run": "a built engine, asked for its canary",
-    "cog_triton.builder.job": "a build in a process of its own",
-    "cog_triton_prune": "pruning, in image builds that have no other command",
-    "cog_triton.door": "the name of cog_triton.serve in 0.4",
-    "cog_triton.serve": "the program of images, the parent of all",
-    "cog_triton.front.large_bodies": "parsing of large bodies, beside the server",
-    "cog_triton.engines.vllm.parser_child": "vLLM's parsers, with limits of CPU and memory",
-    "cog_triton.engines.vllm.core_process": "vLLM's EngineCore, begun before vLLM is imported",
-    "cog_triton.engines.vllm.seal_start": "a vLLM engine, started for its seal",
-    "cog_triton.front.server": "the server: every public API of one engine",
-    "cog_triton.text.template_child": "chat templates, with limits of CPU and memory",
-    "cog_triton.serving.coglet.openapi_schema": "writes a Cog project's OpenAPI schema",
-}
-RUN_BY_PATH = {
-    "cog_triton/builder/options/argparse_shim.py": "in the Python of a build script",
-    "cog_triton/build_scripts/openvino/build.py": "a build step",
-    "cog_triton/build_scripts/openvino/convert_checkpoint.py": "a build step",
-    "cog_triton/build_scripts/openvino/quantize.py": "a build step",
-    "cog_triton/system/reaper.py": "around Triton and build steps, and PID 1 of images",
-    "cog_triton/triton/mpi_rank.py": "around each tritonserver under mpirun",
-}
+PROGRAMS = (ROOT / "docs" / "source.md").read_text("utf-8").partition("## Programs")[2]
+RUN_WITH_M = re.findall(r"`python -m (cog_triton[\w.]*)`", PROGRAMS)
+RUN_BY_PATH = re.findall(r"^\| `(cog_triton/[\w/]+\.py)` \|", PROGRAMS, re.MULTILINE)
 _DOTTED = re.compile(r"\bcog_triton(?:_prune)?(?:\.(?!__)[A-Za-z_]\w*)+")
 _PATH = re.compile(r"\bcog_triton(?:_prune)?/(?!_data/)[\w/]+\.py\b")
 _RUN_WITH_M = re.compile(r"""-m["',\s]+(cog_triton[\w.]*)""")
@@ -94,7 +73,7 @@ def test_every_file_named_in_a_text_exists() -> None:
 
 
 def test_what_is_run_with_m_is_listed() -> None:
-    assert {name for _, name in named(_RUN_WITH_M)} <= RUN_WITH_M.keys()
+    assert {name for _, name in named(_RUN_WITH_M)} <= {*RUN_WITH_M}
 
 
 @pytest.mark.parametrize("name", RUN_WITH_M)

@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from loop_thread import call
 from supervised_triton import PATIENCE_S, Make, Supervised, make, supervised, until
 
 from cog_triton.errors import CogTritonError, TritonUnavailable
@@ -76,17 +77,17 @@ def test_one_failed_check_does_not_restart(
     checks: list[str] = []
     probe = supervised.generator.probe
 
-    def fail_first(**_: object) -> None:
+    async def fail_first(**_: object) -> None:
         checks.append("check")
         if len(checks) == 1:
             raise TritonUnavailable("the step stream has ended; try again")
-        probe()
+        await probe()
 
     monkeypatch.setattr(supervised.supervisor._detection, "probe", fail_first)
     monkeypatch.setattr(failure_detection, "_PAUSE_S", 0)
-    supervised.supervisor.check_engine()
+    call(supervised.supervisor.check_engine)
     until(lambda: len(checks) == 2 or supervised.supervisor.restarts > 0)
-    supervised.supervisor.check_engine()
+    call(supervised.supervisor.check_engine)
     until(lambda: len(checks) == 3 or supervised.supervisor.restarts > 0)
     assert supervised.supervisor.restarts == 0
 

@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.errors import Overloaded
-from cog_triton.serving.admission import Admission, Ticket
-from cog_triton.serving.fair_queue import PREFILL_TOKENS, FairQueue, Queued
-from cog_triton.serving.resume_order import Stay
+from cog_triton.serving.admission import Admission
+from cog_triton.serving.fair_queue import PREFILL_TOKENS, FairQueue
 from cog_triton.serving.tenants import Tenant
+from cog_triton.serving.ticket import Ticket
 
 A, B, C = (Tenant(name=name, weight=weight) for name, weight in (("a", 1), ("b", 2), ("c", 4)))
 
 
 @dataclass(eq=False)
-class Request(Queued):
+class Request(Ticket):
     begun: float = 0.0
     output: int = 100
     now: Callable[[], float] = float
@@ -52,7 +52,7 @@ class Engine:
         self.numbers = itertools.count(1)
 
     def send(self, tenant: Tenant | None, prompt: int, output: int, priority: int = 0) -> Request:
-        request = Request(tenant, priority, prompt, stay=Stay(next(self.numbers)), output=output)
+        request = Request(tenant, priority, prompt, number=next(self.numbers), output=output)
         request.now = lambda: self.now
         self.queue.push(request)
         self.fill()
@@ -194,12 +194,12 @@ def test_priority_between_tenants_is_a_head_start_and_starves_nobody() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=60))
 def test_without_tenants_the_order_is_that_of_arrival(moves: list[tuple[int, int]]) -> None:
-    queue: FairQueue[Queued] = FairQueue(3, itertools.count().__next__)
-    waiting: list[Queued] = []
-    running: list[Queued] = []
+    queue: FairQueue[Ticket] = FairQueue(3, itertools.count().__next__)
+    waiting: list[Ticket] = []
+    running: list[Ticket] = []
     for number, (what, place) in enumerate(moves):
         if what == 0:
-            waiting.append(Queued(stay=Stay(number)))
+            waiting.append(Ticket(number=number))
             queue.push(waiting[-1])
         elif what == 1 and place < len(running):
             queue.remove(running.pop(place))
@@ -273,20 +273,20 @@ def test_a_full_queue_is_of_one_tenant_and_says_when_to_come_back() -> None:
     assert (admission.running, admission.waiting) == (1, 3)
 
 
-def names(queue: FairQueue[Queued]) -> Iterator[str]:
+def names(queue: FairQueue[Ticket]) -> Iterator[str]:
     while (item := queue.pop()) is not None:
         yield item.flow_name
         queue.remove(item)
 
 
 def test_served_tokens_count_while_a_request_runs() -> None:
-    queue: FairQueue[Queued] = FairQueue(3)
+    queue: FairQueue[Ticket] = FairQueue(3)
     for number, (tenant, made) in enumerate([(A, 10**6), (B, 1), (B, 1)]):
-        queue.push(Queued(tenant, 0, 1, lambda made=made: made, Stay(number)))
+        queue.push(Ticket(tenant, 0, 1, lambda made=made: made, number))
         assert queue.pop() is not None
     for number, tenant in enumerate([A, B], 10):
-        queue.push(Queued(tenant, 0, 1, int, Stay(number)))
-    (done,) = [item for item in queue.running if item.stay.number == 1]
+        queue.push(Ticket(tenant, 0, 1, int, number))
+    (done,) = [item for item in queue.running if item.number == 1]
     queue.remove(done)
     first = queue.pop()
     assert first is not None

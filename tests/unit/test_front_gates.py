@@ -44,7 +44,7 @@ from cog_triton.serving.tenants import MOST_TENANTS
 
 def cog(access: Access = OPEN, health: dict[str, Any] | None = None) -> CogGate:
     route = route_to(**(health or {"status": "READY"}))
-    return CogGate(route, access, LIMITS, BODIES, WebhookRelay(WebhookRules()))
+    return CogGate(*route, access, LIMITS, BODIES, WebhookRelay(WebhookRules()))
 
 
 BODIES = LargeBodies()
@@ -60,7 +60,7 @@ def openai(
     access: Access = OPEN, kind: type[OpenAIGate] = OpenAIGate, *, metrics_public: bool = False
 ) -> OpenAIGate:
     served = {"metrics_public": metrics_public, "app": nothing}
-    return kind(route_to(), access, LIMITS, BODIES, **served)
+    return kind(*route_to(), access, LIMITS, BODIES, **served)
 
 
 metrics = partial(openai, kind=MetricsGate)
@@ -96,7 +96,7 @@ def test_predictions_are_a_coded_503_while_cog_cannot_take_them(
     health: dict[str, Any], code: str
 ) -> None:
     gate = cog()
-    gate.route.upstream.state._take(health)
+    gate.upstream.state._take(health)
     accept = (b"accept", b"text/event-stream")
     for method, path in (("POST", "/predictions"), ("PUT", "/predictions/a")):
         found = answered(gate, method, path, b'{"input":{}}', accept)

@@ -218,7 +218,7 @@ async def test_an_id_that_another_tenant_had_is_of_the_one_that_asks_now(tmp_pat
     gate = locked(tmp_path, line("a", "ka"), line("b", "kb"))["cog"]
     for name in ("a", "b"):
         found = await gate.decide(Request("PUT", b"/predictions/x", [bearer(f"k{name}")], b""))
-        assert gate.route.upstream.predictions["x"].tenant.name == name
+        assert gate.upstream.predictions["x"].tenant.name == name
         found.ended(True)
 
 

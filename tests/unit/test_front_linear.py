@@ -25,11 +25,10 @@ from small_front import TENSORS, PassGate, Wire, on_loop, route_to
 import cog_triton.front
 from cog_triton.errors import InvalidArgument
 from cog_triton.front.access import Access
-from cog_triton.front.http_protocol import Limits
 from cog_triton.front.json_body import JSONLimits, Numbers, require_bounded
 from cog_triton.front.keyring import MOST_BYTES, parse_keys
 from cog_triton.front.large_bodies import LARGE, LargeBodies
-from cog_triton.front.message import Forward, Headers, Refused, Request
+from cog_triton.front.message import Forward, Headers, Limits, Refused, Request
 from cog_triton.front.triton_schema import rewritten_generation, rewritten_inference
 
 Pattern = re.Pattern[Any]
@@ -175,7 +174,7 @@ def applied(name: str, pattern: Pattern) -> Callable[[bytes], object]:
 
 def test_the_patterns_are_found_wherever_they_are() -> None:
     names = ("front.json_body._LONG_NUMBER", "front.triton_gate._SHM_KEY", "front.message._HOST")
-    for name in (*names, "front.coded_events._UNCODED", ".Numbers.FREE", ".HTTP_URL"):
+    for name in (*names, "front.coded_events._UNCODED", ".json_body._FREE", ".HTTP_URL"):
         assert name in "\n".join(PATTERNS)
     assert len(PATTERNS) >= 20
 
@@ -307,7 +306,7 @@ def gates() -> dict[str, tuple[bytes, Any]]:
     route = route_to(status="READY")
     names = "prompt messages system_prompt max_tokens min_tokens temperature top_p top_k seed"
     names += " stop_sequences presence_penalty repetition_penalty prompt_template return_token_ids"
-    route.upstream.state._inputs = frozenset(names.split())
+    route[0].state._inputs = frozenset(names.split())
     found = small_front.gates(route, Access(None, loopback=True), Here())
     return {
         "cog": (b"/predictions", found["cog"]),

@@ -14,8 +14,7 @@ import small_front
 from small_front import PassGate, Wire, answering, echo, on_loop, run, served, until, until_end
 
 from cog_triton.errors import InvalidArgument, TritonUnavailable
-from cog_triton.front.http_protocol import Limits
-from cog_triton.front.message import Answer, Forward, Refused, Request
+from cog_triton.front.message import Answer, Forward, Limits, Refused, Request
 
 GET = b"GET /a?b=c HTTP/1.1\r\nhost: localhost\r\n\r\n"
 LAST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"

@@ -24,8 +24,7 @@ from small_front import (
     until_end,
 )
 
-from cog_triton.front.http_protocol import Limits
-from cog_triton.front.message import Answer, Forward, Request, json_answer
+from cog_triton.front.message import Answer, Forward, Limits, Request, json_answer
 from cog_triton.system.ports import free_ports
 from cog_triton.system.process_tuning import raise_open_files
 

@@ -70,9 +70,9 @@ class Cog:
 def gate_to(port: int, access: Access | None = None) -> tuple[Any, list[str]]:
     """Cog's gate, and the ids of predictions that it has cancelled."""
     route = route_to(port, status="READY")
-    route.upstream.state._inputs = frozenset({"prompt"})
+    route[0].state._inputs = frozenset({"prompt"})
     cancelled: list[str] = []
-    route.upstream.cancel = cancelled.append
+    route[0].cancel = cancelled.append
     return gates(route, access)["cog"], cancelled
 
 
@@ -82,7 +82,7 @@ async def test_a_prediction_is_cancelled_when_its_last_client_leaves() -> None:
         gate, cancelled = gate_to(port)
         async with opened(gate) as front:
             assert b" 200 " in await front.ask(b"PUT /predictions/whole" + ASKED)
-            assert (cancelled, gate.route.upstream.predictions) == ([], {})
+            assert (cancelled, gate.upstream.predictions) == ([], {})
             clients = [await front.connect() for _ in range(3)]
             paths = (b"POST /predictions", b"PUT /predictions/a", b"PUT /predictions/a")
             for (reader, writer), path in zip(clients, paths, strict=True):
@@ -91,11 +91,11 @@ async def test_a_prediction_is_cancelled_when_its_last_client_leaves() -> None:
             clients[0][1].close()
             await until(lambda: len(cancelled) == 1)
             clients[1][1].close()
-            await until(lambda: gate.route.upstream.predictions["a"].clients == 1)
+            await until(lambda: gate.upstream.predictions["a"].clients == 1)
             assert len(cancelled) == 1
             clients[2][1].close()
             await until(lambda: cancelled[1:] == ["a"])
-            assert gate.route.upstream.predictions == {}
+            assert gate.upstream.predictions == {}
     named = re.match(rb"PUT /predictions/(pred_[0-9a-f]{16}) HTTP/", cog.asked[1])
     assert named
     assert cancelled[0] == named[1].decode()
@@ -127,7 +127,7 @@ async def test_the_server_finds_the_tenant_of_a_prediction_by_its_id(
     (tmp_path / "keys").write_text(key.model_dump_json(exclude_defaults=True))
     async with behind(Cog()) as port:
         gate, _ = gate_to(port, Access(None, False, Keyring(tmp_path / "keys")))
-        running = gate.route.upstream.predictions
+        running = gate.upstream.predictions
         async with opened(gate) as front:
             reader, writer = await front.connect()
             head = HEAD + b"authorization: Bearer ka\r\n\r\n{}"

@@ -12,6 +12,7 @@ import pytest
 from generated_text import Texts
 from hypothesis import given
 from hypothesis import strategies as st
+from loop_thread import call
 from scripted_server import HANG, PATIENCE_S, RESET, Part, wait_until
 from scripted_triton import Answer, Request, ScriptedTriton, event
 from small_tokenizers import byte_level
@@ -52,18 +53,11 @@ def generating(
     answer: Answer, settings: Settings | None = None
 ) -> Iterator[tuple[TextGenerator, ScriptedTriton]]:
     """A generator whose Triton answers as told."""
-    with ScriptedTriton(answer) as server:
-        transport = server.transport()
-        transport.open({})
-        try:
-            yield (
-                TextGenerator(
-                    settings or load_settings(), limits(), TOKENIZER, transport, to_error
-                ),
-                server,
-            )
-        finally:
-            transport.close()
+    with ScriptedTriton(answer) as server, server.connected() as transport:
+        yield (
+            TextGenerator(settings or load_settings(), limits(), TOKENIZER, transport, to_error),
+            server,
+        )
 
 
 def asked(ids: list[int], **sampling: Any) -> EngineRequest:
@@ -227,7 +221,7 @@ def test_cancelling_before_the_first_token_stops_the_request() -> None:
         reader = pool.submit(list, texts)
         first = server.request()
         assert not reader.done()
-        texts.generation.ticket.cancel()
+        call(texts.generation.ticket.cancel)
         assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
         assert first.left.wait(PATIENCE_S)
     assert failed == []
@@ -238,7 +232,7 @@ def test_cancelling_before_the_first_token_stops_the_request() -> None:
 def test_request_cancelled_before_admission_is_not_sent() -> None:
     with generating([HANG]) as (generator, server):
         texts = Texts(generator, generator.plan(asked([1], max_tokens=50)))
-        texts.generation.ticket.cancel()
+        call(texts.generation.ticket.cancel)
         with pytest.raises(TritonUnavailable, match="cancelled while it waited for its turn"):
             next(texts)
     assert texts.generation.result.output_token_count == 0
@@ -247,7 +241,7 @@ def test_request_cancelled_before_admission_is_not_sent() -> None:
 
 def test_probe_generates_one_token() -> None:
     with generating(tokens("a")) as (generator, server):
-        generator.probe()
+        call(generator.probe)
     sent = server.requests[0].values
     assert sent["request_output_len"] == 1
     assert sent["end_id"] == -1
@@ -256,7 +250,7 @@ def test_probe_generates_one_token() -> None:
 
 def test_probe_without_a_token_fails() -> None:
     with generating([]) as (generator, _), pytest.raises(errors.FrameworkError):
-        generator.probe()
+        call(generator.probe)
 
 
 def test_request_is_sent_only_after_admission() -> None:
@@ -271,12 +265,12 @@ def test_request_is_sent_only_after_admission() -> None:
             next(third)
         assert len(server.requests) == 1
         assert second.generation.result.queue_time is None
-        second.generation.ticket.cancel()
+        call(second.generation.ticket.cancel)
         error = reading[1].exception(PATIENCE_S)
         assert isinstance(error, TritonUnavailable)
         assert "cancelled while it waited for its turn" in str(error)
         assert len(server.requests) == 1
-        first.generation.ticket.cancel()
+        call(first.generation.ticket.cancel)
         assert isinstance(reading[0].exception(PATIENCE_S), TritonUnavailable)
         assert first.generation.result.queue_time == 0
 
@@ -309,7 +303,7 @@ def test_failed_ticket_ends_the_stream_with_its_error() -> None:
         texts = started(generator)
         assert next(texts) == "a"
         reader = pool.submit(next, texts)
-        admission.close(TritonUnavailable("Triton has died"))
+        call(admission.close, TritonUnavailable("Triton has died"))
         error = reader.exception(PATIENCE_S)
         assert isinstance(error, TritonUnavailable)
         assert "Triton has died" in str(error)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from generated_text import ThreadInbox
 from hypothesis import given
 from hypothesis import strategies as st
 from small_tokenizers import byte_level
@@ -277,9 +276,8 @@ class FakeTransport:
     def __init__(self) -> None:
         self.cancelled = 0
 
-    def open(self, generations: Mapping[int, int]) -> None: ...
-    def disconnect(self) -> None: ...
-    def close(self) -> None: ...
+    async def open(self, generations: Mapping[int, int]) -> None: ...
+    async def disconnect(self) -> None: ...
 
     def submit(
         self, request: EngineRequest, engine_inputs: Mapping[str, Any], put: Put
@@ -293,8 +291,8 @@ class FakeTransport:
 
 def driven(
     engine_inputs: Mapping[str, Any] | None = None, **fields: Any
-) -> tuple[Generation, ThreadInbox, FakeTransport]:
-    transport, inbox = FakeTransport(), ThreadInbox()
+) -> tuple[Generation, list[StepItem | None], FakeTransport]:
+    transport, inbox = FakeTransport(), list[StepItem | None]()
     limits = EngineLimits(
         max_input_len=90, max_seq_len=100, max_batch_size=1, end_id=None, pad_id=None
     )
@@ -307,7 +305,13 @@ def driven(
     )
     asked = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=50), **fields)
     made = generator.plan(asked, engine_inputs=engine_inputs or {})
-    return Generation(generator, made, inbox), inbox, transport
+    return Generation(generator, made, inbox.append), inbox, transport
+
+
+def taken(inbox: list[StepItem | None]) -> list[StepItem]:
+    items = [item for item in inbox if item is not None]
+    inbox.clear()
+    return items
 
 
 def test_text_that_came_with_an_error_is_given_before_it() -> None:
@@ -315,12 +319,12 @@ def test_text_that_came_with_an_error_is_given_before_it() -> None:
     with generation:
         transport.put(items("a")[0])
         transport.put(failed())
-        piece = generation.advance(inbox.take())
+        piece = generation.advance(taken(inbox))
         assert piece is not None
         assert piece.text == "a"
         assert not generation.ended
         with pytest.raises(TritonUnavailable, match="the engine has gone"):
-            generation.advance(inbox.take())
+            generation.advance(taken(inbox))
     assert transport.cancelled == 0, "the engine had ended"
 
 
@@ -341,7 +345,7 @@ def test_leaving_it_early_cancels_the_engine(error: type[BaseException], cancell
     def leave() -> None:
         with generation:
             transport.put(items("a")[0])
-            generation.advance(inbox.take())
+            generation.advance(taken(inbox))
             raise error
 
     with pytest.raises(error):
@@ -355,7 +359,7 @@ def test_an_engine_that_has_ended_is_not_cancelled() -> None:
     generation, inbox, transport = driven()
     with generation:
         transport.put(items("a", end=STOP)[0])
-        generation.advance(inbox.take())
+        generation.advance(taken(inbox))
         assert generation.ended
     assert transport.cancelled == 0
     assert not generation.result.cancelled

@@ -50,7 +50,7 @@ REFUSED = [
 def test_a_stopping_server_takes_nothing_that_begins(line: str) -> None:
     gate, method, path = line.split()
     route = route_to(name="PORT" if gate == "cog" else "OPENAI_PORT", status="READY")
-    route.upstream.stopping = True
+    route[0].stopping = True
     request = Request(method, path.encode(), [(b"host", b"localhost")], b"")
     deciding = gates(route)[gate].decide(request)
     if line in TAKEN:
@@ -121,7 +121,7 @@ async def test_a_request_that_was_sent_before_its_client_could_know_of_the_stop_
 
 def test_what_its_client_sent_unaware_of_the_stop_is_not_refused() -> None:
     route = route_to(status="READY")
-    route.upstream.stopping = True
+    route[0].stopping = True
     body = b'{"input": {}}'
     headers = [(b"content-type", b"application/json"), (b"host", b"x")]
     unaware = Request("POST", b"/predictions", headers, body, unaware=True)
@@ -146,7 +146,7 @@ class Work:
         self.answer = Answer(503, str(error).encode())
         self.free.set()
 
-    def drain(self, seconds: float) -> None:
+    async def drain(self, seconds: float) -> None:
         self.drains.append(seconds)
 
 

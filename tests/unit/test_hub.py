@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from range_server import Content, Fault, FileServer
 
 from cog_triton.download import disk_space, model_source, partial_file
-from cog_triton.download.model_source import FetchedModel, ModelRequest
+from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import DiskFull, ModelUnavailable
 from cog_triton.system.ports import free_ports

@@ -12,7 +12,7 @@ import pytest
 from image_files import image
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.serving.openai.image_fetch import ImageFetcher, ImageHosts
+from cog_triton.serving.openai.image_fetch import ImageFetcher
 
 NAMES = {
     "pictures.example.com": ["93.184.216.34"],
@@ -32,7 +32,7 @@ def resolve(host: str) -> Sequence[str]:
 
 
 def fetcher(*rules: str, timeout: float = 60) -> ImageFetcher:
-    return ImageFetcher(ImageHosts(rules), resolve, timeout)
+    return ImageFetcher(rules, resolve, timeout)
 
 
 def fetch(url: str, *rules: str, most: int = 1 << 20, timeout: float = 60) -> bytes:
@@ -160,7 +160,7 @@ def test_a_name_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second answer of a name server that rebinds would be another."""
     answers = iter([["127.0.0.1"], ["10.0.0.1"]])
     with host(whole(image())) as (port, _):
-        made = ImageFetcher(ImageHosts(("127.0.0.1",)), lambda _: next(answers))
+        made = ImageFetcher(("127.0.0.1",), lambda _: next(answers))
         url = f"http://rebinding.example.com:{port}/"
         assert made.fetch("part", url, 1 << 20, time.monotonic() + 60) == image()
     assert next(answers) == ["10.0.0.1"]

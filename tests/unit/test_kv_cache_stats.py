@@ -63,3 +63,9 @@ def test_a_server_without_such_metrics_has_no_statistics() -> None:
     assert KVCacheStats.from_metrics("") is None
     assert KVCacheStats.from_metrics('nv_inference_count{model="tensorrt_llm"} 3\n') is None
     assert KVCacheStats.from_metrics(TENSORRT_LLM.replace('"tensorrt_llm"', '"x"')) is None
+
+
+def test_counters_continue_those_of_an_engine_that_has_died() -> None:
+    before, now = KVCacheStats(0.5, 16, 8, 100, 40), KVCacheStats(0.1, 16, 8, 5, 1)
+    assert now.after(None) == now
+    assert now.after(before) == KVCacheStats(0.1, 16, 8, 105, 41)

@@ -15,18 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scripted_server import wait_until
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.front.json_body import JSONLimits, Numbers, inflated, require_bounded
 from cog_triton.front.large_bodies import LargeBodies
 from cog_triton.front.message import Refused
-from cog_triton.front.prediction_body import PreparedBody, prepared
-from cog_triton.front.triton_schema import ModelTensors, rewritten_inference
-from cog_triton.ipc import messages
-from cog_triton.ipc.framing import FrameError
+from cog_triton.front.prediction_body import prepared
+from cog_triton.front.triton_schema import ModelTensors, rewritten_generation, rewritten_inference
 from cog_triton.system.process_state import process_state
 
 LARGE = 1 << 20
@@ -139,34 +135,15 @@ def wait_for_end(pid: int) -> None:
     wait_until(lambda: process_state(pid) in ("Z", ""))
 
 
-@given(
-    st.binary(),
-    st.sampled_from(Numbers),
-    st.integers(0, 99),
-    st.dictionaries(st.text(), st.text(), max_size=3),
-)
-def test_calls_cross_as_annotations_tell(
-    body: bytes, numbers: Numbers, depth: int, inputs: dict[str, str]
-) -> None:
-    arguments = (body, b"7", JSONLimits(depth, 9, numbers), ModelTensors(inputs, frozenset(inputs)))
-    payload = messages.encode_call(rewritten_inference, arguments)
-    function, read = messages.decode_call(payload)
-    assert (function, tuple(read)) == (rewritten_inference, arguments)
-    payload = messages.encode_call(prepared, (body, frozenset(inputs), "a"))
-    assert messages.decode_call(payload)[1] == (body, frozenset(inputs), "a")
+def test_arguments_and_results_cross_as_annotations_tell(bodies: LargeBodies) -> None:
+    def runs(function: Callable[..., Any], *arguments: object) -> None:
+        assert asyncio.run(bodies.run(LARGE, function, *arguments)) == function(*arguments)
 
-
-@pytest.mark.parametrize(
-    ("function", "result"),
-    [
-        (rewritten_inference, (b"\0\xff", None)),
-        (prepared, PreparedBody(b"{}", "a", {"bytes": [1, None]}, ["a"])),
-        (require_bounded, None),
-    ],
-)
-def test_results_cross_as_annotations_tell(function: Callable[..., Any], result: object) -> None:
-    payload = messages.encode_result(function, result)
-    assert messages.decode_result(function, payload) == result
-    for broken in (payload[:-1], payload[:3], b"", payload.replace(b"[", b"{")):
-        with pytest.raises(FrameError):
-            messages.decode_result(function, broken)
+    tensors = ModelTensors({"text_input": "BYTES"}, frozenset({"text_output"}))
+    for numbers in Numbers:
+        limits = JSONLimits(9, 99, numbers)
+        runs(rewritten_generation, b'{"text_input": "a\\ud800"}', limits, tensors)
+        runs(require_bounded, b"[1, 2]", limits)
+    runs(rewritten_inference, b'{"inputs": []}', b"14", JSONLimits(), tensors)
+    for body in (b'{"webhook": "http://c"}', b'{"input": {"\\ud800": 1}}'):
+        runs(prepared, body, frozenset({"prompt"}), "http://b/")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -128,15 +127,3 @@ def test_batch_histogram_equals_prometheus_client_histogram(values: list[float])
         return [line for line in lines if "_created" not in line and "_sum" not in line]
 
     assert text(ours) == text(theirs)
-
-
-def test_concurrent_observations_are_all_counted() -> None:
-    found = BatchHistogram("x", "Help", (1.0,))
-    with ThreadPoolExecutor(8) as pool:
-        for _ in range(400):
-            pool.submit(found.observe_many, [(0.5, 2), (3, 1)])
-    registry = CollectorRegistry()
-    registry.register(found)
-    text = generate_latest(registry).decode()
-    assert "x_count 1200.0" in text
-    assert 'x_bucket{le="1.0"} 800.0' in text

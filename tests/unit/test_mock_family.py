@@ -23,7 +23,7 @@ from cog_triton.engines.registry import open_engine
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import EngineCorrupt, InvalidArgument, InvalidPredictorConfig
 from cog_triton.text.chat import parse_messages, render_messages
-from cog_triton.text.detokenize import Detokenizer
+from cog_triton.text.detokenize import Detokenizer, Vocabulary
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.model_repository import max_batch_size, read_config, render_repository
@@ -66,7 +66,7 @@ def test_output_decodes_to_the_passage_however_it_is_split(
     engine: Path, tokenizer: EngineTokenizer
 ) -> None:
     ids = mock_directory.read_model(engine).output_ids
-    stream = Detokenizer.of(tokenizer.tokenizer)
+    stream = Detokenizer.by(Vocabulary(tokenizer.tokenizer))
     pieces = [stream.feed([token]) for token in ids]
     assert "".join(pieces) + stream.flush() == PASSAGE
     assert "" in pieces, "no character of the passage is of several tokens"

@@ -15,15 +15,8 @@ import pytest
 from range_server import Content, Fault, serving_file
 
 from cog_triton.download import disk_space
-from cog_triton.download.model_source import (
-    WEIGHTS,
-    FetchedModel,
-    ModelRequest,
-    fetch_model,
-    locate,
-    resolve,
-    size,
-)
+from cog_triton.download.model_request import WEIGHTS, FetchedModel, ModelRequest, resolve
+from cog_triton.download.model_source import fetch_model, locate, size
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import CogTritonError, DiskFull, EngineCorrupt, ModelUnavailable
 

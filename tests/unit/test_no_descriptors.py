@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 
 import pytest
+from loop_thread import call
 from scripted_triton import ScriptedTriton, event
 from test_request_streams import Running
 
@@ -39,20 +40,17 @@ def test_a_process_that_cannot_be_looked_at_is_not_called_dead() -> None:
 
 
 def test_a_request_whose_stream_gets_no_socket_says_to_try_again() -> None:
-    with ScriptedTriton([event(output_ids=5)]) as triton:
-        streams = triton.transport()
-        streams.open({})
-        streams.disconnect()
+    with ScriptedTriton([event(output_ids=5)]) as triton, triton.connected() as streams:
+        call(streams.disconnect)
         with no_descriptors():
-            streams.open({})
+            call(streams.open, {})
             _, error = Running(streams).wait()
         assert re.match(r"E2105 (.|\n)*Too many open files(.|\n)*; try again", str(error))
         assert Running(streams).wait() == ([5], None)
-        streams.close()
 
 
 def test_a_stream_that_gets_no_socket_is_told_to_try_again() -> None:
-    endpoint = GenerateEndpoint.at("http://127.0.0.1:9", "m", TritonUnknownError, 1)
+    endpoint = GenerateEndpoint("m", TritonUnknownError)
     stream = endpoint.request({}, "id").events()
     with no_descriptors(), pytest.raises(TritonUnavailable, match="Too many open files"):
         next(stream)

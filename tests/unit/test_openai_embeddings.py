@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import socket
 import struct
 import threading
 from collections.abc import Mapping
+from functools import partial
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,7 +31,8 @@ class Submitted:
     replica = 0
 
     def __init__(self, request: EngineRequest, put: Put) -> None:
-        self.request, self.put = request, put
+        loop = asyncio.get_running_loop()
+        self.request, self.put = request, partial(loop.call_soon_threadsafe, put)
         self.cancelled = threading.Event()
 
     def cancel(self) -> None:
@@ -64,9 +67,8 @@ class Transport:
             submitted.answer()
         return submitted
 
-    def open(self, generations: Mapping[int, int]) -> None: ...
-    def disconnect(self) -> None: ...
-    def close(self) -> None: ...
+    async def open(self, generations: Mapping[int, int]) -> None: ...
+    async def disconnect(self) -> None: ...
 
 
 def embed(served: Served, given: Any, **fields: Any) -> httpx.Response:

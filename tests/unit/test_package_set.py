@@ -117,7 +117,7 @@ def test_what_a_killed_process_left_is_removed_and_another_one_is_waited_for(
         lines.append(line)
         waited.set()
 
-    with disk_space.locked(directory, echo, threading.Event()):
+    with disk_space.writing(directory, "them", echo, threading.Event()):
         second = threading.Thread(target=provide, args=(SMALL, store, echo))
         second.start()
         assert waited.wait(30)

@@ -27,7 +27,7 @@ ALLOWED = {
     "test_liveness.py: asyncio.wait(": "nothing may happen",
     "test_long_steps.py: wait(": "a look at what is ready",
     "test_replica_supervision.py: asyncio.wait(": "nothing may happen",
-    "test_step_stream.py: connect(": "its expiry is the subject",
+    "test_step_stream.py: connected(": "its expiry is the subject",
     "test_template_process.py: stopped.connection": "its expiry is the subject",
     "test_vllm_core_process.py: wait(": "a look at what is ready",
 }

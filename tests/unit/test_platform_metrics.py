@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
 
@@ -14,7 +13,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from cog_triton.engines.kv_cache_stats import BLOCKS, KVCacheStats
 from cog_triton.errors import TritonUnavailable
 from cog_triton.serving.telemetry import platform_metrics
-from cog_triton.serving.telemetry.metrics import Metrics
 from cog_triton.serving.telemetry.platform_metrics import PlatformMetrics, TritonMetrics
 from cog_triton.system.ports import free_ports
 
@@ -64,23 +62,6 @@ def test_what_an_engine_does_not_tell_is_left_out() -> None:
     assert samples(None) == [running, waiting]
 
 
-def test_lora_adapters_are_one_series_that_changes() -> None:
-    metrics = Metrics()
-    assert "lora" not in metrics.text().decode()
-    for running, waiting, shown in ((["b", "a"], ["b"], "a,b"), ([], [], "")):
-        before = time.time()
-        metrics.lora_requests.set(4, running, waiting)
-        (line,) = (
-            line
-            for line in metrics.text().decode().splitlines()
-            if line.startswith("vllm:lora_requests_info{")
-        )
-        name, value = line.rsplit(" ", 1)
-        assert f'max_lora="4",running_lora_adapters="{shown}"' in name
-        assert f'waiting_lora_adapters="{",".join(waiting)}"' in name
-        assert float(value) >= before
-
-
 def client(url: str) -> TritonMetrics:
     parts = urlsplit(url)
     return TritonMetrics(parts.hostname or "", parts.port or 0)
@@ -99,21 +80,6 @@ def test_triton_is_asked_once_for_scrapes_at_one_time() -> None:
             assert triton.kv_cache() == KVCacheStats(0.5)
         assert asked[0] == "/metrics"
         assert len(asked) < 5
-
-
-def test_a_connection_that_triton_closed_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform_metrics, "_MAX_AGE_S", -1)
-
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        reply(request, 200, HALF.encode())
-        request.close_connection = True
-
-    monkeypatch.setattr(BaseHTTPRequestHandler, "protocol_version", "HTTP/1.1")
-    with serving(answer) as url:
-        triton = client(url)
-        for _ in range(3):
-            assert triton.kv_cache() == KVCacheStats(0.5)
-        triton.close()
 
 
 def test_without_triton_there_is_no_kv_cache() -> None:

@@ -8,23 +8,24 @@ import json
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from threading import Event, Thread
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loop_thread import PORTAL, call
 from openai_server import THREE, TOKENIZER, tokens
+from raw_clients import FrameSocket
 from scripted_server import HANG, PATIENCE_S
 from scripted_triton import Answer, ScriptedTriton, event
 
 from cog_triton.engines.base import Abilities, EngineLimits
 from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.mock.mock_request import MockOptions
-from cog_triton.ipc.framing import FrameSocket, frame
+from cog_triton.ipc.framing import frame
 from cog_triton.ipc.messages import encode
 from cog_triton.serving import cog_socket, predictions
 from cog_triton.serving.cog_messages import CANCELLED, END, ERROR, LOG, METRICS, OUTPUT, Predict
@@ -62,7 +63,7 @@ class Served:
             await self.running.run(order, exchange.prediction, exchange.send)
 
         async with await cog_socket.listen(self.name, obey):
-            self.loop, self.end = asyncio.get_running_loop(), asyncio.Event()
+            self.end = asyncio.Event()
             listening.set()
             await self.end.wait()
 
@@ -74,21 +75,13 @@ class Served:
 
     def begin(self, name: str = "one", **inputs: Any) -> FrameSocket:
         mock = inputs.pop("mock", False)
-        text = json.dumps({"prompt": "Hi", **inputs}).encode()
-        return self.order(Predict(name, text, mock))
+        return self.order(Predict(name, {"prompt": "Hi", **inputs}, mock))
 
     def predict(self, name: str = "one", **inputs: Any) -> Frames:
         return Frames(self.begin(name, **inputs))
 
     def cancel(self, name: str = "one") -> None:
-        cancelled: Future[None] = Future()
-
-        def cancel() -> None:
-            self.running.cancel(name)
-            cancelled.set_result(None)
-
-        self.loop.call_soon_threadsafe(cancel)
-        cancelled.result(PATIENCE_S)
+        call(self.running.cancel, name)
 
 
 class Frames:
@@ -98,7 +91,7 @@ class Frames:
         self._payloads: list[bytes] = []
         with suppress(EOFError):
             while True:
-                self._payloads += own.receive_all()
+                self._payloads.append(own.receive())
         own.close()
         self.kinds = [payload[:1] for payload in self._payloads]
         self.text, self.error = ("".join(self.of(kind)) for kind in (OUTPUT, ERROR))
@@ -109,9 +102,7 @@ class Frames:
 
 @contextmanager
 def serving(answer: Answer, abilities: Abilities | None = None, **options: Any) -> Iterator[Served]:
-    with ScriptedTriton(answer) as triton:
-        transport = triton.transport()
-        transport.open({})
+    with ScriptedTriton(answer) as triton, triton.connected() as transport:
         settings = load_settings(served_model_name="small", **options)
         limits = EngineLimits(
             max_input_len=900, max_seq_len=1000, max_batch_size=4, end_id=None, pad_id=None
@@ -125,15 +116,13 @@ def serving(answer: Answer, abilities: Abilities | None = None, **options: Any) 
         runtime.generator = TextGenerator(
             settings, limits, TOKENIZER, transport, to_error, observer=served
         )
-        thread = Thread(target=lambda: asyncio.run(served.listen(listening)))
-        thread.start()
+        running = PORTAL.start_task_soon(served.listen, listening)
         assert listening.wait(PATIENCE_S)
         try:
             yield served
         finally:
-            served.loop.call_soon_threadsafe(served.end.set)
-            thread.join()
-            transport.close()
+            call(served.end.set)
+            running.result()
 
 
 def test_a_prediction_is_its_text_with_log_and_metrics() -> None:
@@ -157,7 +146,7 @@ def test_a_prediction_is_its_text_with_log_and_metrics() -> None:
 
 
 def until_begun(own: FrameSocket) -> None:
-    while OUTPUT + b"the " not in own.receive_all():
+    while own.receive() != OUTPUT + b"the ":
         pass
 
 
@@ -305,7 +294,7 @@ def test_orders_of_other_users_and_those_that_are_none_are_refused(
             return own.recv(1)
         return b""
 
-    order = frame(encode(Predict("one", b"{}")))
+    order = frame(encode(Predict("one", {})))
     with serving(THREE) as served:
         assert answer(order)
         assert not answer(order.replace(b"Predict", b"Pretend"))

@@ -29,7 +29,7 @@ class Streams:
         self.serving = {n: SimpleNamespace(kind=kind, last_token_at=0.0) for n, kind in parts}
         self.asked: list[str] = []
 
-    def probe(self, transport: Any) -> None:
+    async def probe(self, transport: Any) -> None:
         self.asked.append(transport.kind)
         if transport.kind == "fails":
             raise TritonUnknownError("a CUDA error")

@@ -11,6 +11,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+from loop_thread import OnLoop, call
 from scripted_server import HANG, PATIENCE_S, RESET, Part, wait_until
 from scripted_triton import Answer, Request, ScriptedTriton, event
 
@@ -25,13 +26,8 @@ from cog_triton.triton.request_streams import RequestStreams
 def connected(
     answer: Answer, timeout: float = 2 * PATIENCE_S
 ) -> Iterator[tuple[RequestStreams, ScriptedTriton]]:
-    with ScriptedTriton(answer) as triton:
-        streams = triton.transport(timeout)
-        streams.open({})
-        try:
-            yield streams, triton
-        finally:
-            streams.close()
+    with ScriptedTriton(answer) as triton, triton.connected(timeout) as streams:
+        yield streams, triton
 
 
 class Running:
@@ -42,7 +38,7 @@ class Running:
         self.ended = Event()
         sampling = SamplingParams(max_tokens=9)
         request = EngineRequest(input_ids=[1, 2], sampling=sampling, return_log_probs=log_probs)
-        self.submission = streams.submit(request, inputs, self._put)
+        self.submission = OnLoop(call(streams.submit, request, inputs, self._put))
 
     def _put(self, item: StepItem) -> None:
         assert not self.ended.is_set(), "an item after the end"
@@ -189,43 +185,25 @@ def test_cancel_stops_a_request_by_its_id(tokens: int) -> None:
         assert not two.ended.is_set()
 
 
-def test_cancel_before_it_was_sent_sends_nothing() -> None:
-    with connected([event(output_ids=1)]) as (streams, triton):
-        may_go = Event()
-        streams.stream.call(lambda: may_go.wait(PATIENCE_S))
-        one = Running(streams)
-        one.submission.cancel()
-        may_go.set()
-        assert Running(streams).wait() == ([1], None)
-    assert (len(triton.requests), one.items) == (1, [])
-
-
-def test_close_fails_what_runs() -> None:
+def test_disconnecting_fails_what_runs() -> None:
     with connected([HANG]) as (streams, triton):
         one = Running(streams)
         triton.request()
-        streams.close()
+        call(streams.disconnect)
         assert_fails(one, [], "E2105 .*try again")
         with pytest.raises(TritonUnavailable):
             Running(streams)
-        streams = triton.transport()
-        streams.open({})
-        streams.stream.call = lambda _: streams.close()  # type: ignore[method-assign]
-        assert_fails(Running(streams), [], "E2105 .*try again")  # it came while they were closed
 
 
 def test_many_requests_at_once_by_two_transports() -> None:
     count, all_here = 100, Event()
     answer = [event(output_ids=1), all_here, event(output_ids=2)]
-    with connected(answer) as (streams, triton):
-        others = triton.transport()
-        others.open({})
+    with connected(answer) as (streams, triton), triton.connected() as others:
         running = [Running(each) for _ in range(count) for each in (streams, others)]
         triton.request(2 * count - 1)
         all_here.set()
         assert [one.wait() for one in running] == [([1, 2], None)] * 2 * count
         assert len(streams._running) == len(streams.stream._receivers) == 0
-        others.close()
 
 
 def test_requests_of_others_are_those_that_an_engine_has_beyond_ours() -> None:

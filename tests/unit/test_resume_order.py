@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from cog_triton.serving.resume_order import MAX_DEATHS, ResumeOrder, Stay
+from cog_triton.serving.resume_order import ResumeOrder
+from cog_triton.serving.ticket import MAX_DEATHS, Ticket
 
 
-def stays(order: ResumeOrder, count: int, exposed: int = 0) -> list[Stay]:
+def stays(order: ResumeOrder, count: int, exposed: int = 0) -> list[Ticket]:
     """Requests in the engine that died: all wait, the first `exposed` of them as suspects."""
-    made = [Stay(number, order.epoch, number < exposed) for number in range(count)]
+    made = [
+        Ticket(number=number, epoch=order.epoch, exposed=number < exposed)
+        for number in range(count)
+    ]
     order.died(made)
     for stay in reversed(made):
         order.add(stay)
@@ -62,7 +66,7 @@ def test_a_death_counts_for_those_that_were_in_the_engine_alone() -> None:
 
 def test_nobody_is_blamed_for_a_death_that_others_may_have_caused() -> None:
     order = ResumeOrder()
-    only = Stay()
+    only = Ticket()
     for _ in range(2 * MAX_DEATHS):
         only.exposed = True
         order.died([only], blame=False)
@@ -104,7 +108,7 @@ def test_the_verdict_needs_a_death_alone_in_the_engine() -> None:
 
 def test_without_a_death_they_wait_until_the_engine_was_found_well() -> None:
     order = ResumeOrder()
-    stay = Stay(exposed=True)
+    stay = Ticket(exposed=True)
     order.add(stay)
     assert order.next_turns() == []
     assert not order.holds
@@ -130,16 +134,16 @@ def test_a_lost_request_holds_the_others_until_the_engine_was_found_well() -> No
 
 def test_who_hears_of_a_death_after_the_restart_goes_on_at_once() -> None:
     order = ResumeOrder()
-    late = Stay(epoch=order.epoch, exposed=True)
+    late = Ticket(epoch=order.epoch, exposed=True)
     order.died([late])
     order.add(late)
     assert order.next_turns() == [late]
 
 
-def several(order: ResumeOrder, *engines: int, exposed: int = 0) -> list[Stay]:
+def several(order: ResumeOrder, *engines: int, exposed: int = 0) -> list[Ticket]:
     """Requests in several engines, the first `exposed` of them without a token."""
     return [
-        Stay(number, order.epoch, number < exposed, replica=engine)
+        Ticket(number=number, epoch=order.epoch, exposed=number < exposed, replica=engine)
         for number, engine in enumerate(engines)
     ]
 

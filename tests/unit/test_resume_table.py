@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import FatalRequest
 from cog_triton.pictures.image_limits import ImagePart
-from cog_triton.serving import promises
 from cog_triton.serving.generation import GenerationRequest
 from cog_triton.serving.quarantine import QUARANTINE_S, Quarantine
 from cog_triton.serving.resume import Obstacle, continuation
@@ -29,7 +29,11 @@ FAMILIES: tuple[type[EngineFamily], ...] = (
     OpenVINOFamily,
     MockFamily,
 )
-"""In the order of `promises.FAMILIES`; the first is asked, and takes output."""
+"""In the order of the columns; the first is asked, and takes output."""
+PAGE = Path(__file__).parents[2] / "docs" / "supervision.md"
+TABLE = PAGE.read_text("utf-8").partition("What is promised:\n\n| | ")[2].partition("\n\n")[0]
+NAMES, _, *ROWS = ([cell.strip() for cell in row.split("|")] for row in TABLE.splitlines())
+PROMISES = {asked: row for _, asked, *row, _ in ROWS}
 LIMITS = EngineLimits(max_input_len=20, max_seq_len=100, max_batch_size=4, end_id=None, pad_id=None)
 MADE = [7, 8, 7]
 
@@ -132,36 +136,36 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("column", range(len(FAMILIES)), ids=promises.FAMILIES)
+@pytest.mark.parametrize("column", range(len(FAMILIES)), ids=NAMES[:-1])
 @pytest.mark.parametrize("asked", ASKED)
 def test_a_promise_is_kept(asked: str, column: int) -> None:
-    family, promised = FAMILIES[column], promises.PROMISES[asked][column]
+    family, promised = FAMILIES[column], PROMISES[asked][column]
     found = resumed(family=family, imports=column == 0, **ASKED[asked])
     ends = promised.startswith("E2105")
-    if promised == promises.NONE:
+    if promised == "-":
         return
     assert isinstance(found, Obstacle) is ends
     if isinstance(found, Obstacle):
         return
     changed = found.sampling.seed not in (5, ASKED[asked].get("seed"))
     replayed = not found.made and list(found.input_ids) == [1, 2]
-    if promised == promises.DRAWN and asked != "a random seed":
+    if promised == "whole, redrawn" and asked != "a random seed":
         assert changed
     elif column == 0:
         assert found.made
         assert not changed
-    elif promised == promises.EXACT:
+    elif promised == "exact":
         # Greedy tokens follow from those before; what else counts them is made again.
         assert replayed or family is MockFamily or asked in PLAIN
 
 
-PLAIN = [asked for asked, row in promises.PROMISES.items() if row is promises.PROMISES["greedy"]]
+PLAIN = [asked for asked, row in PROMISES.items() if row == PROMISES["greedy"]]
 PLAIN.append("more than `max_input_len`")
 
 
 def test_every_class_is_asked_and_told_by_all_families() -> None:
-    assert all(len(row) == len(promises.FAMILIES) for row in promises.PROMISES.values())
-    interfaces = [name for name in promises.PROMISES if name not in ASKED]
+    assert all(len(row) == len(FAMILIES) for row in PROMISES.values())
+    interfaces = [name for name in PROMISES if name not in ASKED]
     assert [name.startswith(("`/v1", "`generate")) for name in interfaces] == [True, True]
 
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from dying_transport import TOKENIZER, World
+from loop_thread import call
 from scripted_server import PATIENCE_S, wait_until
 
-from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import LENGTH, PROMPT, STOP, StepItem
 from cog_triton.errors import FatalRequest, TritonUnavailable
 from cog_triton.serving import resume
-from cog_triton.serving.generate import Generation
-from cog_triton.serving.inbox import LoopInboxes
 from cog_triton.serving.openai import streaming
 from cog_triton.text.guide import Guide
-from cog_triton.text.sampling import SamplingParams
 from cog_triton.triton.token_transport import failure
 
 
@@ -156,10 +152,10 @@ def test_what_cannot_go_on_is_made_again_and_told_from_there_on() -> None:
     world.admission.open()
     second = world.engine.get(1)
     assert second.request == running.generation.request.engine
-    stay = running.generation.ticket.stay
-    wait_until(lambda: stay.exposed)
+    ticket = running.generation.ticket
+    wait_until(lambda: ticket.exposed)
     second.make("ab")
-    wait_until(lambda: not stay.exposed)  # others have their turn
+    wait_until(lambda: not ticket.exposed)  # others have their turn
     assert running.generation.interrupted
     second.make("cde")
     wait_until(lambda: not running.generation.interrupted)
@@ -226,7 +222,7 @@ def test_an_engine_that_takes_output_gets_the_request_as_it_was_with_what_was_ma
 def test_an_engine_is_asked_once_whether_it_takes_output(answers: str, takes: bool) -> None:
     world = World(imports="asked")
     with ThreadPoolExecutor(1) as pool:
-        probing = pool.submit(world.generator.probe)
+        probing = pool.submit(call, world.generator.probe)
         world.engine.get(0).make("a", LENGTH)
         asked = world.engine.get(1)
         assert (len(asked.request.made), asked.request.sampling.max_tokens) == (1, 2)
@@ -236,7 +232,7 @@ def test_an_engine_is_asked_once_whether_it_takes_output(answers: str, takes: bo
             asked.make(answers, LENGTH)
         probing.result(PATIENCE_S)
         assert world.generator.imports is takes
-        again = pool.submit(world.generator.probe)
+        again = pool.submit(call, world.generator.probe)
         world.engine.get(2).make("a", LENGTH)
         again.result(PATIENCE_S)
     assert len(world.engine.submissions) == 3
@@ -280,7 +276,7 @@ def test_cancelled_while_it_waits_leaves_at_once() -> None:
     world.engine.get(0).make("abc")
     world.die()
     running.until_waiting()
-    running.generation.ticket.cancel()
+    call(running.generation.ticket.cancel)
     assert "cancelled" in str(running.error())
     assert running.result.cancelled
     assert world.admission.running == 0
@@ -351,32 +347,6 @@ def test_a_request_that_kills_the_engine_ends_and_its_prompt_is_refused() -> Non
     world.engine.get(5).make("c", STOP)
     assert innocent.text() == "abc"
     assert len(world.engine.submissions) == 6
-
-
-def test_the_event_loop_drives_it_as_well() -> None:
-    world = World()
-
-    async def main() -> str:
-        inbox = LoopInboxes().new()
-        request = world.generator.plan(
-            EngineRequest(input_ids=[1, 2], sampling=SamplingParams(max_tokens=50))
-        )
-        text = ""
-        with Generation(world.generator, request, inbox) as generation:
-            world.engine.submissions[0].make("abc")
-            threading.Timer(0.01, world.die).start()
-            opened = False
-            while not generation.ended:
-                piece = generation.advance(await inbox.take() or [])
-                text += piece.text if piece else ""
-                if generation.interrupted and not opened:
-                    opened = True
-                    threading.Timer(0.05, world.admission.open).start()
-                if len(world.engine.submissions) == 2 and not world.engine.submissions[1].sent:
-                    world.engine.submissions[1].make("def", STOP)
-        return text
-
-    assert asyncio.run(main()) == "abcdef"
 
 
 def test_comments_keep_a_waiting_stream_awake(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,8 +68,11 @@ def test_a_drain_follows_once_cog_listens_no_more(monkeypatch: pytest.MonkeyPatc
         return iter(answer)
 
     async def main() -> None:
+        async def drain() -> None:
+            seen.append("drained")
+
         async with behind_cog() as serving:
-            serving._runtime = SimpleNamespace(drain=lambda: seen.append("drained"))
+            serving._runtime = SimpleNamespace(drain=drain)
             await serving._drain_with_cog(5000)
 
     monkeypatch.setattr(server, "listening_sockets", look)

@@ -13,9 +13,8 @@ from small_front import LOCKED, OPEN, decided, nothing, passed, route_to
 from cog_triton.front.access import Access
 from cog_triton.front.cog_gate import CogGate
 from cog_triton.front.gate import PAGE, MetricsGate, OpenAIGate
-from cog_triton.front.http_protocol import Limits
 from cog_triton.front.large_bodies import LargeBodies
-from cog_triton.front.message import Answer
+from cog_triton.front.message import Answer, Limits
 from cog_triton.front.webhook_relay import WebhookRelay, WebhookRules
 
 LOCAL = Access(None, loopback=True)
@@ -23,7 +22,7 @@ TEXT = PAGE.body.decode()
 
 
 def gate(access: Access, kind: type[OpenAIGate] = OpenAIGate, *, page: bool = True) -> OpenAIGate:
-    common = (route_to(), access, Limits(), LargeBodies())
+    common = (*route_to(), access, Limits(), LargeBodies())
     return kind(*common, metrics_public=False, app=nothing, page=page)
 
 
@@ -57,7 +56,7 @@ def test_it_is_not_for_rebound_names_nor_on_the_port_of_metrics() -> None:
 
 def test_cogs_index_names_it() -> None:
     def index(page_port: int | None) -> Answer | None:
-        common = (route_to(), OPEN, Limits(), LargeBodies(), WebhookRelay(WebhookRules()))
+        common = (*route_to(), OPEN, Limits(), LargeBodies(), WebhookRelay(WebhookRules()))
         found = passed(CogGate(*common, page_port), "GET", "/", b"", (b"host", b"gpu-1:5000"))
         return found.revise(200, b'{"docs_url":"/docs"}') if found.revise else None
 

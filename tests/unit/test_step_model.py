@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from scripted_server import PATIENCE_S, wait_until
 
+from cog_triton import backend
 from cog_triton.engines import engine_messages, step_pipe
 from cog_triton.engines.engine_messages import Hello
 from cog_triton.ipc.framing import frame
@@ -89,6 +90,7 @@ def forget_modules() -> None:
     """They have Triton's module, or none."""
     for name in ("python_backend", "triton_log", "step_model"):
         sys.modules.pop(f"cog_triton.backend.{name}", None)
+        vars(backend).pop(name, None)  # an import finds either
 
 
 @pytest.fixture
@@ -190,8 +192,8 @@ def test_a_front_end_that_is_gone_is_hung_up_on_though_steps_go_on(world: World)
         (step_pipe.open_call(0, "Secret"), "engine_steps: this model is for"),
         (step_pipe.open_call(1, "secret"), "engine_steps: there is no engine 1"),
         (step_pipe.open_call(0, "secret"), "engine_steps: 'pipe' is open"),
-        (step_pipe.OPEN, "unpack_from requires"),
-        (step_pipe.ARRIVED, "unpack_from requires"),
+        (step_pipe.OPEN, "invalid literal for int"),
+        (step_pipe.ARRIVED, "invalid literal for int"),
     ],
 )
 def test_calls_that_are_refused(world: World, call: bytes, said: str) -> None:

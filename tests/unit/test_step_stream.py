@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loop_thread import OnLoop, call
 from scripted_server import PATIENCE_S, wait_until
 from scripted_steps import ScriptedSteps, step
 
@@ -38,10 +39,16 @@ def make_request(request: EngineRequest, inputs: Mapping[str, Any]) -> EngineReq
     return replace(request, **inputs)
 
 
-def connect(triton: ScriptedSteps, count: int = 1, timeout: float = 600) -> StepStreams:
-    return StepStreams(
+@contextmanager
+def connected(triton: ScriptedSteps, count: int = 1, timeout: float = 600) -> Iterator[Any]:
+    """Streams that are to be opened, on the loop."""
+    made = StepStreams(
         lambda: triton.target, lambda: "secret", timeout, to_error, make_request, count
     )
+    try:
+        yield OnLoop(made)
+    finally:
+        call(made.disconnect)
 
 
 class Running:
@@ -52,7 +59,7 @@ class Running:
     ) -> None:
         self.items: list[StepItem] = []
         self.ended = threading.Event()
-        self.submission = streams.submit(request, engine_inputs, self._put)
+        self.submission = OnLoop(streams.submit(request, engine_inputs, self._put))
 
     def _put(self, item: StepItem) -> None:
         assert not self.ended.is_set(), "an item after the end"
@@ -84,7 +91,7 @@ def triton() -> Iterator[ScriptedSteps]:
 
 @pytest.fixture
 def streams(triton: ScriptedSteps) -> Iterator[StepStreams]:
-    with closing(connect(triton)) as streams:
+    with connected(triton) as streams:
         streams.open(ONE)
         yield streams
 
@@ -122,8 +129,7 @@ def test_requests_share_steps_and_are_what_was_asked_for(
 
 def test_opening_waits_for_the_engine_and_requests_do_too(triton: ScriptedSteps) -> None:
     triton.welcomes = False
-    streams = connect(triton)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, connected(triton) as streams:
         opening = pool.submit(streams.open, ONE)
         pipe = triton.pipe()
         assert not streams.serving
@@ -132,10 +138,9 @@ def test_opening_waits_for_the_engine_and_requests_do_too(triton: ScriptedSteps)
         assert not pipe.messages
         pipe.welcome()
         opening.result(PATIENCE_S)
-    assert streams.serving
-    pipe.send(step(made(pipe.requests()[0].handle, 0, 3, end=1)))
-    early.wait()
-    streams.close()
+        assert streams.serving
+        pipe.send(step(made(pipe.requests()[0].handle, 0, 3, end=1)))
+        early.wait()
 
 
 def test_opening_waits_for_the_engine_that_serves_and_fails_with_its_death_only(
@@ -194,37 +199,40 @@ def test_malformed_bytes_end_the_pipe_only(
 
 
 def test_a_request_that_gets_nothing_times_out_and_is_cancelled(triton: ScriptedSteps) -> None:
-    streams = connect(triton, timeout=0.3)
-    streams.open(ONE)
-    running, pipe = Running(streams), triton.pipe()
-    assert running.error().startswith("E2101 TritonTimeout")
-    wait_until(lambda: Cancel(pipe.submits[0].handle) in pipe.messages)
-    pipe.send(step(made(pipe.submits[0].handle, 0, 3, end=3)))  # comes too late
-    other = Running(streams)
-    pipe.send(step(made(pipe.requests(2)[1].handle, 0, 4, end=1)))
-    other.wait()
-    assert len(running.items) == 1
-    streams.close()
+    with connected(triton, timeout=0.3) as streams:
+        streams.open(ONE)
+        running, pipe = Running(streams), triton.pipe()
+        assert running.error().startswith("E2101 TritonTimeout")
+        wait_until(lambda: Cancel(pipe.submits[0].handle) in pipe.messages)
+        pipe.send(step(made(pipe.submits[0].handle, 0, 3, end=3)))  # comes too late
+        other = Running(streams)
+        pipe.send(step(made(pipe.requests(2)[1].handle, 0, 4, end=1)))
+        other.wait()
+        assert len(running.items) == 1
 
 
 def test_a_cancelled_request_gets_nothing_and_is_not_sent_if_it_waits(
-    streams: StepStreams, triton: ScriptedSteps
+    triton: ScriptedSteps,
 ) -> None:
-    pipe, blocked = triton.pipe(), threading.Event()
-    running = Running(streams)
-    handle = pipe.requests()[0].handle
-    streams.stream.call(lambda: blocked.wait(PATIENCE_S))
-    waiting = Running(streams)
-    for each in (waiting, running, running):
-        each.submission.cancel()
-    blocked.set()
-    wait_until(lambda: Cancel(handle) in pipe.messages)
-    pipe.send(step(made(handle, 0, 1, end=3)))
-    other = Running(streams)
-    pipe.send(step(made(pipe.requests(2)[1].handle, 0, 4, end=1)))
-    other.wait()
-    assert len(pipe.submits) == 2
-    assert running.items == waiting.items == []
+    triton.welcomes = False
+    with ThreadPoolExecutor(1) as pool, connected(triton) as streams:
+        opening = pool.submit(streams.open, ONE)
+        pipe = triton.pipe()
+        waiting = Running(streams)
+        waiting.submission.cancel()
+        pipe.welcome()
+        opening.result(PATIENCE_S)
+        running = Running(streams)
+        handle = pipe.requests()[0].handle
+        running.submission.cancel()
+        running.submission.cancel()
+        wait_until(lambda: Cancel(handle) in pipe.messages)
+        pipe.send(step(made(handle, 0, 1, end=3)))
+        other = Running(streams)
+        pipe.send(step(made(pipe.requests(2)[1].handle, 0, 4, end=1)))
+        other.wait()
+        assert len(pipe.submits) == 2
+        assert running.items == waiting.items == []
 
 
 def test_what_has_arrived_is_acknowledged(streams: StepStreams, triton: ScriptedSteps) -> None:
@@ -251,29 +259,30 @@ def test_requests_of_others_are_known(streams: StepStreams, triton: ScriptedStep
 
 
 def test_each_replica_has_a_pipe_and_an_engines_end_is_its_own(triton: ScriptedSteps) -> None:
-    streams = connect(triton, 2)
-    with pytest.raises(TritonUnavailable, match="no engine is there"):
-        Running(streams)
-    streams.open({1: 1})
-    wait_until(lambda: len(streams.serving) == 2)
-    pipes = {pipe.replica: pipe for pipe in triton.pipes}
-    first = Running(streams, LONG)
-    assert first.submission.replica == 0
-    second = Running(streams)  # 4000 tokens of a prompt weigh more than a request
-    assert second.submission.replica == 1
-    for pipe in pipes.values():
-        pipe.send(step(made(pipe.requests()[0].handle, 0, 1)))
-    wait_until(lambda: first.items and second.items)
-    assert Running(streams, LONG).submission.replica == 0, "its prompt is in that engine's cache"
-    pipes[0].fail("E2105 TritonUnavailable: the engine's process has ended")
-    assert first.error().startswith("E2105")
-    assert list(streams.serving) in ([1], [0, 1])
-    assert not second.ended.is_set()
-    streams.forget(0)
-    wait_until(lambda: len(streams.serving) == 2)
-    assert [pipe.replica for pipe in triton.pipes[2:]] == [0]
-    assert Running(streams, LONG).submission.replica == 0, "the one with less to do"
-    streams.close()
+    with connected(triton, 2) as streams:
+        with pytest.raises(TritonUnavailable, match="no engine is there"):
+            Running(streams)
+        streams.open({1: 1})
+        wait_until(lambda: len(streams.serving) == 2)
+        pipes = {pipe.replica: pipe for pipe in triton.pipes}
+        first = Running(streams, LONG)
+        assert first.submission.replica == 0
+        second = Running(streams)  # 4000 tokens of a prompt weigh more than a request
+        assert second.submission.replica == 1
+        for pipe in pipes.values():
+            pipe.send(step(made(pipe.requests()[0].handle, 0, 1)))
+        wait_until(lambda: first.items and second.items)
+        assert Running(streams, LONG).submission.replica == 0, (
+            "its prompt is in that engine's cache"
+        )
+        pipes[0].fail("E2105 TritonUnavailable: the engine's process has ended")
+        assert first.error().startswith("E2105")
+        assert list(streams.serving) in ([1], [0, 1])
+        assert not second.ended.is_set()
+        streams.forget(0)
+        wait_until(lambda: len(streams.serving) == 2)
+        assert [pipe.replica for pipe in triton.pipes[2:]] == [0]
+        assert Running(streams, LONG).submission.replica == 0, "the one with less to do"
 
 
 def test_stopping_fails_what_runs_and_ends_the_pipe(
@@ -288,27 +297,20 @@ def test_stopping_fails_what_runs_and_ends_the_pipe(
         Running(streams)
     streams.open(ONE)
     serves_again(streams, triton, 1)
-    streams.close()
-    with pytest.raises(TritonUnavailable):
-        streams.open(ONE)
 
 
 ITEMS = [made(handle, offset, *range(handle)) for offset in range(3) for handle in range(5)]
 SENT = b"".join(step(item, *ITEMS[:place]) for place, item in enumerate(ITEMS))
 
 
-def test_any_cutting_of_the_bytes_gives_the_same_items() -> None:
-    with closing(StepStreams(str, str, 600, to_error, make_request)) as streams:
-
-        @given(st.lists(st.integers(0, len(SENT)), max_size=40))
-        def check(cuts: list[int]) -> None:
-            engine, found = EngineChannel(streams, 0), list[StepItem]()
-            for handle in range(5):
-                engine.running[handle] = StepSubmission(engine, handle, found.append, 1)
-            for start, end in itertools.pairwise(sorted({0, len(SENT), *cuts})):
-                response = SimpleNamespace(raw_output_contents=[SENT[start:end]])
-                engine.on_response(response, last=False)
-            sent = [(item, *ITEMS[:place]) for place, item in enumerate(ITEMS)]
-            assert found == list(itertools.chain(*sent))
-
-        check()
+@given(st.lists(st.integers(0, len(SENT)), max_size=40))
+def test_any_cutting_of_the_bytes_gives_the_same_items(cuts: list[int]) -> None:
+    streams = StepStreams(str, str, 600, to_error, make_request)
+    engine, found = EngineChannel(streams, 0), list[StepItem]()
+    for handle in range(5):
+        engine.running[handle] = StepSubmission(engine, handle, found.append, 1)
+    for start, end in itertools.pairwise(sorted({0, len(SENT), *cuts})):
+        response = SimpleNamespace(raw_output_contents=[SENT[start:end]])
+        engine.on_response(response, last=False)
+    sent = [(item, *ITEMS[:place]) for place, item in enumerate(ITEMS)]
+    assert found == list(itertools.chain(*sent))

@@ -86,6 +86,7 @@ def test_engine_and_triton_outlive_each_other_and_streams_both(
     engines.choose(StartEngines(spec, str(tmp_path), "", {}))
     item.start()
     for restarts, starts in ((1, 1), (2, 2)):
+        until(lambda: item.supervisor.state is SupervisorState.READY and bool(engines._state.pids))
         stream, (engine,) = item.stream(90), engines._state.pids
         assert stream.flowing.wait(PATIENCE_S)
         os.kill(engine if starts == 1 else item.triton.starts[0], signal.SIGKILL)
@@ -207,6 +208,7 @@ def test_a_log_that_cannot_be_opened_is_a_start_that_failed(make: Make, tmp_path
     os.kill(item.triton.starts[0], signal.SIGKILL)
     assert item.failed.wait(PATIENCE_S)
     assert "given up after 1 restarts" in str(item.supervisor.error)
+    assert not [*Path("/dev/shm").glob(f"cog_triton_{tmp_path.name}_*")]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ import re
 import pytest
 
 from cog_triton.errors import Overloaded
-from cog_triton.serving.admission import Admission, Ticket
+from cog_triton.serving.admission import Admission
 from cog_triton.serving.openai.error_responses import error_response
 from cog_triton.serving.tenant_limits import TenantLimits
 from cog_triton.serving.tenants import Tenant
+from cog_triton.serving.ticket import Ticket
 
 
 class Clock:

@@ -64,7 +64,7 @@ POST {TRITON}/generate/"""
 
 
 def triton(access: Access = OPEN) -> TritonGate:
-    return TritonGate(route_to(8000), access, LIMITS, BODIES, OneModel())
+    return TritonGate(*route_to(8000), access, LIMITS, BODIES, OneModel())
 
 
 @pytest.fixture(scope="module", autouse=True)

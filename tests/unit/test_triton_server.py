@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -258,7 +259,7 @@ async def test_cancelled_start_leaves_no_process(tmp_path: Path) -> None:
     async with scripted(tmp_path, LIVES.replace("touch up", "touch started")) as triton:
         body = "echo $$ > started\nmv started pids\nexec sleep 600"
         python = executable(tmp_path / "engine" / "python", body)
-        spec = EngineSpec.of("a:b", {}, str(python))
+        spec = replace(EngineSpec.of("a:b", {}), python=str(python))
         triton.server.engines.choose(StartEngines(spec, str(tmp_path), "", {}))
         task = asyncio.ensure_future(triton.start())
         await until((triton.bin / "started").exists)
@@ -364,7 +365,7 @@ async def test_an_engine_that_dies_while_it_loads_ends_the_start(
     body = "echo $$ > started\nmv started pids\nsleep 600"
     python = executable(tmp_path / "engine" / "python", body)
     async with scripted(tmp_path, body, triton_start_timeout=300) as triton:
-        spec = EngineSpec.of("a:b", {}, str(python))
+        spec = replace(EngineSpec.of("a:b", {}), python=str(python))
         triton.server.engines.choose(StartEngines(spec, str(tmp_path), "", {}))
         files = [triton.bin / "pids", python.with_name("pids")]
         start = asyncio.ensure_future(triton.start())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 import json
 import sys
@@ -199,12 +198,12 @@ def test_the_setting_allows_a_version_that_was_never_run(
         engine_dir=vllm_engine(tmp_path / "engine"),
         cog_triton_vllm_untested=untested,
     )
-    prepared = engine_preparation.prepare_engine(settings, tmp_path)
     if not untested:
         with pytest.raises(EngineIncompatible, match="COG_TRITON_VLLM_UNTESTED=1"):
-            asyncio.run(prepared)
+            engine_preparation.prepare_engine(settings, tmp_path)
         return
-    config = asyncio.run(prepared).repository / "tensorrt_llm" / "config.pbtxt"
+    prepared = engine_preparation.prepare_engine(settings, tmp_path)
+    config = prepared.repository / "tensorrt_llm" / "config.pbtxt"
     parameters = model_repository.read_config(config).parameters
     assert parameters["allow_untested"].string_value == "true"
 
@@ -224,7 +223,7 @@ def test_the_setting_names_vllms_python_unless_the_serve_config_does(
         cog_triton_vllm_python="/set/python",
         engine_dir=vllm_engine(tmp_path / "engine"),
     )
-    prepared = asyncio.run(engine_preparation.prepare_engine(settings, tmp_path))
+    prepared = engine_preparation.prepare_engine(settings, tmp_path)
     rendered = prepared.repository / "tensorrt_llm" / "config.pbtxt"
     parameters = model_repository.read_config(rendered).parameters
     wanted = "/configured/python" if configured else "/set/python"

@@ -34,7 +34,7 @@ def resolve(host: str) -> list[str]:
         return NAMES.get(host, [])
 
 
-def refusal(url: object, rules: WebhookRules = PUBLIC) -> str:
+def refusal(url: str, rules: WebhookRules = PUBLIC) -> str:
     with pytest.raises(InvalidArgument) as caught:
         check_webhook(url, rules, resolve)
     return caught.value.detail
@@ -70,14 +70,19 @@ def test_other_hosts_are_refused_by_default(host: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        *(None, 1, {}, "", "hooks.example.com", "file:///etc/passwd", "ftp://hooks.example.com/"),
+        *("", "hooks.example.com", "file:///etc/passwd", "ftp://hooks.example.com/"),
         *("http://", "http:///x", "http://127.0.0.1\\@hooks.example.com/", "http://a b/"),
         *("http://127.0.0.1%2f@x/\n", "http://hooks.example.com\t/", "http://h\u00f6r.de/"),
         *("http://127%2e0.0.1/", "http:/\\127.0.0.1/", "http://hooks.example.com:99999999/"),
     ],
 )
-def test_what_is_no_plain_http_url_is_refused(url: object) -> None:
+def test_what_is_no_plain_http_url_is_refused(url: str) -> None:
     assert refusal(url, WebhookRules(("*",))).endswith("must be an http(s):// URL")
+
+
+def test_what_is_no_text_is_no_url() -> None:
+    with pytest.raises(InvalidArgument, match=r"webhook: must be an http\(s\):// URL"):
+        prepared(b'{"webhook": 1}', frozenset(), "http://b/")
 
 
 def test_loopback_is_allowed_where_only_this_machine_reaches_cog() -> None:

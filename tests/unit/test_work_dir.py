@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import secrets
@@ -58,7 +57,7 @@ def test_a_disk_that_is_full_when_the_stub_is_copied_is_told(
     monkeypatch.setattr(installation.shutil, "copy", full)  # type: ignore[attr-defined]
     settings = load_settings(cog_triton_work_dir=tmp_path, cog_triton_engine="mock")
     with pytest.raises(DiskFull, match="COG_TRITON_WORK_DIR"):
-        asyncio.run(prepare_engine(settings, tmp_path))
+        prepare_engine(settings, tmp_path)
 
 
 def test_serve_refuses_it_before_anything_starts(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from cog_triton.serving.openai.request_fields import MAX_TOOLS, Tool, functions
 from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest
 from cog_triton.serving.openai.responses_request import translate
 from cog_triton.text import chat, prompts, stop_strings
-from cog_triton.text.detokenize import Detokenizer
+from cog_triton.text.detokenize import Detokenizer, Vocabulary
 from cog_triton.text.guide import Guide, choice_guide
 from cog_triton.text.sse import EventSplitter
 from cog_triton.text.stop_strings import StopMatcher, WordLimits
@@ -114,7 +114,7 @@ def broken_image(data: bytes) -> None:
 
 
 def detokenized(ids: list[int]) -> None:
-    detokenizer = Detokenizer.of(BYTES)
+    detokenizer = Detokenizer.by(Vocabulary(BYTES))
     for token in ids:
         detokenizer.feed([token])
     detokenizer.flush()

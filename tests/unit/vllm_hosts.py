@@ -17,7 +17,6 @@ from started_engines import StartedEngine
 from vllm_engines import calls, double_environment, vllm_engine
 
 from cog_triton.engines.engine_client import EngineClient
-from cog_triton.engines.engine_link import EngineLink
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.vllm.host_messages import TextRequest
 from cog_triton.engines.vllm.sampling_arguments import from_client
@@ -41,10 +40,11 @@ class Running:
         self.pid = self.engine._process.pid
         self.clients: list[RawClient] = []
 
-    def guest(self) -> EngineLink:
-        link = EngineLink(self.socket, "tokens", on_end=lambda: None, on_stats=lambda stats: None)
-        link.start()
-        return link
+    def guest(self) -> EngineClient:
+        client = EngineClient([self.socket], "tokens")
+        client.start()
+        client.wait_until_linked()
+        return client
 
     def calls(self, name: str, count: int = 1) -> list[dict[str, Any]]:
         """At least `count` calls of one name."""
@@ -115,7 +115,7 @@ class Inbox:
         return events
 
 
-def ask(link: EngineClient | EngineLink, request: Any) -> list[Any]:
+def ask(link: EngineClient, request: Any) -> list[Any]:
     """All events of a request."""
     inbox = Inbox()
     link.submit(next(HANDLES), request, inbox)
@@ -133,7 +133,7 @@ def token_ids(events: list[TokenEvent]) -> list[int]:
     return [token for event in events for token in event.token_ids]
 
 
-def failure(link: EngineClient | EngineLink, request: Any) -> CogTritonError:
+def failure(link: EngineClient, request: Any) -> CogTritonError:
     """The error of a request."""
     *_, event = ask(link, request)
     assert event.error is not None

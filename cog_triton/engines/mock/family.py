@@ -10,7 +10,13 @@ from typing import Any, Self
 from google.protobuf import text_format
 
 from cog_triton.artifact.lora_adapter import LoRALimits
-from cog_triton.engines.base import Abilities, EngineFamily, EngineLimits, ResumeRules
+from cog_triton.engines.base import (
+    COALESCE,
+    Abilities,
+    EngineFamily,
+    EngineLimits,
+    ResumeRules,
+)
 from cog_triton.engines.mock.mock_directory import MODEL_FILE, read_model
 from cog_triton.engines.mock.mock_request import INPUTS, MockOptions, MockRequest, request_of
 from cog_triton.engines.request import EngineRequest
@@ -61,7 +67,7 @@ class MockFamily(EngineFamily):
         """See `EngineFamily.render`; arguments are the fields of `MockOptions`."""
         self.defaults = MockOptions.parse(arguments)
         joins = self.defaults.join and not self.defaults.is_flat_out
-        options = {**asdict(self.defaults), "coalesce": str(joins).lower()}
+        options = {**asdict(self.defaults), COALESCE: str(joins).lower()}
         model_py = self.render_python(config, self.defaults.max_batch_size, options)
         for name, kind in INPUTS.items():
             own = f'input {{ name: "{name}" data_type: {kind} dims: [1] optional: true }}'

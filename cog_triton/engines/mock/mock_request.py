@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument, InvalidPredictorConfig, nearest
-from cog_triton.ipc.messages import message
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -121,7 +120,6 @@ INPUTS = {
 """Optional inputs beside the tensor contract, each of one value: Triton type by name."""
 
 
-@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockRequest(EngineRequest):
     """Request to the mock engine; None means the server's own option, see `MockOptions`.

@@ -133,24 +133,6 @@ _UNSUPPORTED = {"bad_words": "bad_words_list", "guide": "guided_decoding_guide"}
 class Stream:
     """A request in a batch slot: `made` and `sent` count its tokens; the next leave at `due`."""
 
-    __slots__ = (
-        "due",
-        "group",
-        "handle",
-        "live",
-        "log_probs",
-        "made",
-        "output",
-        "passage",
-        "plain",
-        "prompt",
-        "prompt_tokens",
-        "schedule",
-        "sendable",
-        "sent",
-        "top",
-    )
-
     def __init__(
         self,
         handle: int,

@@ -85,15 +85,12 @@ def convert(value: Any, kinds: Kinds) -> Any:
     if isinstance(value, str) and "str" not in kinds:
         value = _parse(value, kinds)
     if not kinds or any(_is(value, kind) for kind in kinds):
-        return float(value) if type(value) is int and _only_float(kinds) else value
+        converts = type(value) is int and "float" in kinds and "int" not in kinds
+        return float(value) if converts else value
     choices = [kind[1:] for kind in kinds if kind.startswith("=")]
     words = [word for kind, word in _WORDS.items() if kind in kinds and kind != "null"]
     null = ["null"] if "null" in kinds else []
     raise ValueError("must be " + " or ".join([*words, *choices, *null]))
-
-
-def _only_float(kinds: Kinds) -> bool:
-    return "float" in kinds and "int" not in kinds
 
 
 def _parse(text: str, kinds: Kinds) -> Any:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
-from cog_triton.engines.async_loop import AsyncEngine
+from cog_triton.engines.engine_loop import AsyncEngine
 from cog_triton.engines.engine_orders import FallAsleep, SleepChanged, WakeUp
 from cog_triton.engines.engine_spec import PARKABLE
 from cog_triton.engines.kv_cache_stats import KVCacheStats
-from cog_triton.engines.request import EngineRequest, check_prompt
+from cog_triton.engines.request import EngineRequest, TokenEvent, check_prompt
 from cog_triton.engines.vllm import compiler_caches, engine_api, request_import
 from cog_triton.engines.vllm.core_process import CoreProcess
 from cog_triton.engines.vllm.engine_errors import coded_error
@@ -26,7 +26,6 @@ from cog_triton.engines.vllm.engine_outputs import (
     TextOutputConverter,
     TokenOutputConverter,
     failed,
-    prompt_length,
 )
 from cog_triton.engines.vllm.engine_sleep import EngineSleep, parkable, ranks
 from cog_triton.engines.vllm.family import DETERMINISTIC, LEADER, REASONING_PARSER
@@ -47,6 +46,7 @@ from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_versi
 from cog_triton.errors import CogTritonError, InvalidArgument, PromptTooLong, VLLMUnknownError
 from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.system import page_cache
+from cog_triton.system.log_format import request_id
 
 # Values kept of one histogram between two fetches.
 _MAX_VALUES = 100_000
@@ -130,14 +130,15 @@ class VLLMHost(AsyncEngine):
         self._allow_untested = allow_untested
         self._metrics = MetricsBuffer()
         self._kv_cache = KVCacheMonitor()
-        self._engine = self.loop.run_until_complete(self._open(core))
+        self._engine = self.runner.run(self._open(core))
         tasks = engine_api.check_tasks(self._engine, embeds=model.embeds)
-        self.loop.run_until_complete(tasks)
+        self.runner.run(tasks)
         self.max_batch_size = engine_api.max_num_seqs(self._engine)
         self._limits = engine_api.worker_limits(self._engine)
-        self._no_import = self.loop.run_until_complete(request_import.refusal(self._engine))
+        self._no_import = self.runner.run(request_import.refusal(self._engine))
         check_images(model, engine_api.image_limit(self._engine))
         self._sleep = EngineSleep(self._engine, model.arguments)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._aborts: set[asyncio.Task[None]] = set()
         self._to_abort: list[str] = []
         self._dead = False
@@ -148,7 +149,7 @@ class VLLMHost(AsyncEngine):
             _log.warning("%s", error)
         if registry is not None:
             for name in registry.adapters():
-                self.loop.run_until_complete(self._lora(name))
+                self.runner.run(self._lora(name))
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
@@ -182,7 +183,7 @@ class VLLMHost(AsyncEngine):
             if seeded is not None:
                 seeded.check()
         except CogTritonError:
-            host.close(ordered=True)
+            host.close()
             raise
         return host
 
@@ -203,33 +204,54 @@ class VLLMHost(AsyncEngine):
         block_size, blocks = engine_api.kv_cache_blocks(self._engine)
         return self._kv_cache.stats(block_size, blocks, idle=not self.server.running)
 
-    async def watch(self) -> None:
-        """See `AsyncEngine.watch`: a health check, of an idle engine, too."""
-        while True:
-            try:
+    async def run(self) -> None:
+        """See `AsyncEngine.run`: a health check, of an idle engine, too."""
+        try:
+            while True:
                 await self._engine.check_health()
-            except Exception:
-                self._dead = True
-                raise
-            await asyncio.sleep(_HEALTH_PERIOD_S)
+                await asyncio.sleep(_HEALTH_PERIOD_S)
+        except Exception as error:
+            self._dead = True
+            self.server.fail_all(coded_error(error))
+            raise
+        finally:
+            tasks = [*self._tasks.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def obey(self, order: FallAsleep | WakeUp) -> SleepChanged:
         """See `AsyncEngine.obey`."""
         return await self._sleep.obey(order)
 
-    def shutdown(self, *, ordered: bool) -> None:
-        """See `AsyncEngine.shutdown`."""
+    def close(self) -> None:
+        """See `AsyncEngine.close`."""
         self._engine.shutdown()
+        self.runner.close()
 
     def submit(self, number: int, request: Any) -> None:
         """See `ServedEngine.submit`; metrics are told at once."""
         if isinstance(request, MetricsRequest):
-            self.emit(number, self._metrics.take())
+            self._emit(number, self._metrics.take())
         else:
-            super().submit(number, request)
+            task = self._tasks[number] = self.loop.create_task(self._run(number, request))
+            task.add_done_callback(lambda _: self._tasks.pop(number))
 
-    def abort(self, number: int) -> None:
-        """See `AsyncEngine.abort`; vLLM ignores requests that it does not know."""
+    def cancel(self, number: int) -> None:
+        """See `ServedEngine.cancel`: it ends at once."""
+        self._emit(number, TokenEvent([], [], "cancelled"))
+        self._stop(number)  # before the task, which may just be adding it
+        if (task := self._tasks.get(number)) is not None:
+            task.cancel()
+
+    def _emit(self, number: int, event: Any, *, at_once: bool = True) -> None:
+        """Emit an event, at the loop's next turn, or with the next `EngineServer.flush`."""
+        self.server.emit(number, event)
+        if at_once:
+            self.loop.call_soon(self.server.flush)
+
+    def _stop(self, number: int) -> None:
+        """Stop vLLM's work on a request, if it has any."""
         if not self._dead:
             self._to_abort.append(str(number))
             if len(self._to_abort) == 1:  # else the task that takes them has not begun
@@ -241,12 +263,15 @@ class VLLMHost(AsyncEngine):
         names, self._to_abort = self._to_abort, []
         await self._engine.abort(names)
 
-    def coded_error(self, error: Exception) -> CogTritonError:
-        """See `AsyncEngine.coded_error`."""
-        return coded_error(error)
+    async def _run(self, number: int, request: Any) -> None:
+        request_id.set(str(number))  # of this task alone
+        try:
+            await self._start(number, request)
+        except Exception as error:  # noqa: BLE001 - the client must get whatever it is
+            self._emit(number, failed(coded_error(error)))
 
-    async def start(self, number: int, request: Any) -> None:
-        """See `AsyncEngine.start`; where vLLM does not hand outputs over, also iterate them."""
+    async def _start(self, number: int, request: Any) -> None:
+        """Start a request, or make all of it if vLLM does not hand outputs over."""
         if isinstance(request, EmbeddingRequest):
             prompt = request.prompt or request.input_ids
             await self._embed(number, EmbeddingConverter(as_text=True), prompt, request.dimensions)
@@ -285,7 +310,7 @@ class VLLMHost(AsyncEngine):
             length = len(prompt["prompt_token_ids"])
             params.max_tokens = min(params.max_tokens, self._room(length))
             params.min_tokens = min(params.min_tokens, params.max_tokens)
-            self.emit(number, prompt_length(length))
+            self._emit(number, TokenEvent([], [], of_prompt=True, prompt_length=length))
         name, converter = str(number), TokenOutputConverter(request)
         if self._steps is None:
             outputs = self._engine.generate(
@@ -296,10 +321,10 @@ class VLLMHost(AsyncEngine):
 
         def put(output: Any) -> None:
             if self._put(number, converter, output):
-                self.abort(number)
+                self._stop(number)
 
         if await self._steps.add_request(name, prompt, params, put, lora, request.priority):
-            self.flush_soon()
+            self.loop.call_soon(self.server.flush)
 
     async def _start_text(self, number: int, request: TextRequest) -> None:
         values = dict(request.sampling)
@@ -360,13 +385,13 @@ class VLLMHost(AsyncEngine):
             if isinstance(output, Exception):
                 raise output
             if (prompt := converter.prompt_event(output)) is not None:
-                self.emit(number, prompt, at_once=at_once)
+                self._emit(number, prompt, at_once=at_once)
             event = converter.convert(output)
         except Exception as error:  # noqa: BLE001 - in vLLM's output handler it would end them all
             event = failed(coded_error(error))
         if event is not None:
             at_once |= event.error is not None or event.finish == "cancelled"
-            self.emit(number, event, at_once=at_once)
+            self._emit(number, event, at_once=at_once)
         return not (self.server.runs(number) or isinstance(output, Exception) or output.finished)
 
     async def _with_images(self, prompt: dict[str, Any], images: Sequence[ImagePart]) -> Any:

@@ -159,11 +159,6 @@ def failed(error: CogTritonError) -> TokenEvent:
     return TokenEvent([], [], error=error)
 
 
-def prompt_length(count: int) -> TokenEvent:
-    """The event that tells how many tokens a prompt has, those of its images included."""
-    return TokenEvent([], [], of_prompt=True, prompt_length=count)
-
-
 def aborted() -> CogTritonError:
     """What a client cancelled has ended here before; vLLM aborts the rest when an engine ends.
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from cog_triton.errors import CogTritonError
-from cog_triton.ipc.messages import message
 from cog_triton.pictures.image_limits import ImagePart
 
-T = TypeVar("T")
 
-
-@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest:
     """Text request: one prompt; `sampling` is from `sampling_arguments.from_client`.
@@ -31,7 +27,6 @@ class TextRequest:
     images: tuple[ImagePart, ...] = ()
 
 
-@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest:
     """Embedding request: a `prompt`, or its `input_ids`; its only `TextEvent` has it as JSON."""
@@ -41,7 +36,6 @@ class EmbeddingRequest:
     dimensions: int | None = None
 
 
-@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEvent:
     """New output of a request's `n` sequences; logprobs are JSON, ``null`` unless requested.
@@ -62,31 +56,24 @@ class TextEvent:
     def coalesce(cls, events: Sequence[Self]) -> Self:
         """Coalesce consecutive events of one request, at least one, into a single event."""
         last = events[-1]
+
+        def each(name: str) -> Iterator[tuple[Any, ...]]:
+            """By output: the value of each event."""
+            return zip(*(getattr(event, name) for event in events), strict=True)
+
         return cls(
-            texts=["".join(parts) for parts in _by_output(event.texts for event in events)],
-            finish_reasons=[
-                next(filter(None, reasons), None)
-                for reasons in _by_output(event.finish_reasons for event in events)
-            ],
+            texts=["".join(parts) for parts in each("texts")],
+            finish_reasons=[next(filter(None, found), None) for found in each("finish_reasons")],
             cumulative_logprobs=[
                 next((total for total in reversed(totals) if not isnan(total)), nan)
-                for totals in _by_output(event.cumulative_logprobs for event in events)
+                for totals in each("cumulative_logprobs")
             ],
-            logprobs=[
-                _concatenated(parts) for parts in _by_output(event.logprobs for event in events)
-            ],
-            output_token_counts=[
-                sum(counts) for counts in _by_output(event.output_token_counts for event in events)
-            ],
+            logprobs=[_concatenated(parts) for parts in each("logprobs")],
+            output_token_counts=[sum(counts) for counts in each("output_token_counts")],
             input_token_count=last.input_token_count,
             finish=last.finish,
             error=last.error,
         )
-
-
-def _by_output(events: Iterable[Sequence[T]]) -> Iterator[tuple[T, ...]]:
-    """Transpose: from one value per output in each event to one per event in each output."""
-    return zip(*events, strict=True)
 
 
 def _concatenated(parts: Sequence[str]) -> str:
@@ -101,7 +88,6 @@ PREFIX_QUERIES, PREFIX_HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_ca
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", KV_CACHE_USAGE)
 
 
-@message
 @dataclass(frozen=True, slots=True)
 class MetricsRequest:
     """Metrics request: fetches the measurements since the last one; no engine dies of it."""
@@ -109,7 +95,6 @@ class MetricsRequest:
     computes: ClassVar[bool] = False
 
 
-@message
 @dataclass(frozen=True, slots=True)
 class MetricsEvent:
     """Metrics event: values to add to, set or observe, by metric name."""

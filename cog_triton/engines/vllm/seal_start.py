@@ -91,7 +91,7 @@ def main(parameters: dict[str, str], input_ids: list[int], tokens: int) -> int:
         try:
             ids = answer(host, input_ids, tokens)
         finally:
-            host.close(ordered=True)
+            host.close()
         environment, driver = environment_here(ranks(host.model.arguments))
         held = sum(map(len, compiled(Path(os.environ[compiler_caches.ROOT]).parent)))
     except CogTritonError as error:

@@ -34,6 +34,7 @@ from cog_triton.serving.cog_messages import (
     METRICS,
     OUTPUT,
     CheckHealth,
+    Order,
     Predict,
     SetUp,
 )
@@ -136,9 +137,7 @@ class Predictor(BaseRunner):  # type: ignore[misc]
     def stream(self, inputs: dict[str, Any]) -> ConcatenateIterator[str]:
         """A generator of text; it is not begun before coglet's thread does so."""
         name = streaming.prediction_id()
-        text = json.dumps(inputs, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        order = Predict(name, text, self.mock)
-        return streaming.cancellable(self._forward, order)
+        return streaming.cancellable(self._forward, Predict(name, inputs, self.mock))
 
     def _forward(self, order: Predict, connection: streaming.Hangup) -> Generator[str, None, None]:
         try:
@@ -163,11 +162,10 @@ class MockPredictor(Predictor):
 
     @takes(MockInputs)
     async def run(self, **inputs: Any) -> ConcatenateIterator[str]:
-        """See `Predictor.run`."""
         return self.stream(inputs)
 
 
-def _frames(own: socket.socket, order: object) -> Iterator[tuple[bytes, str]]:
+def _frames(own: socket.socket, order: Order) -> Iterator[tuple[bytes, str]]:
     """Frames that answer an order, up to its end; text that has come together is joined.
 
     Raises the coded error that ends it, and CancelationException.

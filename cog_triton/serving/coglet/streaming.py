@@ -46,13 +46,11 @@ class Hangup:
         self._socket: socket.socket | None = None
 
     def set(self, own: socket.socket) -> None:
-        """The connection."""
         self._socket = own
         if self.done:
             self()
 
     def __call__(self) -> None:
-        """Hang up."""
         self.done = True
         if self._socket is not None:
             with suppress(OSError):  # closed already

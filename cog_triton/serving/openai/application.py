@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -72,18 +73,13 @@ def create_app(
     return app
 
 
+@dataclass(slots=True)
 class _ErrorMiddleware:
     """Turns unexpected exceptions into coded error responses, and adds headers to each response."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        on_refused: Callable[[str, CogTritonError], None],
-        limits: TenantLimits | None,
-    ) -> None:
-        self._app = app
-        self._limits = limits
-        self._on_refused = on_refused
+    app: ASGIApp
+    on_refused: Callable[[str, CogTritonError], None]
+    limits: TenantLimits | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
@@ -96,23 +92,23 @@ class _ErrorMiddleware:
 
         scope[BODY_SEND] = send
         try:
-            await self._app(scope, receive, watched)
+            await self.app(scope, receive, watched)
         except Exception as error:
             if begun:
                 raise
             found = error_responses.to_coded_error(error)
-            self._on_refused(endpoint_of(scope["path"]), found)
+            self.on_refused(endpoint_of(scope["path"]), found)
             response = error_responses.error_response(found, path=scope["path"])
             await response(scope, receive, watched)
 
     def _with_limits(self, start: Message, scope: Scope) -> Message:
         """A response's start, with the rest of its tenant's limits below /v1."""
         tenant = CURRENT.get()
-        if self._limits is None or tenant is None:
+        if self.limits is None or tenant is None:
             return start
         if not scope["path"].startswith(_LIMITED_PREFIXES):
             return start
-        return {**start, "headers": [*start["headers"], *self._limits.headers(tenant)]}
+        return {**start, "headers": [*start["headers"], *self.limits.headers(tenant)]}
 
 
 def _identified(start: Message) -> Message:

@@ -99,7 +99,6 @@ class ChatPlanner:
 
     @property
     def takes_images(self) -> bool:
-        """Whether chats may have images."""
         return self._images is not None
 
     @property

@@ -15,7 +15,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import (
@@ -74,11 +73,8 @@ class EmbeddingRoutes:
     def __init__(self, api: ServedAPI) -> None:
         self._api = api
 
-    def routes(self) -> list[Route]:
-        """The routes for the application."""
-        return [Route("/v1/embeddings", self._embed, methods=["POST"])]
-
-    async def _embed(self, request: Request) -> EngineResponse:
+    async def embed(self, request: Request) -> EngineResponse:
+        """POST /v1/embeddings."""
         name = f"embd-{secrets.token_hex(16)}"
         request_id.set(name)
         return await self._api.planned(request, lambda body: self._plan(body, name))
@@ -178,7 +174,7 @@ class EmbeddingResponse(EngineResponse):
             if self._gone:
                 raise TritonUnavailable("cancelled")
             plan = SequencePlan(self.requests[len(found) :][: self._places()])
-            self._running = Sequences(self.api.generator, plan, self.api.inboxes.new())
+            self._running = Sequences(self.api.generator, plan)
             with self._running as sequences:
                 while not sequences.ended:
                     await sequences.advance()

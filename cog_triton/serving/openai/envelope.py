@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from json.encoder import encode_basestring
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.openai import error_responses
@@ -73,15 +73,15 @@ class Usage(NamedTuple):
 
 @dataclass(slots=True)
 class Envelope:
-    """What all objects of one response have around their choices; the same id and time.
+    """What all objects of a `chat.completion` have around their choices; the same id and time.
 
     `model` is the base model, or the adapter that the request turns out to name.
     """
 
-    endpoint: str
-    prefix: str
-    full_object: str
-    chunk_object: str
+    endpoint: ClassVar[str] = "chat"
+    prefix: ClassVar[str] = "chatcmpl"
+    full_object: ClassVar[str] = "chat.completion"
+    chunk_object: ClassVar[str] = "chat.completion.chunk"
     model: str
     id: str = field(init=False)
     created: int = field(init=False)
@@ -91,16 +91,6 @@ class Envelope:
     def __post_init__(self) -> None:
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
-
-    @classmethod
-    def of_chat(cls, model: str) -> Envelope:
-        """The envelope of a `chat.completion`, or its chunks."""
-        return cls("chat", "chatcmpl", "chat.completion", "chat.completion.chunk", model)
-
-    @classmethod
-    def of_completion(cls, model: str) -> Envelope:
-        """The envelope of a `text_completion`, whose chunks are of the same type."""
-        return cls("completions", "cmpl", "text_completion", "text_completion", model)
 
     def chunk(self, choices: Sequence[Object]) -> Object:
         """A chunk of a stream."""
@@ -134,12 +124,18 @@ class Envelope:
         }
 
 
+class CompletionEnvelope(Envelope):
+    """Envelope of a `text_completion`, whose chunks are of the same type."""
+
+    endpoint, prefix = "completions", "cmpl"
+    full_object = chunk_object = "text_completion"
+
+
 class EventEnvelope(Envelope):
     """Envelope of a stream whose events have names; the last one tells of the end."""
 
     @property
     def done(self) -> bytes:
-        """See `Envelope.done`."""
         return b""
 
     def event(self, chunk: Object) -> bytes:
@@ -150,17 +146,13 @@ class EventEnvelope(Envelope):
 class ResponseEnvelope(EventEnvelope):
     """Envelope of a `response`; `echoed` are fields of its request that it repeats."""
 
+    endpoint, prefix = "responses", "resp"
     echoed: Object = field(default_factory=dict)
     made: Object = field(default_factory=dict)
     """The last response object."""
     error: CogTritonError | None = None
     """Why it failed."""
     _events: int = 0
-
-    @classmethod
-    def of_response(cls, model: str) -> ResponseEnvelope:
-        """The envelope of a new response."""
-        return cls("responses", "resp", "response", "response", model)
 
     def whole(self, choices: Sequence[Object], usage: Usage) -> Object:
         """See `Envelope.whole`; of the only choice."""
@@ -180,7 +172,6 @@ class ResponseEnvelope(EventEnvelope):
         return self.event(event)
 
     def response(self, status: str, output: list[Object], usage: Usage | None) -> Object:
-        """The response object."""
         cut = status == "incomplete"
         self.made = {
             "id": self.id,
@@ -206,10 +197,7 @@ class ResponseEnvelope(EventEnvelope):
 class MessageEnvelope(EventEnvelope):
     """Envelope of a `message` of Anthropic's API."""
 
-    @classmethod
-    def of_message(cls, model: str) -> MessageEnvelope:
-        """The envelope of a new message."""
-        return cls("messages", "msg", "message", "message", model)
+    endpoint, prefix = "messages", "msg"
 
     def whole(self, choices: Sequence[Object], usage: Usage) -> Object:
         """See `Envelope.whole`; of the only choice."""
@@ -255,7 +243,6 @@ def anthropic_model(model: Object) -> Object:
 
 
 def sse_event(data: Object) -> bytes:
-    """Encode one server-sent event."""
     return b"data: " + encode(data) + b"\n\n"
 
 

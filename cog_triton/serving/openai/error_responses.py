@@ -81,18 +81,13 @@ def to_coded_error(error: BaseException) -> CogTritonError:
     return errors.TritonUnknownError(f"internal error: {type(error).__name__}")
 
 
-def is_messages(path: str) -> bool:
-    """Whether `path` is of Anthropic's API."""
-    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
-
-
 def error_body(error: CogTritonError, status: int | None = None, path: str = "") -> dict[str, Any]:
     """The error object of the API of `path`; its message starts with our code.
 
     It ends with OpenAI's code, or Anthropic's words, if there are any; `code` is OpenAI's then.
     """
     status = status or status_of(error)
-    if is_messages(path):
+    if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
         kind = "invalid_request_error" if status < 500 else "api_error"
         too_long = isinstance(error, errors.PromptTooLong)
         message = f"{error} ({_TOO_LONG})" if too_long else str(error)

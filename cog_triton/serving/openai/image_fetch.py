@@ -71,7 +71,7 @@ def chat_images(
     if form is None:
         _log.warning("the chat template takes no images; set CHAT_TEMPLATE to one that does")
         return None
-    fetcher = ImageFetcher(ImageHosts(host_rules(settings.image_hosts)))
+    fetcher = ImageFetcher(host_rules(settings.image_hosts))
     limits = ImageLimits.of(settings)
     limits = replace(limits, count=min(limits.count, abilities.images))
     return ChatImages(form, limits, fetcher)
@@ -83,29 +83,19 @@ _CHUNK = 64 << 10
 _HEADERS = {"User-Agent": "cog-triton", "Accept": "image/*", "Connection": "close"}
 
 
-@dataclass(frozen=True, slots=True)
-class ImageHosts:
-    """Allow-list of hosts that images may come from; `rules` are as in `public_addresses`."""
-
-    rules: tuple[str, ...] = ()
-
-    def allows(self, host: str, address: Address) -> bool:
-        """Whether an image of `host` may be fetched from `address`."""
-        if in_networks(self.rules, address):
-            return True
-        return names_host(self.rules, host) and is_public(address)
-
-
 class ImageFetcher:
     """Fetches images by URL, a few at a time; thread-safe."""
 
     def __init__(
         self,
-        hosts: ImageHosts,
+        hosts: tuple[str, ...],
         resolve: Resolver = resolve_host,
         timeout: float = _TIMEOUT_S,
     ) -> None:
-        """`timeout` is in seconds, for all images of a request together."""
+        """`hosts` are allowed, by rules as in `public_addresses`.
+
+        `timeout` is in seconds, for all images of a request together.
+        """
         self.timeout = timeout
         self._hosts = hosts
         self._resolve = resolve
@@ -119,7 +109,7 @@ class ImageFetcher:
         parts = HTTP_URL.fullmatch(url)
         if parts is None:
             raise InvalidArgument(f"{where}: must be a data: URL, or one of http(s)://")
-        if not self._hosts.rules:
+        if not self._hosts:
             raise InvalidArgument(
                 f"{where}: images are fetched from no host (IMAGE_HOSTS); send a data: URL"
             )
@@ -140,9 +130,13 @@ class ImageFetcher:
     def _addresses(self, shown: str, host: str) -> Sequence[Address]:
         """Addresses to connect to; the error is the same for unknown hosts and private ones."""
         addresses = [ipaddress.ip_address(text) for text in self._resolve(host)]
-        if not addresses or not all(self._hosts.allows(host, one) for one in addresses):
+        if not addresses or not all(self._allows(host, one) for one in addresses):
             raise InvalidArgument(f"{shown}: its host is none that images may come from")
         return addresses
+
+    def _allows(self, host: str, address: Address) -> bool:
+        by_name = names_host(self._hosts, host) and is_public(address)
+        return by_name or in_networks(self._hosts, address)
 
     def _get(
         self,

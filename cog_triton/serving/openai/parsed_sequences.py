@@ -5,13 +5,13 @@ What the engine has made is sent on at once; a piece is given when its deltas ar
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Self
 
-from cog_triton.engines.step_items import StepItem
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import TextPiece, TokenLogProb
-from cog_triton.serving.inbox import LoopInbox
 from cog_triton.serving.openai.parsers.borrowed import BorrowedStream
 from cog_triton.serving.openai.sequences import Pieces, SequencePlan, Sequences
 
@@ -23,7 +23,6 @@ class ParsedSequences(Sequences):
         self,
         generator: TextGenerator,
         plan: SequencePlan,
-        inbox: LoopInbox,
         streams: Sequence[BorrowedStream],
         *,
         streamed: bool,
@@ -32,7 +31,7 @@ class ParsedSequences(Sequences):
 
         An answer that is not `streamed` is parsed when it is whole, as vLLM does.
         """
-        super().__init__(generator, plan, inbox)
+        super().__init__(generator, plan)
         self._streams = streams
         self._streamed = streamed
         self._texts: list[list[str]] = [[] for _ in streams]
@@ -42,8 +41,10 @@ class ParsedSequences(Sequences):
 
     def __enter__(self) -> Self:
         super().__enter__()
+        loop = asyncio.get_running_loop()
         for stream, request in zip(self._streams, self.plan.requests, strict=True):
-            stream.begin(request.engine.input_ids, lambda: self._inbox.put(None))
+            wake = partial(loop.call_soon_threadsafe, self._inbox.put, None)
+            stream.begin(request.engine.input_ids, wake)
         return self
 
     @property
@@ -53,8 +54,8 @@ class ParsedSequences(Sequences):
     def told(self, place: int) -> bool:
         return self._told[place]
 
-    def _advanced(self, arrived: list[StepItem]) -> Pieces:
-        for place, piece in super()._advanced(arrived):
+    def _advanced(self) -> Pieces:
+        for place, piece in super()._advanced():
             self._send(place, piece)
         pieces: list[tuple[int, TextPiece | None]] = []
         for place, stream in enumerate(self._streams):

@@ -211,7 +211,6 @@ class OpenAIRequest(GuideFields, ABC):
 
     @property
     def prompt_count(self) -> int:
-        """Number of prompts."""
         return 1
 
     @property
@@ -386,7 +385,6 @@ def _check_neutral(name: str, value: Any, allowed: Sequence[Any], reason: str) -
 
 
 def _check_combinations(request: OpenAIRequest) -> None:
-    """Check the rules between fields."""
     form = request.response_format
     if form is not None and (form.type == "json_schema") != (form.json_schema is not None):
         raise InvalidArgument("response_format: json_schema goes with type 'json_schema'")

@@ -28,6 +28,7 @@ from cog_triton.serving.openai.choices import (
 from cog_triton.serving.openai.embeddings import EmbeddingRoutes
 from cog_triton.serving.openai.envelope import (
     ANTHROPIC,
+    CompletionEnvelope,
     Envelope,
     MessageEnvelope,
     Object,
@@ -61,7 +62,7 @@ from cog_triton.serving.openai.sequences import (
     check_count,
     plan_sequences,
 )
-from cog_triton.serving.openai.served_models import AdapterRoutes, ServedAPI
+from cog_triton.serving.openai.served_models import LOAD, UNLOAD, AdapterRoutes, ServedAPI
 from cog_triton.serving.openai.stored_responses import (
     RecordedResponse,
     StoredResponses,
@@ -115,7 +116,7 @@ class OpenAIRoutes:
         self._created = int(time.time())
 
     def routes(self) -> list[Route]:
-        """The routes for the application."""
+        adapters = AdapterRoutes(self._api)
         return [
             Route("/v1/models", self._list, methods=["GET"]),
             Route("/v1/models/{model:path}", self._one_model, methods=["GET"]),
@@ -123,9 +124,10 @@ class OpenAIRoutes:
             Route("/v1/completions", self._complete, methods=["POST"]),
             Route("/v1/responses", self._respond, methods=["POST"]),
             Route(MESSAGES, self._message, methods=["POST"]),
+            Route("/v1/embeddings", EmbeddingRoutes(self._api).embed, methods=["POST"]),
+            Route(LOAD, adapters.load, methods=["POST"]),
+            Route(UNLOAD, adapters.unload, methods=["POST"]),
             *TokenRoutes(self._api, self._planner).routes(),
-            *EmbeddingRoutes(self._api).routes(),
-            *AdapterRoutes(self._api).routes(),
             *(StoredResponses(self._api.store).routes() if self._api.store else ()),
         ]
 
@@ -141,16 +143,15 @@ class OpenAIRoutes:
         return json_response(anthropic_model(model) if ANTHROPIC in request.headers else model)
 
     async def _chat(self, request: Request) -> GenerationResponse:
-        envelope = Envelope.of_chat(self._models.base)
+        envelope = Envelope(self._models.base)
 
         def prompts(chat: ChatRequest) -> Prompts:
             plan, ids = self._chat_plan(chat)
+            texts, log_probs = self._token_text, chat.log_probs
 
             def builder(index: int) -> ChoiceBuilder:
                 parser = copy.deepcopy(plan.parser)
-                return ChatChoiceBuilder(
-                    envelope, index, self._token_text, log_probs=chat.log_probs, parser=parser
-                )
+                return ChatChoiceBuilder(envelope, index, texts, log_probs=log_probs, parser=parser)
 
             return Prompts.of_chat(plan, ids, builder)
 
@@ -161,7 +162,7 @@ class OpenAIRoutes:
         recording: Recording | None = None
         background = False
         namespaces: Mapping[str, tuple[str, str]] = {}
-        envelope = ResponseEnvelope.of_response(self._models.base)
+        envelope = ResponseEnvelope(self._models.base)
         names = FieldNames(responses_request.NAMES)
 
         def to_chat(body: Any) -> Object:
@@ -207,7 +208,7 @@ class OpenAIRoutes:
         )
 
     async def _message(self, request: Request) -> GenerationResponse:
-        envelope = MessageEnvelope.of_message(self._models.base)
+        envelope = MessageEnvelope(self._models.base)
         names = FieldNames(messages_request.NAMES)
 
         def to_chat(body: Any) -> Object:
@@ -229,7 +230,7 @@ class OpenAIRoutes:
         return plan, self._generator.encode(plan.prompt.text, add_special_tokens=special)
 
     async def _complete(self, request: Request) -> GenerationResponse:
-        envelope = Envelope.of_completion(self._models.base)
+        envelope = CompletionEnvelope(self._models.base)
 
         def prompts(completion: CompletionRequest) -> Prompts:
             def builder(index: int) -> ChoiceBuilder:
@@ -278,12 +279,11 @@ class OpenAIRoutes:
         parsed, plan, builders = await self._api.planned(request, planned)
         options = parsed.stream_options
         envelope.tells_usage = bool(options and options.include_usage)
-        inbox = self._api.inboxes.new()
         streams = [each.stream for each in builders if each.stream is not None]
         return GenerationResponse(
-            ParsedSequences(self._generator, plan, inbox, streams, streamed=bool(parsed.stream))
+            ParsedSequences(self._generator, plan, streams, streamed=bool(parsed.stream))
             if streams
-            else Sequences(self._generator, plan, inbox),
+            else Sequences(self._generator, plan),
             envelope,
             builders,
             streamed=bool(parsed.stream),

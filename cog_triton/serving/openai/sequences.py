@@ -7,9 +7,9 @@ their client leaves or one of them fails.
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +19,7 @@ from cog_triton.errors import InvalidArgument
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import Generation, TextGenerator
 from cog_triton.serving.generation import GenerationRequest, TextPiece
-from cog_triton.serving.inbox import Inbox, LoopInbox
+from cog_triton.serving.inbox import Inbox
 from cog_triton.serving.openai.envelope import Usage
 from cog_triton.text.sampling import MAX_SEED
 
@@ -113,17 +113,15 @@ def _with_sampling(request: GenerationRequest, **values: Any) -> GenerationReque
 class Sequences:
     """Running sequences of a plan; a context, within which `advance` is called."""
 
-    def __init__(self, generator: TextGenerator, plan: SequencePlan, inbox: LoopInbox) -> None:
-        """`inbox` is for this request alone."""
+    def __init__(self, generator: TextGenerator, plan: SequencePlan) -> None:
         self.plan = plan
         self._admission = generator.admission
-        self._inbox = inbox
-        several = len(plan.requests) > 1
-        self._places = [_Place(inbox) for _ in plan.requests] if several else None
-        inboxes: Sequence[Inbox] = self._places or [inbox]
+        self._inbox = Inbox()
+        self._items: dict[int, list[StepItem]] = {}
+        """What has come, by place; nothing after a mere wake-up."""
         self.generations = [
-            Generation(generator, request, own)
-            for request, own in zip(plan.requests, inboxes, strict=True)
+            Generation(generator, request, partial(self._put, place))
+            for place, request in enumerate(plan.requests)
         ]
         self._running: dict[int, Generation] = {}
         self._failed = False
@@ -186,20 +184,20 @@ class Sequences:
 
         None after `timeout` seconds. Raises the coded error of the first sequence that fails.
         """
-        arrived = await self._inbox.take(timeout)
-        return None if arrived is None else self._advanced(arrived)
+        return None if await self._inbox.take(timeout) is None else self._advanced()
 
     async def handle(self, arrived: Callable[[Pieces], bool]) -> None:
         """As `advance`, but call `arrived` with the pieces, until it returns False.
 
         It is called on the event loop, without waking the task that waits here; see
-        `LoopInbox.handle`. What it raises ends the waiting.
+        `Inbox.handle`. What it raises ends the waiting.
         """
         failed: list[Exception] = []
 
         def advance() -> bool:
             try:
-                return arrived(self._advanced(self._inbox.take_now()))
+                self._inbox.take_now()
+                return arrived(self._advanced())
             except Exception as error:  # noqa: BLE001 - raised where it is waited for
                 failed.append(error)
                 return False
@@ -208,19 +206,23 @@ class Sequences:
         if failed:
             raise failed[0]
 
-    def _advanced(self, arrived: list[StepItem]) -> Pieces:
-        """The pieces of what has `arrived`, which is the only sequence's, or in their places."""
-        if self._places is None:
-            return [(0, self._advance(0, self._running[0], arrived))] if self._running else []
+    def _put(self, place: int, item: StepItem | None) -> None:
+        items = self._items.setdefault(place, [])
+        if item is not None:
+            items.append(item)
+        self._inbox.put(None)
+
+    def _advanced(self) -> Pieces:
+        """The pieces of what has come."""
+        arrived, self._items = self._items, {}
         return [
-            (place, self._advance(place, generation, own))
-            for place, generation in list(self._running.items())
-            if (own := self._places[place].take()) is not None
+            (place, self._advance(place, arrived[place]))
+            for place in sorted(arrived)
+            if place in self._running
         ]
 
-    def _advance(
-        self, place: int, generation: Generation, arrived: list[StepItem]
-    ) -> TextPiece | None:
+    def _advance(self, place: int, arrived: list[StepItem]) -> TextPiece | None:
+        generation = self._running[place]
         try:
             piece = generation.advance(arrived)
         except BaseException:
@@ -241,24 +243,3 @@ class Sequences:
                 generation.__exit__(None, None, None)
             else:
                 generation.__exit__(type(error) if error else None, error, None)
-
-
-class _Place:
-    """Inbox of one sequence; the request's own inbox is woken for all of them."""
-
-    __slots__ = ("_inbox", "_items")
-
-    def __init__(self, inbox: LoopInbox) -> None:
-        self._inbox = inbox
-        self._items: deque[StepItem | None] = deque()
-
-    def put(self, item: StepItem | None) -> None:
-        self._items.append(item)
-        self._inbox.put(None)
-
-    def take(self) -> list[StepItem] | None:
-        """What has come: nothing is None, a mere wake-up an empty list."""
-        if not self._items:
-            return None
-        arrived = [self._items.popleft() for _ in range(len(self._items))]
-        return [item for item in arrived if item is not None]

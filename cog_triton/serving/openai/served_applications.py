@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,6 +25,7 @@ from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.observers import CompositeObserver
 from cog_triton.serving.telemetry.platform_metrics import (
     EngineMemory,
+    LoRARequests,
     PlatformMetrics,
     TritonMetrics,
 )
@@ -53,9 +55,10 @@ class ServedApplications:
         """Replace the 503 responses by the API and metrics of `runtime`."""
         self._register_gauges(runtime)
         for port, app in self._apps.items():
+            texts = {"/metrics": self._metrics.text, "/metrics/triton": self._triton.text}
             routes = [
-                Route("/metrics", self._own_metrics, methods=["GET"]),
-                Route("/metrics/triton", self._triton_metrics, methods=["GET"]),
+                Route(path, partial(_metrics_response, text), methods=["GET"])
+                for path, text in texts.items()
             ]
             if port == "OPENAI_PORT":
                 models = ServedModels(model_name(runtime), runtime.adapters, _model_id(runtime))
@@ -76,12 +79,14 @@ class ServedApplications:
 
     def _register_gauges(self, runtime: Runtime) -> None:
         admission, supervisor, metrics = runtime.admission, runtime.supervisor, self._metrics
-        metrics.register_gauge(
-            "requests_running", "Requests the engine has", lambda: admission.running
-        )
-        metrics.register_gauge(
-            "requests_waiting", "Requests that wait for their turn", lambda: admission.waiting
-        )
+        gauges: dict[str, tuple[str, Callable[[], float]]] = {
+            "requests_running": ("Requests the engine has", lambda: admission.running),
+            "requests_waiting": ("Requests that wait for their turn", lambda: admission.waiting),
+            "ready": ("1 while requests are served", lambda: supervisor.error is None),
+            "engines": ("Engines that serve", lambda: supervisor.engines),
+        }
+        for name, (text, value) in gauges.items():
+            metrics.register_gauge(name, text, value)
         metrics.registry.register(
             PlatformMetrics(
                 model_name(runtime),
@@ -91,13 +96,8 @@ class ServedApplications:
             )
         )
         if runtime.adapters is not None:
-            most, lora_requests = runtime.adapters.limits.max_loras, metrics.lora_requests
-            use = runtime.generator.adapter_use
-            use.on_change = lambda running, waiting: lora_requests.set(most, running, waiting)
-            lora_requests.set(most, (), ())
-        metrics.register_gauge(
-            "ready", "1 while requests are served", lambda: supervisor.error is None
-        )
+            most, use = runtime.adapters.limits.max_loras, runtime.generator.adapter_use
+            metrics.registry.register(LoRARequests(most, use))
         metrics.register_counter(
             "engine_restarts", "How often Triton was started again", lambda: supervisor.restarts
         )
@@ -107,7 +107,6 @@ class ServedApplications:
             lambda: supervisor.planned_restarts,
             reason="memory",
         )
-        metrics.register_gauge("engines", "Engines that serve", lambda: supervisor.engines)
         metrics.registry.register(EngineMemory(supervisor.engine_memory))
         if (steps := runtime.step_streams) is not None:
             metrics.register_gauge(
@@ -119,15 +118,9 @@ class ServedApplications:
                 "steps_lost", "Steps of the engine lost on their way", lambda: steps.lost_steps
             )
 
-    async def _own_metrics(self, request: Request) -> Response:
-        return await _metrics_response(self._metrics.text)
 
-    async def _triton_metrics(self, request: Request) -> Response:
-        """Proxy for Triton's metrics, whose port may be reachable from this machine only."""
-        return await _metrics_response(self._triton.text)
-
-
-async def _metrics_response(text: Callable[[], str | bytes]) -> Response:
+async def _metrics_response(text: Callable[[], bytes], request: Request) -> Response:
+    """Metrics of ours, or of Triton, whose port may be reachable from this machine only."""
     content = await asyncio.to_thread(text)
     return Response(content, headers={"Content-Type": _PROMETHEUS_CONTENT_TYPE})
 

@@ -8,19 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from cog_triton.engines.base import Abilities
 from cog_triton.errors import CogTritonError, InvalidArgument, NotFound, nearest
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.generate import TextGenerator
-from cog_triton.serving.inbox import LoopInboxes
 from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers
 from cog_triton.serving.openai.request_body import parse_body, read_body
 from cog_triton.serving.openai.requests import validate
@@ -45,7 +43,7 @@ class ServedModels:
         self.base = base
         self._alias = alias
         self.adapters = adapters
-        if adapters is not None and adapters.get(base) is not None:
+        if adapters is not None and base in adapters.adapters():
             raise InvalidArgument(f"lora_name={base!r}: is the name of the base model")
 
     def adapter(self, model: str) -> str | None:
@@ -96,11 +94,6 @@ class ServedAPI:
     borrowed: BorrowedParsers | None = None
     store: ResponseStore | None = None
 
-    @cached_property
-    def inboxes(self) -> LoopInboxes:
-        """Inboxes of the event loop, on which this is read."""
-        return LoopInboxes()
-
     async def planned(self, request: Request, plan: Callable[[Any], T]) -> T:
         """What `plan` makes of the body's JSON value, on a thread.
 
@@ -143,34 +136,26 @@ class AdapterRoutes:
     def __init__(self, api: ServedAPI) -> None:
         self._api = api
 
-    def routes(self) -> list[Route]:
-        """The routes for the application."""
-        return [
-            Route(LOAD, self._load, methods=["POST"]),
-            Route(UNLOAD, self._unload, methods=["POST"]),
-        ]
-
-    async def _load(self, request: Request) -> Response:
+    async def load(self, request: Request) -> Response:
+        """Load an adapter and make a token with it; one that the engine refuses is not served."""
         adapters = self._changeable()
         body = await self._parse(request, LoadAdapterRequest)
         if body.is_3d_lora_weight:
             raise InvalidArgument("is_3d_lora_weight=true: is not supported")
         if body.lora_name == self._api.models.base:
             raise InvalidArgument(f"lora_name={body.lora_name!r}: is the name of the base model")
-        await asyncio.to_thread(self._load_and_try, adapters, body)
+        before = adapters.adapters().get(body.lora_name)
+        load = partial(adapters.load_requested, replace=body.load_inplace)
+        await asyncio.to_thread(load, body.lora_name, body.lora_path)
+        try:
+            await self._api.generator.probe(body.lora_name)
+        except CogTritonError:
+            await asyncio.to_thread(adapters.restore, before, body.lora_name)
+            raise
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
-    def _load_and_try(self, adapters: AdapterStore, body: LoadAdapterRequest) -> None:
-        """Load an adapter and make a token with it; one that the engine refuses is not served."""
-        before = adapters.get(body.lora_name)
-        adapters.load_requested(body.lora_name, body.lora_path, replace=body.load_inplace)
-        try:
-            self._api.generator.probe(body.lora_name)
-        except CogTritonError:
-            adapters.restore(before, body.lora_name)
-            raise
-
-    async def _unload(self, request: Request) -> Response:
+    async def unload(self, request: Request) -> Response:
+        """POST of `UNLOAD`."""
         adapters = self._changeable()
         body = await self._parse(request, UnloadAdapterRequest)
         await asyncio.to_thread(adapters.unload, body.lora_name)

@@ -181,7 +181,6 @@ class StoredResponses:
         self._store = store
 
     def routes(self) -> list[Route]:
-        """The routes for the application."""
         one = "/v1/responses/{id:response}"
         return [
             Route(one, self._one, methods=["GET", "DELETE"]),
@@ -295,4 +294,4 @@ def _input_item(name: str, item: Object) -> Object:
 def _last_event(response: Object, number: int) -> bytes:
     """The event that its worker did not come to write."""
     event: dict[str, Any] = {"type": "response.failed", "response": response}
-    return ResponseEnvelope.of_response("").event({**event, "sequence_number": number})
+    return ResponseEnvelope("").event({**event, "sequence_number": number})

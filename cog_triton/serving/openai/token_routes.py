@@ -5,6 +5,8 @@ And the number of those of a message, in Anthropic's, and of a response's input,
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -66,25 +68,19 @@ class TokenRoutes:
         self._planner = planner
 
     def routes(self) -> list[Route]:
-        """The routes for the application."""
+        made = {
+            "/tokenize": self._tokens,
+            "/detokenize": self._text,
+            f"{MESSAGES}/count_tokens": self._message_tokens,
+            "/v1/responses/input_tokens": self._input_tokens,
+        }
         return [
-            Route("/tokenize", self._tokenize, methods=["POST"]),
-            Route("/detokenize", self._detokenize, methods=["POST"]),
-            Route(f"{MESSAGES}/count_tokens", self._count, methods=["POST"]),
-            Route("/v1/responses/input_tokens", self._count_input, methods=["POST"]),
+            Route(path, partial(self._answer, make), methods=["POST"])
+            for path, make in made.items()
         ]
 
-    async def _tokenize(self, request: Request) -> Response:
-        return json_response(await self._api.planned(request, self._tokens))
-
-    async def _detokenize(self, request: Request) -> Response:
-        return json_response(await self._api.planned(request, self._text))
-
-    async def _count(self, request: Request) -> Response:
-        return json_response(await self._api.planned(request, self._message_tokens))
-
-    async def _count_input(self, request: Request) -> Response:
-        return json_response(await self._api.planned(request, self._input_tokens))
+    async def _answer(self, make: Callable[[Any], Any], request: Request) -> Response:
+        return json_response(await self._api.planned(request, make))
 
     def _input_tokens(self, body: Any) -> dict[str, Any]:
         store, names = self._api.store, FieldNames(responses_request.NAMES)

@@ -6,7 +6,6 @@ While a generation runs, only arrival times are recorded; everything is counted 
 from __future__ import annotations
 
 import itertools
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -26,34 +25,28 @@ from prometheus_client.utils import floatToGoString
 
 from cog_triton.errors import CogTritonError, TritonUnknownError
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
-from cog_triton.serving.telemetry.platform_metrics import LoRARequests, labelled
+from cog_triton.serving.telemetry.platform_metrics import labelled
 from cog_triton.serving.telemetry.tenant_metrics import TenantMetrics
 from cog_triton.serving.tenants import CURRENT
 
 
 class BatchHistogram(Collector):
-    """Histogram over ascending upper bounds, `buckets`."""
+    """Histogram over ascending upper bounds, `buckets`; one thread alone observes."""
 
     def __init__(self, name: str, help_text: str, buckets: Sequence[float]) -> None:
         self._name, self._help = name, help_text
         self._bounds = [*buckets, float("inf")]
         self._counts = [0] * len(self._bounds)
         self._sum = 0.0
-        self._lock = threading.Lock()
 
     def observe_many(self, values: Iterable[tuple[float, int]]) -> None:
         """Observe (value, count) pairs: each value so many times."""
-        bounds = self._bounds
-        found = [(bisect_left(bounds, value), value, count) for value, count in values]
-        with self._lock:
-            for place, value, count in found:
-                self._counts[place] += count
-                self._sum += value * count
+        for value, count in values:
+            self._counts[bisect_left(self._bounds, value)] += count
+            self._sum += value * count
 
     def collect(self) -> Iterable[Metric]:
-        """See `prometheus_client.registry.Collector`."""
-        with self._lock:
-            totals, total = list(itertools.accumulate(self._counts)), self._sum
+        totals, total = itertools.accumulate(self._counts), self._sum
         bounds = map(floatToGoString, self._bounds)
         buckets = list(zip(bounds, totals, strict=True))
         yield HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=total)
@@ -121,8 +114,6 @@ class Metrics:
             "not_resumed", "Generations that ended since they could not go on", "reason"
         )
         self._tenants = TenantMetrics(self.registry)
-        self.lora_requests = LoRARequests()
-        self.registry.register(self.lora_requests)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
@@ -141,14 +132,12 @@ class Metrics:
         self.registry.register(_CallbackCounter(f"cog_triton_{name}", help_text, value, labels))
 
     def refused(self, endpoint: str, error: CogTritonError) -> None:
-        """See `Observer.refused`."""
         self._errors.labels(error.code).inc()
         self._tenants.refused(CURRENT.get(), error.code)
 
     def ended(
         self, request: GenerationRequest, result: GenerationResult, error: BaseException | None
     ) -> None:
-        """See `Observer.ended`."""
         outcome = outcome_of(result, error)
         self._requests.labels(request.endpoint, outcome).inc()
         self._duration.observe(result.duration)

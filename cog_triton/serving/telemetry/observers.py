@@ -30,7 +30,6 @@ class RequestLog:
     def ended(
         self, request: GenerationRequest, result: GenerationResult, error: BaseException | None
     ) -> None:
-        """See `Observer.ended`."""
         outcome = outcome_of(result, error)
         values: dict[str, Any] = {
             "id": request.id,
@@ -54,7 +53,6 @@ class RequestLog:
         log_format.log_request(values)
 
     def refused(self, endpoint: str, error: CogTritonError) -> None:
-        """See `Observer.refused`."""
         tenant = CURRENT.get()
         log_format.log_refusal(endpoint, error, tenant=tenant and tenant.name)
 
@@ -140,11 +138,9 @@ class CompositeObserver:
     def ended(
         self, request: GenerationRequest, result: GenerationResult, error: BaseException | None
     ) -> None:
-        """See `Observer.ended`."""
         for observer in self._observers:
             observer.ended(request, result, error)
 
     def refused(self, endpoint: str, error: CogTritonError) -> None:
-        """See `Observer.refused`."""
         for observer in self._observers:
             observer.refused(endpoint, error)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import http.client
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.errors import TritonUnavailable
+from cog_triton.serving.adapter_store import AdapterUse
 
 _PERIOD_S = 10.0
 _TIMEOUT_S = 1.0
@@ -64,7 +65,10 @@ class PlatformMetrics(Collector):
         usage = "Used share of the KV cache, from 0 to 1"
         yield GaugeMetricFamily("cog_triton_kv_cache_usage_ratio", usage, cache.usage)
         yield self._gauge("kv_cache_usage_perc", usage, cache.usage)
-        yield self._cache_config(cache)
+        sizes = {"block_size": cache.block_size, "num_gpu_blocks": cache.blocks}
+        labels = {name: str(size) for name, size in sizes.items() if size is not None}
+        info, text = "vllm:cache_config_info", "KV cache: its blocks, and tokens a block"
+        yield labelled(GaugeMetricFamily, info, text, {**labels, **self._labels}, 1)
         for name, help_text, total in (
             ("queries", "Prompt tokens looked up in the KV cache", cache.prefix_queries),
             ("hits", "Prompt tokens found in the KV cache", cache.prefix_hits),
@@ -77,31 +81,20 @@ class PlatformMetrics(Collector):
     def _gauge(self, name: str, help_text: str, value: float) -> Metric:
         return labelled(GaugeMetricFamily, f"vllm:{name}", help_text, self._labels, value)
 
-    def _cache_config(self, cache: KVCacheStats) -> Metric:
-        sizes = {"block_size": cache.block_size, "num_gpu_blocks": cache.blocks}
-        labels = {name: str(size) for name, size in sizes.items() if size is not None}
-        help_text = "KV cache: its blocks, and tokens a block"
-        info = "vllm:cache_config_info"
-        return labelled(GaugeMetricFamily, info, help_text, {**labels, **self._labels}, 1)
-
 
 class LoRARequests(Collector):
-    """Gauge ``vllm:lora_requests_info``: the adapters of now as labels; absent until `set`."""
+    """Gauge ``vllm:lora_requests_info``: the adapters of now as labels, and when they changed."""
 
-    def __init__(self) -> None:
-        self._state: tuple[dict[str, str], float] | None = None
-
-    def set(self, max_lora: int, running: Collection[str], waiting: Collection[str]) -> None:
-        """Set the adapters that requests run with, and wait for; at most `max_lora` run at once."""
-        names = (",".join(sorted(set(adapters))) for adapters in (running, waiting))
-        self._state = dict(zip(_LORA_LABELS, (str(max_lora), *names), strict=True)), time.time()
+    def __init__(self, max_lora: int, use: AdapterUse) -> None:
+        """At most `max_lora` adapters run at once."""
+        self._max_lora, self._use = str(max_lora), use
 
     def collect(self) -> Iterable[Metric]:
-        if self._state is None:
-            return
-        labels, changed = self._state
+        names = (",".join(sorted(adapters)) for adapters in self._use.adapters())
+        labels = dict(zip(_LORA_LABELS, (self._max_lora, *names), strict=True))
         help_text = "LoRA adapters of running and waiting requests; when they were last set"
-        yield labelled(GaugeMetricFamily, "vllm:lora_requests_info", help_text, labels, changed)
+        name, changed = "vllm:lora_requests_info", self._use.changed
+        yield labelled(GaugeMetricFamily, name, help_text, labels, changed)
 
 
 class EngineMemory(Collector):
@@ -134,10 +127,9 @@ class TritonMetrics:
     """Client of Triton's metrics port; thread-safe."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+        self._address = host, port
         self._lock = threading.Lock()
-        self._text = b""
-        self._error: TritonUnavailable | None = None
+        self._text, self._error = b"", ""
         self._expires = 0.0
 
     def text(self) -> bytes:
@@ -147,9 +139,13 @@ class TritonMetrics:
         """
         with self._lock:
             if time.monotonic() >= self._expires:
-                self._update()
-            if self._error is not None:
-                raise TritonUnavailable(self._error.detail)
+                try:
+                    self._text, self._error, age = self._fetch(), "", _MAX_AGE_S
+                except TritonUnavailable as error:
+                    self._error, age = error.detail, _ERROR_AGE_S
+                self._expires = time.monotonic() + age
+            if self._error:
+                raise TritonUnavailable(self._error)
             return self._text
 
     def kv_cache(self) -> KVCacheStats | None:
@@ -159,43 +155,16 @@ class TritonMetrics:
         except TritonUnavailable:
             return None
 
-    def close(self) -> None:
-        """Close the connection; the next use opens one again."""
-        with self._lock:
-            self._connection.close()
-
-    def _update(self) -> None:
-        try:
-            self._text, self._error = self._fetch(), None
-        except TritonUnavailable as error:
-            self._error = error
-        age = _ERROR_AGE_S if self._error else _MAX_AGE_S
-        self._expires = time.monotonic() + age
-
     def _fetch(self) -> bytes:
-        kept = self._connection.sock is not None
+        connection = http.client.HTTPConnection(*self._address, timeout=_TIMEOUT_S)
         try:
-            return self._get()
-        except (OSError, http.client.HTTPException) as error:
-            if not kept:
-                raise _unavailable(error) from error
-        try:
-            return self._get()  # Triton may have closed the kept connection
-        except (OSError, http.client.HTTPException) as error:
-            raise _unavailable(error) from error
-
-    def _get(self) -> bytes:
-        try:
-            self._connection.request("GET", "/metrics")
-            response = self._connection.getresponse()
+            connection.request("GET", "/metrics")
+            response = connection.getresponse()
             text = response.read()
-        except BaseException:
-            self._connection.close()
-            raise
+        except (OSError, http.client.HTTPException) as error:
+            raise TritonUnavailable(f"Triton's metrics: {type(error).__name__}") from error
+        finally:
+            connection.close()
         if response.status != http.client.OK:
             raise TritonUnavailable(f"Triton's metrics: status {response.status}")
         return text
-
-
-def _unavailable(error: Exception) -> TritonUnavailable:
-    return TritonUnavailable(f"Triton's metrics: {type(error).__name__}")

@@ -8,13 +8,10 @@ from collections.abc import Mapping
 
 from world import World
 
-from cog_triton.backend.token_model import make_token_model
-from cog_triton.engines.engine_client import engine_opener
-
-Served = make_token_model(engine_opener("cog_triton.engines.openvino.engine:OpenVINOPipeline"))
+from cog_triton.backend.token_model import TokenModel
 
 
-class TritonPythonModel(Served):
+class TritonPythonModel(TokenModel):
     def initialize(self, args: Mapping[str, str]) -> None:
         self._world = World()
         self._world.meet()

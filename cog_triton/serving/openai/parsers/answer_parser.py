@@ -103,7 +103,6 @@ class AnswerParser:
 
     @property
     def called(self) -> bool:
-        """Whether there is a call."""
         if self._calls is not None and self._calls.completed > 0:
             return True
         return self.stream is not None and self.stream.called

@@ -104,13 +104,13 @@ class BorrowedStream:
         """How many of them have their result."""
         self.failure: CogTritonError | None = None
         self.closed = False
-        self.on_result: Callable[[], None] = lambda: None
+        self.on_result: Callable[[], object] = lambda: None
         """Called on another thread once there is something new."""
 
     def __deepcopy__(self, memo: object) -> BorrowedStream:
         return BorrowedStream(self._parsers, self._spec)
 
-    def begin(self, prompt: Sequence[int], on_result: Callable[[], None]) -> None:
+    def begin(self, prompt: Sequence[int], on_result: Callable[[], object]) -> None:
         """Open it for an answer to a prompt."""
         self.on_result = on_result
         spec = {**self._spec, "prompt_token_ids": list(prompt)}

@@ -298,7 +298,6 @@ class CallParser:
         return taken
 
     def _say(self, text: str) -> None:
-        """Give content."""
         if not text:
             return
         if self._quiet and text.isspace():

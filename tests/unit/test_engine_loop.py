@@ -1,8 +1,7 @@
-"""Step loop: several peers of one engine process, with handles of their own."""
+"""Engine loop: several peers of one engine process, with handles of their own."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
 import secrets
@@ -15,21 +14,18 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from raw_clients import RawClient
+from raw_clients import Control, FrameSocket, RawClient
 from step_engines import REFUSED, CountingEngine
 
 from cog_triton.engines import engine_messages, engine_server
+from cog_triton.engines.engine_loop import run_engine
 from cog_triton.engines.engine_messages import Cancel, Event, Hello, Others, StepLoad, Welcome
-from cog_triton.engines.engine_orders import Serve, Stop
-from cog_triton.engines.engine_server import EngineServer
+from cog_triton.engines.engine_orders import Opened, Serve, Stop
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import StepItem
-from cog_triton.engines.step_loop import run_engine
 from cog_triton.engines.vllm.host_messages import MetricsEvent, MetricsRequest
 from cog_triton.ipc import framing
-from cog_triton.ipc.connection import Connection
-from cog_triton.ipc.framing import FrameSocket
 from cog_triton.system import local_socket
 from cog_triton.system.shared_time import SharedTime
 from cog_triton.text.sampling import SamplingParams
@@ -63,11 +59,13 @@ class World:
         self.engine = Engine()
         self.progress = SharedTime()
         self.socket = f"cog-triton-test-{secrets.token_hex(8)}"
-        self.control, self._theirs = map(Connection, socket.socketpair())
+        ours, self._theirs = socket.socketpair()
+        self.control = Control(ours)
         self.ended: list[object] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self.control.send(Serve(self.socket, 3))
+        assert self.control.answer() == Opened()
+        self.control.order(Serve(self.socket, 3))
         until(self._listens)
         self.guests: list[RawClient] = []
         self.owner = self.greeted("owner")
@@ -84,11 +82,11 @@ class World:
 
     def close(self) -> None:
         if self._thread.is_alive():
-            self.control.send(Stop())
+            self.control.order(Stop())
             self.until_over()
             until_hung_up(self.owner.receive)
             assert self.ended == [None]
-        for connection in [*self.guests, self.control, self._theirs]:
+        for connection in [*self.guests, self.control]:
             connection.close()
 
     def _listens(self) -> bool:
@@ -145,22 +143,6 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_the_end_of_the_server_comes_once_whatever_takes_its_time() -> None:
-    control, theirs = map(Connection, socket.socketpair())
-    orders: list[object] = []
-
-    async def end() -> None:
-        loop = asyncio.get_running_loop()
-        server = EngineServer(Engine(), loop, theirs, orders.append)
-        control.close()
-        for _ in range(20):
-            await asyncio.sleep(0)
-        server.close()
-
-    asyncio.run(end())
-    assert [type(order) for order in orders] == [EOFError]
-
-
 BREACHES = {
     "a handle twice": engine_messages.submit(1, request(1, 1)),
     "another hello": engine_messages.encode(Hello("tokens")),
@@ -184,6 +166,15 @@ def test_a_peer_that_breaks_the_protocol_is_hung_up_on_alone(world: World, breac
     until_hung_up(odd.receive)
     odd.close()
     until(lambda: not world.engine.live)
+    submit(world.owner, 1, 300, 1)
+    assert world.owner.items()[0].ids == [301]
+
+
+def test_another_user_is_hung_up_on_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, socket.socket(socket.AF_UNIX) as other:
+        patch.setattr(local_socket, "is_same_user", lambda _: False)
+        other.connect(local_socket.address(world.socket))
+        assert other.recv(1) == b""
     submit(world.owner, 1, 300, 1)
     assert world.owner.items()[0].ids == [301]
 
@@ -282,6 +273,8 @@ def test_an_engine_that_waits_for_readers_makes_no_more_than_they_take(world: Wo
     steps = -1
     while steps != (steps := world.engine.steps):
         time.sleep(0.2)
+    while world.engine.steps == steps:
+        slow.receive()
     slow.cancel(1)
     until_end(slow)
     until(lambda: not world.engine.live)
@@ -328,7 +321,7 @@ def test_messages_are_no_progress_of_an_engine_that_hangs(world: World) -> None:
 def test_the_servers_death_and_an_address_that_is_taken_are_errors(world: World) -> None:
     other = World()
     other.control.close()
-    world.control.send(Serve(world.socket, 4))
+    world.control.order(Serve(world.socket, 4))
     for each in (other, world):
         each.until_over()
     assert isinstance(other.ended[0], EOFError | OSError)

@@ -124,7 +124,7 @@ class EngineClient:
     ) -> None:
         """Queue a request under a new handle; never blocks. `emit` runs on another thread.
 
-        `prompt` tells prompts apart, by default its `input_ids`. A request that cannot be served
+        `prompt` distinguishes prompts, by default its `input_ids`. A request that cannot be served
         ends with an ``error`` event. Raises E2105 before an engine is loaded.
         """
         chosen, loads = 0, self.loads()

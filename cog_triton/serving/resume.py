@@ -1,6 +1,6 @@
 """Resumption: the request that goes on with a generation whose engine died, or why none can.
 
-What comes of it is promised in docs/supervision.md (What goes on).
+The promises are in docs/supervision.md.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ AGING_S = 10.0
 class Ticket:
     """One request, over all of its submissions; it may be cancelled or failed at any time.
 
-    `made` tells its output tokens so far, `number` is of its arrival.
+    `made` counts its output tokens so far, `number` is of its arrival.
     """
 
     tenant: Tenant | None = None

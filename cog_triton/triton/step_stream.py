@@ -227,7 +227,6 @@ class StepStreams:
         self.handles = itertools.count(1)
         self._timeout = timeout
         self._choice = ReplicaChoice()
-        self._wanted = False
         self._reopening_at = 0.0
         self.stream = InferStream(target, to_error, self._on_tick)
         self._engines = [EngineChannel(self, replica) for replica in range(count)]
@@ -266,13 +265,12 @@ class StepStreams:
 
     async def open(self, generations: Mapping[int, int]) -> None:
         """See `TokenTransport.open`; waits until an engine's process is connected, too."""
-        self._wanted = True
         self.stream.connect()
         self._open_all()
         deadline = time.monotonic() + _OPENING_S
         awaited = [(self._engines[replica], number) for replica, number in generations.items()]
         while not any(engine.serves and engine.generation >= number for engine, number in awaited):
-            if time.monotonic() > deadline or not self._wanted:
+            if time.monotonic() > deadline or not self.stream.wanted:
                 said = next((engine.error for engine, _ in awaited if engine.error), "no answer")
                 raise TritonUnavailable(f"no engine is connected after {_OPENING_S:g} s: {said}")
             for engine, number in awaited:
@@ -282,7 +280,7 @@ class StepStreams:
 
     async def disconnect(self) -> None:
         """See `TokenTransport.disconnect`."""
-        self._wanted = False
+        self.stream.wanted = False  # no engine is to be opened again
         for engine in self._engines:
             engine.close()
         await self.stream.disconnect()
@@ -310,14 +308,14 @@ class StepStreams:
     def _on_tick(self, now: float) -> None:
         for engine in self._engines:
             engine.check_timeouts(now, self._timeout)
-        if self._wanted and now >= self._reopening_at:
+        if now >= self._reopening_at:
             self._reopening_at = now + _REOPEN_S
             self.stream.reconnect()
             self._open_all()
 
     def reopen(self, engine: EngineChannel, now: float) -> None:
         """Open the channel of an engine that has gone, at most once a second."""
-        if self._wanted and now >= engine.reopen_at:
+        if self.stream.wanted and now >= engine.reopen_at:
             engine.reopen_at = now + _REOPEN_S
             self.stream.reconnect()
             engine.open()

@@ -1,4 +1,4 @@
-"""Plan of a chat: its prompt, what guides its answer, and how the answer is parsed."""
+"""Plan of a chat: its prompt, the guide of its answer, and how the answer is parsed."""
 
 from __future__ import annotations
 
@@ -47,13 +47,12 @@ _PROBE = {"type": "function", "function": {"name": "f", "parameters": {"type": "
 _NOT_SETTINGS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 
 
-class ChatPlan(NamedTuple):
+class AnswerPlan(NamedTuple):
     """`guide` is what the answer must match, `visible` the special tokens that `parser` needs.
 
     `reasoning` has the arguments of `ReasoningCount`, where our own parser knows its markers.
     """
 
-    prompt: RenderedPrompt
     guide: Guide | None = None
     parser: AnswerParser | None = None
     visible: Collection[str] = ()
@@ -120,8 +119,11 @@ class ChatPlanner:
             "images": self._images.limits.count if self._images else 0,
         }
 
-    def plan(self, request: ChatRequest) -> ChatPlan:
-        """The plan; raises E1005 for what cannot be honoured, E1006 for bad messages."""
+    def plan(self, request: ChatRequest) -> tuple[RenderedPrompt, AnswerPlan]:
+        """The prompt, and the plan of its answer.
+
+        Raises E1005 for what cannot be honoured, E1006 for bad messages.
+        """
         urls: list[ImageURL] = []
         messages = chat.parse_messages(
             request.messages, self._settings.max_messages, urls if self._images else None
@@ -154,7 +156,7 @@ class ChatPlanner:
             marked = opening, closing, opened
             visible |= {opening, closing}
         if reasoning is None and parser is None:
-            return ChatPlan(prompt, guide, images=images)
+            return prompt, AnswerPlan(guide, images=images)
         answer = AnswerParser(
             reasoning,
             parser,
@@ -162,7 +164,7 @@ class ChatPlanner:
             parallel=request.parallel_tool_calls is not False,
             forced=isinstance(request.tool_choice, NamedTool),
         )
-        return ChatPlan(prompt, guide, answer, visible, images, marked)
+        return prompt, AnswerPlan(guide, answer, visible, images, marked)
 
     @property
     def _defers(self) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,29 +16,13 @@ from starlette.routing import Route
 
 from cog_triton import errors
 from cog_triton.errors import InvalidArgument
-from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.serving.openai import messages_request, responses_request
-from cog_triton.serving.openai.chat_plan import ChatPlan, ChatPlanner
-from cog_triton.serving.openai.choices import (
-    ChatChoiceBuilder,
-    ChoiceBuilder,
-    CompletionChoiceBuilder,
-    Echo,
-)
+from cog_triton.serving.openai.answer import Answer, Echo
+from cog_triton.serving.openai.chat_plan import AnswerPlan, ChatPlanner
 from cog_triton.serving.openai.embeddings import EmbeddingRoutes
-from cog_triton.serving.openai.envelope import (
-    ANTHROPIC,
-    CompletionEnvelope,
-    Envelope,
-    MessageEnvelope,
-    Object,
-    ResponseEnvelope,
-    anthropic_model,
-    anthropic_models,
-)
 from cog_triton.serving.openai.error_responses import MESSAGES, json_response
+from cog_triton.serving.openai.event_shapes import MessageShape, ResponseShape
 from cog_triton.serving.openai.field_names import FieldNames
-from cog_triton.serving.openai.message_choice import MessageChoiceBuilder
 from cog_triton.serving.openai.parsed_sequences import ParsedSequences
 from cog_triton.serving.openai.request_body import (
     check_ids,
@@ -53,7 +37,6 @@ from cog_triton.serving.openai.requests import (
     described,
     parse,
 )
-from cog_triton.serving.openai.response_choice import ResponseChoiceBuilder
 from cog_triton.serving.openai.response_store import Recording
 from cog_triton.serving.openai.sequences import (
     SequencePlan,
@@ -62,7 +45,16 @@ from cog_triton.serving.openai.sequences import (
     check_count,
     plan_sequences,
 )
-from cog_triton.serving.openai.served_models import LOAD, UNLOAD, AdapterRoutes, ServedAPI
+from cog_triton.serving.openai.served_models import (
+    ANTHROPIC,
+    LOAD,
+    UNLOAD,
+    AdapterRoutes,
+    ServedAPI,
+    anthropic_model,
+    anthropic_models,
+)
+from cog_triton.serving.openai.shapes import ChatShape, CompletionShape, Object, Shape
 from cog_triton.serving.openai.stored_responses import (
     RecordedResponse,
     StoredResponses,
@@ -73,33 +65,8 @@ from cog_triton.serving.openai.token_routes import TokenRoutes
 from cog_triton.system.log_format import request_id
 from cog_triton.text.chat import require_unicode
 from cog_triton.text.detokenize import token_bytes
-from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import MAX_TOKENS, SAMPLING
 from cog_triton.text.stop_strings import WordLimits, parse_stop_sequences
-
-R = TypeVar("R", bound=OpenAIRequest)
-
-
-class Prompts(NamedTuple):
-    """Token ids of each prompt, builders by choice, and what the answers are made with.
-
-    `images` are of the one prompt, `visible` the special tokens that are part of the text;
-    `reasoning` is as in `ChatPlan`.
-    """
-
-    ids: Sequence[list[int]]
-    builder: Callable[[int], ChoiceBuilder]
-    guide: Guide | None = None
-    images: tuple[ImagePart, ...] = ()
-    visible: Collection[str] = ()
-    reasoning: tuple[str, str, bool] | None = None
-
-    @classmethod
-    def of_chat(
-        cls, plan: ChatPlan, ids: list[int], builder: Callable[[int], ChoiceBuilder]
-    ) -> Self:
-        """The only prompt of a chat."""
-        return cls([ids], builder, plan.guide, plan.images, plan.visible, plan.reasoning)
 
 
 class OpenAIRoutes:
@@ -143,30 +110,32 @@ class OpenAIRoutes:
         return json_response(anthropic_model(model) if ANTHROPIC in request.headers else model)
 
     async def _chat(self, request: Request) -> GenerationResponse:
-        envelope = Envelope(self._models.base)
+        return await self._answer(request, ChatRequest, ChatShape(self._models.base))
 
-        def prompts(chat: ChatRequest) -> Prompts:
-            plan, ids = self._chat_plan(chat)
-            texts, log_probs = self._token_text, chat.log_probs
+    async def _complete(self, request: Request) -> GenerationResponse:
+        return await self._answer(request, CompletionRequest, CompletionShape(self._models.base))
 
-            def builder(index: int) -> ChoiceBuilder:
-                parser = copy.deepcopy(plan.parser)
-                return ChatChoiceBuilder(envelope, index, texts, log_probs=log_probs, parser=parser)
+    async def _message(self, request: Request) -> GenerationResponse:
+        shape = MessageShape(self._models.base)
+        names = FieldNames(messages_request.NAMES)
 
-            return Prompts.of_chat(plan, ids, builder)
+        def to_chat(body: Any) -> Object:
+            images = self._planner.takes_images
+            chat = messages_request.translate(body, images=images, names=names)
+            shape.stops = chat.get("stop", ())
+            return chat
 
-        return await self._answer(request, ChatRequest, prompts, envelope)
+        return await self._answer(request, ChatRequest, shape, to_chat, names)
 
     async def _respond(self, request: Request) -> GenerationResponse:
         store = self._api.store
         recording: Recording | None = None
         background = False
-        namespaces: Mapping[str, tuple[str, str]] = {}
-        envelope = ResponseEnvelope(self._models.base)
+        shape = ResponseShape(self._models.base)
         names = FieldNames(responses_request.NAMES)
 
         def to_chat(body: Any) -> Object:
-            nonlocal recording, background, namespaces
+            nonlocal recording, background
             given = responses_request.store_fields(body, has_store=store is not None)
             tenant, background = tenant_name(), given.background
             earlier: Sequence[Any] = ()
@@ -174,127 +143,57 @@ class OpenAIRoutes:
                 most = self._settings.max_request_bytes
                 earlier = store.conversation(given.previous, tenant, most)
             asked = responses_request.translate(body, self._api.defaults, names, earlier)
-            namespaces = asked.namespaces
-            envelope.echoed = asked.echoed | {
+            shape.namespaces = asked.namespaces
+            shape.echoed = asked.echoed | {
                 "store": given.store,
                 "background": background,
                 "previous_response_id": given.previous,
             }
             if given.store:
                 streamed = background or bool(asked.chat.get("stream"))
-                name, previous = envelope.id, given.previous
-                recording = Recording(name, tenant, previous, given.input, streamed)
+                recording = Recording(shape.id, tenant, given.previous, given.input, streamed)
             return asked.chat
 
-        def prompts(chat: ChatRequest) -> Prompts:
-            plan, ids = self._chat_plan(chat)
-            builder = ResponseChoiceBuilder(
-                envelope, self._token_text, len(ids), plan.parser, namespaces
-            )
-            return Prompts.of_chat(plan, ids, lambda _: builder)
-
-        answer = await self._answer(request, ChatRequest, prompts, envelope, to_chat, names)
+        answer = await self._answer(request, ChatRequest, shape, to_chat, names)
         if store is None or recording is None:
             return answer
-        return RecordedResponse(
-            answer.sequences,
-            envelope,
-            answer.builders,
-            answer.streamed,
-            answer.usage_so_far,
-            store,
-            recording,
-            background,
-        )
-
-    async def _message(self, request: Request) -> GenerationResponse:
-        envelope = MessageEnvelope(self._models.base)
-        names = FieldNames(messages_request.NAMES)
-
-        def to_chat(body: Any) -> Object:
-            images = self._planner.takes_images
-            return messages_request.translate(body, images=images, names=names)
-
-        def prompts(chat: ChatRequest) -> Prompts:
-            plan, ids = self._chat_plan(chat)
-            stops = chat.stops() or ()
-            parser = plan.parser
-            builder = MessageChoiceBuilder(envelope, self._token_text, len(ids), stops, parser)
-            return Prompts.of_chat(plan, ids, lambda _: builder)
-
-        return await self._answer(request, ChatRequest, prompts, envelope, to_chat, names)
-
-    def _chat_plan(self, chat: ChatRequest) -> tuple[ChatPlan, list[int]]:
-        plan = self._planner.plan(chat)
-        special = plan.prompt.add_special_tokens
-        return plan, self._generator.encode(plan.prompt.text, add_special_tokens=special)
-
-    async def _complete(self, request: Request) -> GenerationResponse:
-        envelope = CompletionEnvelope(self._models.base)
-
-        def prompts(completion: CompletionRequest) -> Prompts:
-            def builder(index: int) -> ChoiceBuilder:
-                return CompletionChoiceBuilder(
-                    envelope,
-                    index,
-                    self._token_text,
-                    log_probs=completion.log_probs,
-                    top_log_probs=completion.top_log_probs,
-                    echo=echoes[index // completion.made] if echoes else None,
-                )
-
-            given = completion.prompts()
-            ids = [self._prompt_ids(prompt) for prompt in given]
-            alone = completion.max_tokens == 0
-            echoes = [
-                Echo(self._prompt_text(prompt), prompt_ids[0], alone)
-                for prompt, prompt_ids in zip(given, ids, strict=True)
-                if completion.echo
-            ]
-            guide = check_guide(completion.given_guide(), self._abilities)
-            return Prompts(ids, builder, guide)
-
-        return await self._answer(request, CompletionRequest, prompts, envelope)
+        sequences, answers, streamed = answer.sequences, answer.answers, answer.streamed
+        return RecordedResponse(sequences, shape, answers, streamed, store, recording, background)
 
     async def _answer(
         self,
         request: Request,
-        kind: type[R],
-        to_prompts: Callable[[R], Prompts],
-        envelope: Envelope,
+        kind: type[OpenAIRequest],
+        shape: Shape,
         to_body: Callable[[Any], Any] = lambda value: value,
         names: FieldNames | None = None,
     ) -> GenerationResponse:
-        request_id.set(envelope.id)  # this task is of this request alone
+        request_id.set(shape.id)  # this task is of this request alone
 
-        def planned(value: Any) -> tuple[R, SequencePlan, list[ChoiceBuilder]]:
+        def planned(value: Any) -> tuple[OpenAIRequest, SequencePlan, list[Answer]]:
             self._abilities.require_generation()
             with names.told() if names else nullcontext():
                 value = to_body(value)
                 self._generator.check_length(longest_id_list(value))
                 parsed = parse(kind, value)
                 del value
-                return parsed, *self._plan(parsed, to_prompts, envelope)
+                return parsed, *self._plan(parsed, shape)
 
-        parsed, plan, builders = await self._api.planned(request, planned)
-        options = parsed.stream_options
-        envelope.tells_usage = bool(options and options.include_usage)
-        streams = [each.stream for each in builders if each.stream is not None]
-        return GenerationResponse(
-            ParsedSequences(self._generator, plan, streams, streamed=bool(parsed.stream))
+        parsed, plan, answers = await self._api.planned(request, planned)
+        options, streamed = parsed.stream_options, bool(parsed.stream)
+        shape.tells_usage = bool(options and options.include_usage)
+        shape.usage_so_far = bool(options and options.continuous_usage_stats)
+        streams = [each.stream for each in answers if each.stream is not None]
+        sequences = (
+            ParsedSequences(self._generator, plan, streams, streamed=streamed)
             if streams
-            else Sequences(self._generator, plan),
-            envelope,
-            builders,
-            streamed=bool(parsed.stream),
-            usage_so_far=bool(options and options.continuous_usage_stats),
+            else Sequences(self._generator, plan)
         )
+        return GenerationResponse(sequences, shape, answers, streamed)
 
-    def _plan(
-        self, request: R, to_prompts: Callable[[R], Prompts], envelope: Envelope
-    ) -> tuple[SequencePlan, list[ChoiceBuilder]]:
+    def _plan(self, request: OpenAIRequest, shape: Shape) -> tuple[SequencePlan, list[Answer]]:
         adapter = self._models.adapter(request.model)
-        envelope.model = request.model
+        shape.model = request.model
         self._check_count(request)
         check_abilities(request, self._abilities)
         stops = request.stops()
@@ -302,31 +201,55 @@ class OpenAIRoutes:
             stops = parse_stop_sequences(self._settings.stop_sequences)
         else:
             self._stop_limits.check("stop", stops)
-        prompts = to_prompts(request)
+        if isinstance(request, CompletionRequest):
+            given = request.prompts()
+            prompts = [self._prompt_ids(prompt) for prompt in given]
+            form = AnswerPlan(check_guide(request.given_guide(), self._abilities))
+        else:
+            assert isinstance(request, ChatRequest)
+            prompt, form = self._planner.plan(request)
+            special = prompt.add_special_tokens
+            prompts = [self._generator.encode(prompt.text, add_special_tokens=special)]
         asked, made, shown = request.engine_request(self._api.defaults), request.made, request.shown
         stop_token_ids = self._stop_token_ids(request)
         for item in SAMPLING:
             if item.ids:
                 self._check_ids(item.name, getattr(asked.sampling, item.name))
-        common = replace(asked, adapter=adapter, guide=prompts.guide, images=prompts.images)
+        common = replace(asked, adapter=adapter, guide=form.guide, images=form.images)
         planned = [
             self._generator.plan(
                 replace(common, input_ids=ids),
                 stops,
                 stop_token_ids=stop_token_ids,
-                visible=prompts.visible,
-                reasoning=prompts.reasoning,
-                id=envelope.id,
-                endpoint=envelope.endpoint,
+                visible=form.visible,
+                reasoning=form.reasoning,
+                id=shape.id,
+                endpoint=shape.endpoint,
                 asked_priority=request.priority,
             )
-            for ids in prompts.ids
+            for ids in prompts
         ]
         if common.return_log_probs:
             limited = request.limit < MAX_TOKENS
             planned = bound_log_probs(planned, made, request.top_log_probs, limited=limited)
         plan = plan_sequences(planned, made, shown, seeded=request.seed not in (None, -1))
-        return plan, [prompts.builder(place) for place in range(len(plan.requests))]
+        answers = [
+            Answer(
+                place,
+                self._token_text,
+                copy.deepcopy(form.parser),
+                log_probs=request.log_probs,
+                top=request.top_log_probs > 0,
+            )
+            for place in range(len(plan.requests))
+        ]
+        if isinstance(request, CompletionRequest) and request.echo:
+            alone = request.max_tokens == 0
+            for answer in answers:
+                number = answer.index // made
+                text = self._prompt_text(given[number])
+                answer.echo = Echo(text, prompts[number][0], alone)
+        return plan, answers
 
     def _check_count(self, request: OpenAIRequest) -> None:
         limit, admission = self._settings.max_sequences, self._generator.admission

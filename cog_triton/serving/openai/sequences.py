@@ -20,7 +20,7 @@ from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import Generation, TextGenerator
 from cog_triton.serving.generation import GenerationRequest, TextPiece
 from cog_triton.serving.inbox import Inbox
-from cog_triton.serving.openai.envelope import Usage
+from cog_triton.serving.openai.answer import Usage
 from cog_triton.text.sampling import MAX_SEED
 
 Pieces = Sequence[tuple[int, TextPiece | None]]

@@ -6,8 +6,9 @@ The routes are as vLLM's server has them; `ServedAPI` is what all endpoints answ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,6 +29,8 @@ from cog_triton.settings import Settings
 
 _SHOWN = 20
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+ANTHROPIC = "anthropic-version"
+"""Header of Anthropic's clients."""
 
 
 class ServedModels:
@@ -174,3 +177,25 @@ class AdapterRoutes:
         if (tenant := CURRENT.get()) is not None:
             tenant.require_model(parsed.lora_name)
         return parsed
+
+
+def anthropic_models(models: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The list of `model` objects of OpenAI's API as Anthropic's, whole."""
+    found = [anthropic_model(model) for model in models]
+    first, last = (found[0]["id"], found[-1]["id"]) if found else (None, None)
+    return {"data": found, "has_more": False, "first_id": first, "last_id": last}
+
+
+def anthropic_model(model: dict[str, Any]) -> dict[str, Any]:
+    """A `model` object of OpenAI's API as Anthropic's `ModelInfo`."""
+    created = datetime.fromtimestamp(model["created"], UTC)
+    return {
+        "type": "model",
+        "id": model["id"],
+        "display_name": model["id"],
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "max_input_tokens": model["max_model_len"],
+        "max_tokens": model["max_model_len"],
+        "capabilities": None,
+        "lifecycle": "active",
+    }

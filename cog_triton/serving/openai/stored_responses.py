@@ -21,10 +21,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable
 from cog_triton.serving.openai.application import BODY_SEND
-from cog_triton.serving.openai.envelope import ResponseEnvelope
 from cog_triton.serving.openai.error_responses import error_response, json_response, to_coded_error
+from cog_triton.serving.openai.event_shapes import ResponseShape, named_event
 from cog_triton.serving.openai.response_book import END, RUNNING, Kept, Object, error_of
-from cog_triton.serving.openai.response_choice import ResponseChoiceBuilder
 from cog_triton.serving.openai.response_store import Recording, ResponseStore
 from cog_triton.serving.openai.streaming import STREAM_HEADERS, GenerationResponse
 from cog_triton.serving.tenants import CURRENT
@@ -84,14 +83,14 @@ class RecordedResponse(GenerationResponse):
     async def complete(self) -> Response:
         response = await GenerationResponse.complete(self)
         try:
-            await self.store.keep(self.recording, self._envelope.made)
+            await self.store.keep(self.recording, self._shape.made)
         except CogTritonError:  # told by the store; who waits has the answer
-            return json_response({**self._envelope.made, "store": False})
+            return json_response({**self._shape.made, "store": False})
         return response
 
     @property
-    def _envelope(self) -> ResponseEnvelope:
-        return cast(ResponseEnvelope, self.envelope)
+    def _shape(self) -> ResponseShape:
+        return cast(ResponseShape, self.shape)
 
     async def _begun(self, scope: Scope, receive: Receive) -> Response:
         """Begin it on a task of its own; what its client gets, be it an error that came at once."""
@@ -117,7 +116,7 @@ class RecordedResponse(GenerationResponse):
         return json_response(self._begun_object())
 
     def _begun_object(self) -> Object:
-        return {**self._envelope.made, "status": RUNNING, "output": [], "usage": None}
+        return {**self._shape.made, "status": RUNNING, "output": [], "usage": None}
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         recording, store = self.recording, self.store
@@ -151,26 +150,26 @@ class RecordedResponse(GenerationResponse):
 
     async def _begin(self) -> None:
         """Keep it from now on; raises E2100 or E2302 where it cannot be kept, and is to be."""
-        self._envelope.response(RUNNING, [], None)
+        self._shape.response(RUNNING, [], None)
         try:
             await self.store.begin(self.recording, self._begun_object())
         except CogTritonError:  # told by the store
             if self.background:
                 raise
-            self._envelope.echoed["store"] = False
+            self._shape.echoed["store"] = False
         if self.background and not self.streamed:
             self._leave()
 
     def _ended(self) -> Object:
         """The object of the end, whatever that was."""
-        envelope = self._envelope
-        if envelope.error is None and envelope.made["status"] != RUNNING:
-            return envelope.made
-        output = cast(ResponseChoiceBuilder, self.builders[0]).unfinished()
+        shape = self._shape
+        if shape.error is None and shape.made["status"] != RUNNING:
+            return shape.made
+        output = shape.unfinished()
         if self.recording.cancelled:
-            return envelope.response("cancelled", output, None)
-        error = envelope.error or TritonUnavailable("the server stopped")
-        failed = envelope.response("failed", output, None)
+            return shape.response("cancelled", output, None)
+        error = shape.error or TritonUnavailable("the server stopped")
+        failed = shape.response("failed", output, None)
         return {**failed, "error": error_of(error)}
 
 
@@ -294,4 +293,4 @@ def _input_item(name: str, item: Object) -> Object:
 def _last_event(response: Object, number: int) -> bytes:
     """The event that its worker did not come to write."""
     event: dict[str, Any] = {"type": "response.failed", "response": response}
-    return ResponseEnvelope("").event({**event, "sequence_number": number})
+    return named_event({**event, "sequence_number": number})

@@ -11,12 +11,11 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from cog_triton.serving.generation import TextPiece
 from cog_triton.serving.openai import error_responses
+from cog_triton.serving.openai.answer import Answer
 from cog_triton.serving.openai.application import BODY_SEND
-from cog_triton.serving.openai.choices import ChoiceBuilder
-from cog_triton.serving.openai.envelope import Envelope, Usage, sse_event
 from cog_triton.serving.openai.sequences import Pieces, Sequences
+from cog_triton.serving.openai.shapes import Shape
 
 # An error before this, such as E2107, sets the HTTP status; after it, the headers are sent, and
 # errors are an event of the stream.
@@ -94,13 +93,12 @@ class _BegunSend(Awaitable[None]):
 
 @dataclass(slots=True)
 class GenerationResponse(EngineResponse):
-    """Streamed or complete answers of sequences; `builders` are theirs, in their order."""
+    """Streamed or complete `answers` of sequences, in their order."""
 
     sequences: Sequences
-    envelope: Envelope
-    builders: Sequence[ChoiceBuilder]
+    shape: Shape
+    answers: Sequence[Answer]
     streamed: bool
-    usage_so_far: bool
 
     async def send(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.streamed:
@@ -116,39 +114,29 @@ class GenerationResponse(EngineResponse):
             while not sequences.ended:
                 for place, piece in await sequences.advance() or ():
                     if piece is not None:
-                        self.builders[place].add(piece)
-        whole = self.envelope.whole(self._choices(), self.sequences.usage)
-        return error_responses.json_response(whole)
-
-    def _choices(self) -> list[dict[str, Any]]:
-        """The choices to answer: of each prompt all, or the best ones."""
-        plan = self.sequences.plan
-        choices: list[dict[str, Any]] = []
-        for first in range(0, len(self.builders), plan.made):
-            places = list(range(first, first + plan.made))
+                        self.answers[place].add(piece)
+        plan, answers = sequences.plan, self.answers
+        shown: list[Answer] = []  # of each prompt all, or the best ones
+        for first in range(0, len(answers), plan.made):
+            made = answers[first : first + plan.made]
             if plan.shown < plan.made:
-                places.sort(key=lambda place: -self.builders[place].mean_log_prob)
-            for place in places[: plan.shown]:
-                result = self.sequences.generations[place].result
-                choices.append({**self.builders[place].choice(result), "index": len(choices)})
-        return choices
+                made = sorted(made, key=lambda answer: -answer.mean_log_prob)
+            shown += made[: plan.shown]
+        results = [(each, sequences.generations[each.index].result) for each in shown]
+        return error_responses.json_response(self.shape.whole(results, sequences.usage))
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sequences, builders = self.sequences, self.builders
+        sequences, shape = self.sequences, self.shape
         headers_sent = False
         try:
             with sequences:
                 pieces = await self._first_pieces()
-                headers = [*_HEADERS, (b"x-request-id", self.envelope.id.encode())]
+                headers = [*_HEADERS, (b"x-request-id", shape.id.encode())]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 headers_sent = True
                 send = scope.get(BODY_SEND, send)
                 usage = sequences.usage._replace(output=0, reasoning=0)
-                data = b"".join(
-                    self._event(chunk, usage)
-                    for builder, generation in zip(builders, sequences.generations, strict=True)
-                    for chunk in builder.first_chunks(generation.result)
-                )
+                data = b"".join([shape.first(answer, usage) for answer in self.answers])
                 while True:
                     data += self._events(pieces)
                     if sequences.ended:
@@ -160,17 +148,14 @@ class GenerationResponse(EngineResponse):
                         pieces, data = await self._next_pieces()
                     else:
                         pieces, data = (), await self._pass_on(send)
-            if self.envelope.tells_usage:
-                chunk = self.envelope.chunk([])
-                data += sse_event({**chunk, "usage": sequences.usage.of_chat()})
-            data += self.envelope.done
+            data += shape.done(sequences.usage)
         except Exception as error:  # noqa: BLE001 - sent with its code
             coded = error_responses.to_coded_error(error)
             if not headers_sent:
                 response = error_responses.error_response(coded, path=scope["path"])
                 await response(scope, receive, send)
                 return
-            data = self.envelope.failure(coded)
+            data = shape.failure(coded)
         await send({"type": "http.response.body", "body": data})
 
     async def _pass_on(self, send: Send) -> bytes:
@@ -226,24 +211,13 @@ class GenerationResponse(EngineResponse):
         return ()
 
     def _events(self, pieces: Pieces) -> bytes:
-        data = b""
+        data, sequences, shape = b"", self.sequences, self.shape
         for place, piece in pieces:
-            builder = self.builders[place]
+            answer = self.answers[place]
             if piece is not None:
-                data += self._piece_event(builder, piece)
-            if self.sequences.told(place):
-                usage = self.sequences.usage
-                chunks = builder.closing_chunks(self.sequences.generations[place].result)
-                data += b"".join([self._event(chunk, usage) for chunk in chunks])
+                usage = sequences.usage if shape.usage_so_far else None
+                data += shape.events(answer, piece, usage)
+            if sequences.told(place):
+                result = sequences.generations[place].result
+                data += shape.closing(answer, result, sequences.usage)
         return data
-
-    def _piece_event(self, builder: ChoiceBuilder, piece: TextPiece) -> bytes:
-        if not self.usage_so_far:
-            return builder.events(piece)
-        usage = self.sequences.usage
-        return b"".join([self._event(chunk, usage) for chunk in builder.chunks(piece)])
-
-    def _event(self, chunk: dict[str, Any], usage: Usage) -> bytes:
-        if not self.usage_so_far:
-            return self.envelope.event(chunk)
-        return sse_event({**chunk, "usage": usage.of_chat()})

@@ -104,10 +104,10 @@ class TokenRoutes:
             return {"input_tokens": len(self._chat_ids(chat, special=False))}
 
     def _chat_ids(self, chat: dict[str, Any], *, special: bool) -> list[int]:
-        plan = self._planner.plan(parse(ChatRequest, chat))
+        prompt, plan = self._planner.plan(parse(ChatRequest, chat))
         if plan.images:
             raise InvalidArgument("messages: only the engine knows the tokens of images")
-        return self._generator.encode(plan.prompt.text, add_special_tokens=special)
+        return self._generator.encode(prompt.text, add_special_tokens=special)
 
     def _tokens(self, body: Any) -> dict[str, Any]:
         request = validate(TokenizeRequest, body)

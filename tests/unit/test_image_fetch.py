@@ -213,4 +213,4 @@ def test_a_closed_port_and_no_tls_are_refused() -> None:
     assert "cannot be fetched" in refusal(f"http://127.0.0.1:{port}/", "127.0.0.1")
     assert "cannot be fetched" in refusal("http://127.0.0.1:99999/", "127.0.0.1")
     with host(whole(image())) as (port, _):
-        assert "cannot be fetched: SSL" in refusal(f"https://127.0.0.1:{port}/", "127.0.0.1")
+        assert "cannot be fetched: Connect" in refusal(f"https://127.0.0.1:{port}/", "127.0.0.1")

@@ -6,22 +6,21 @@ answer of the name server counts (DNS rebinding). Redirects are not followed, pr
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
-import socket
-import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from http.client import HTTPConnection, HTTPException
-from urllib.parse import urlsplit
+
+import httpx
 
 from cog_triton.engines.base import Abilities
 from cog_triton.errors import InvalidArgument, Overloaded
 from cog_triton.pictures.image_limits import ImageLimits, ImagePart, read_data_url
 from cog_triton.settings.addresses import AccessSettings
+from cog_triton.system.pinned_http import PinnedTransport
 from cog_triton.system.public_addresses import (
     HTTP_URL,
     Address,
@@ -80,7 +79,7 @@ def chat_images(
 _TIMEOUT_S = 5.0
 _AT_ONCE = 4
 _CHUNK = 64 << 10
-_HEADERS = {"User-Agent": "cog-triton", "Accept": "image/*", "Connection": "close"}
+_HEADERS = {"User-Agent": "cog-triton", "Accept": "image/*", "Accept-Encoding": "identity"}
 
 
 class ImageFetcher:
@@ -119,8 +118,8 @@ class ImageFetcher:
         try:
             host = parts["host"].strip("[]").rstrip(".").lower()
             addresses = self._addresses(shown, host)
-            return self._get(shown, url, host, addresses, most, deadline)
-        except (OSError, HTTPException, ValueError) as error:
+            return asyncio.run(self._get(shown, url, addresses, most, deadline))
+        except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
             late = time.monotonic() >= deadline
             reason = f"took more than {self.timeout:g} s" if late else type(error).__name__
             raise InvalidArgument(f"{shown}: cannot be fetched: {reason}") from error
@@ -138,73 +137,25 @@ class ImageFetcher:
         by_name = names_host(self._hosts, host) and is_public(address)
         return by_name or in_networks(self._hosts, address)
 
-    def _get(
-        self,
-        shown: str,
-        url: str,
-        host: str,
-        addresses: Sequence[Address],
-        most: int,
-        deadline: float,
+    async def _get(
+        self, shown: str, url: str, addresses: Sequence[Address], most: int, deadline: float
     ) -> bytes:
-        parts = urlsplit(url)
-        secure = parts.scheme.lower() == "https"
-        port = parts.port or (443 if secure else 80)
-        # No path of its own may end the request line: HTTP_URL has neither spaces nor controls.
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        with ExitStack() as stack:
-            end = plain = stack.enter_context(_connected(addresses, port, deadline))
-            if secure:
-                end = ssl.create_default_context().wrap_socket(plain, server_hostname=host)
-            connection = HTTPConnection(f"[{host}]" if ":" in host else host, port)
-            connection.default_port = 443 if secure else 80
-            connection.sock = end
-            stack.callback(connection.close)
-            connection.request("GET", target, headers=_HEADERS)
-            response = stack.enter_context(closing(connection.getresponse()))
-            if response.status != 200:
+        async def checked(_: str) -> Sequence[Address]:
+            return addresses
+
+        transport = PinnedTransport(checked, proxied=False)
+        data = bytearray()
+        async with (
+            asyncio.timeout(deadline - time.monotonic()),
+            httpx.AsyncClient(transport=transport, headers=_HEADERS, timeout=None) as client,
+            client.stream("GET", httpx.URL(url).copy_with(userinfo=b"")) as response,
+        ):
+            if response.status_code != 200:
                 raise InvalidArgument(
-                    f"{shown}: its host answered {response.status}; redirects are not followed"
+                    f"{shown}: its host answered {response.status_code}; redirects are not followed"
                 )
-            kept, size = [], 0
-            while chunk := response.read1(_CHUNK):
-                size += len(chunk)
-                if size > most:
+            async for chunk in response.aiter_raw(_CHUNK):
+                data += chunk
+                if len(data) > most:
                     raise InvalidArgument(f"{shown}: has more than {most} bytes left for it")
-                kept.append(chunk)
-            if response.length or time.monotonic() >= deadline:
-                raise OSError("the connection ended too early")
-            return b"".join(kept)
-
-
-@contextmanager
-def _connected(addresses: Sequence[Address], port: int, deadline: float) -> Iterator[socket.socket]:
-    """A connection that is shut down at the deadline, however slowly its host sends."""
-    failure: OSError = OSError("its name has no address")
-    for address in addresses:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
-        try:
-            connection = socket.create_connection((str(address), port), timeout=left)
-        except OSError as error:
-            failure = error
-            continue
-        guard = connection.dup()  # TLS takes the connection's own descriptor away
-        timer = threading.Timer(max(0.0, deadline - time.monotonic()), _shut_down, [guard])
-        timer.daemon = True
-        timer.start()
-        try:
-            yield connection
-        finally:
-            timer.cancel()
-            timer.join()
-            guard.close()
-            connection.close()
-        return
-    raise failure
-
-
-def _shut_down(connection: socket.socket) -> None:
-    with suppress(OSError):  # it may have ended
-        connection.shutdown(socket.SHUT_RDWR)
+        return bytes(data)

@@ -146,7 +146,7 @@ def parsed(body: bytes, limits: JSONLimits) -> dict[str, Any]:
 
 
 def member(body: bytes, name: str) -> Any:
-    """The value of `name` in a bounded JSON object; None if it has none, or is no such object."""
+    """The value of `name` in a bounded JSON object, or None."""
     try:
         return json.loads(body)[name]
     except (ValueError, LookupError, TypeError, RecursionError):

@@ -28,16 +28,8 @@ _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::\d+)?")
 # Of one hop each (RFC 9110, 7.6.1); the front writes its own.
 _HOP_BY_HOP = frozenset(
     {
-        b"connection",
-        b"content-length",
-        b"expect",
-        b"http2-settings",
-        b"keep-alive",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
+        *(b"connection", b"content-length", b"expect", b"http2-settings", b"keep-alive"),
+        *(b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"),
     }
 )
 
@@ -88,7 +80,7 @@ class Refused(Exception):
         self.tenant = tenant
 
     def log(self, path: str, *, is_probe: bool = False) -> None:
-        """Log it, unless it is a probe of readiness, which is refused many times a second."""
+        """Log it, unless it is a probe of readiness."""
         if not is_probe:
             log_refusal(endpoint_of(path), self.error, tenant=self.tenant)
 

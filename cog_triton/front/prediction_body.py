@@ -17,18 +17,18 @@ _BLANKS = b" \t\r\n"
 _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:~@=+,-]{0,199}")
 _MAY_NAME_PLACES = re.compile(rb'"webhook"|"id"|\\u')  # a name may be written in escapes
 _FILTER = "webhook_events_filter"
-_CHATS = "/v1/chat/completions has it"
+_CHATS = (
+    *("tools", "tool_choice", "functions", "function_call", "images", "image", "image_url"),
+    *("image_urls", "response_format", "structured_outputs", "json_schema", "guided_json"),
+    *("guided_regex", "guided_choice", "guided_grammar", "stop_token_ids", "chat_template_kwargs"),
+    *("reasoning_effort", "ignore_eos", "n", "best_of"),
+    *(item.name for item in SAMPLING if item.body is not None and item.inputs is None),
+)
 _CHANGE_THE_TEXT = {
-    **dict.fromkeys(("tools", "tool_choice", "functions", "function_call"), _CHATS),
-    **dict.fromkeys(("images", "image", "image_url", "image_urls"), _CHATS),
-    **dict.fromkeys(("response_format", "structured_outputs", "json_schema"), _CHATS),
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), _CHATS),
-    **{item.name: _CHATS for item in SAMPLING if item.body is not None and item.inputs is None},
-    **dict.fromkeys(("stop_token_ids", "chat_template_kwargs"), _CHATS),
-    **dict.fromkeys(("reasoning_effort", "ignore_eos", "n", "best_of"), _CHATS),
+    **dict.fromkeys(_CHATS, "/v1/chat/completions has it"),
     **dict.fromkeys(("stop", "stop_words", "stop_strings"), "use stop_sequences"),
-    **dict.fromkeys(("random_seed",), "use seed"),
     **dict.fromkeys(("audio", "video", "videos"), "this server reads text"),
+    "random_seed": "use seed",
     "chat_template": "use prompt_template, or CHAT_TEMPLATE of the server",
 }
 _SHOWN = 80
@@ -40,7 +40,7 @@ _written = json.JSONEncoder(
 
 @dataclass(frozen=True, slots=True)
 class PreparedBody:
-    """A body for Cog, its own id and webhook, if it has them, and the names of unknown inputs."""
+    """A body for Cog, its id and webhook, if any, and the names of unknown inputs."""
 
     body: bytes
     id: str | None = None

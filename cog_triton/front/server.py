@@ -305,7 +305,6 @@ class SetupLog(logging.Handler):
         return text if record.levelno < logging.WARNING else f"{record.levelname.title()}: {text}"
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler.emit`; on any thread."""
         try:
             self._loop.call_soon_threadsafe(self._add, self.format(record))
         except Exception:  # noqa: BLE001 - as every handler of logging does

@@ -9,14 +9,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
-from prometheus_client import Counter
+from prometheus_client import Counter, disable_created_metrics, generate_latest
 
 from cog_triton import errors
 from cog_triton.front.keyring import Api, Key, Keyring, sha256_of
-from cog_triton.front.message import Refused, Request
+from cog_triton.front.message import Answer, Refused, Request
 from cog_triton.serving.tenant_limits import TokenBucket
 from cog_triton.serving.tenants import MOST_TENANTS, OTHER
 from cog_triton.system.redaction import KEY_HEADERS, sent_key
@@ -24,12 +24,11 @@ from cog_triton.system.redaction import KEY_HEADERS, sent_key
 _LOCAL = "localhost"
 _SEND_KEY = "send the server's API key, as Authorization: Bearer KEY"
 _NO_KEY = "as no COG_TRITON_API_KEY is set"
-
-
 _EACH, _ALL = 60, 600
 _MOST_PEERS = 4096
 _MOST_GOOD = 64
 _COUNTED = (401, 403, 429)
+_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class GuessLimit:
@@ -38,8 +37,7 @@ class GuessLimit:
     Beyond it, the address is let in with keys alone that it has used before, such as those of
     others behind the same proxy. Of all addresses together 600 at once and ten a second are tried;
     beyond that, one a minute of each. It knows 4096 addresses that guess, and while all of them
-    do, newcomers have to wait; those with right keys are apart, so that no guess makes one of them
-    forgotten.
+    do, newcomers have to wait; those with right keys are apart.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -90,6 +88,7 @@ class Refusals:
     """
 
     def __init__(self) -> None:
+        cast(Any, disable_created_metrics)()
         text = "Requests that the server refused at its ports"
         labels = ("status", "tenant")
         self.counter = Counter("cog_triton_door_refused", text, labels, registry=None)
@@ -102,6 +101,10 @@ class Refusals:
             name = refused.tenant if known else OTHER
             self._tenants.add(name)
             self.counter.labels(refused.status, name).inc()
+
+    def with_metrics(self, status: int, body: bytes) -> Answer | None:
+        """Metrics of Triton with these."""
+        return Answer(200, body + generate_latest(self.counter), _TYPE) if status == 200 else None
 
 
 @lru_cache(maxsize=256)
@@ -124,7 +127,7 @@ class Access:
     with `api_key` alone whoever sends that. Without both everybody, but on a `loopback` address
     only programs: a browser names the page's site in Origin, and after DNS rebinding the page's
     name in Host, so both must be of this machine, and a body from a page must say that it is
-    JSON, which no page may send elsewhere unasked.
+    JSON.
     """
 
     api_key: str | None
@@ -145,9 +148,8 @@ class Access:
                 _require_local(request)
             return request
         key = self._key_of(request)
-        if self.keyring is None:
+        if key is None:
             return request
-        assert key is not None
         if api not in key.apis:
             rule = f"the key of {key.name} is not for {api}"
             raise Refused(403, errors.Unauthorized(rule), key.name)

@@ -220,8 +220,7 @@ _METRICS = ("/metrics", "/metrics/triton")
 def _page() -> Answer:
     """The page at ``/``: one file without anything secret in it.
 
-    What it shows, it asks the API for, with the key that its user gives. Its Content Security
-    Policy lets run only the script that is in it, known by its hash.
+    Its Content Security Policy lets run only the script that is in it, known by its hash.
     """
     text = (Path(__file__).parent / "page.html").read_bytes()
     hashes = {}
@@ -269,10 +268,7 @@ class OpenAIGate(PrivateGate):
     """Whether ``/`` is the page, which needs no key: it asks for one."""
 
     async def decide(self, request: Request) -> Forward | ASGIApp:
-        """See `Gate`; the path is what the application's routes see of it.
-
-        They see it decoded, and below /v1 without a slash at its end.
-        """
+        # Routes see the path decoded, and below /v1 without a slash at its end.
         _, mark, query = request.target.partition(b"?")
         path = unquote(request.path)
         path = path.rstrip("/") if path.startswith("/v1/") else path
@@ -302,7 +298,8 @@ class OpenAIGate(PrivateGate):
         request = await self._inflated(request)
         await self._require_bounded(request.body)
         if self.app is None:
-            return self._forward(request)
+            revise = self.access.refusals.with_metrics if self.access.locked else None
+            return replace(self._forward(request), revise=revise)
         return Passed(self.app, replace(request, headers=self._passed_headers(request)))
 
 

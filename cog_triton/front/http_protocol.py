@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from email.utils import formatdate
 from typing import Any, cast
 
 import httptools
@@ -318,8 +319,9 @@ class FrontProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self._connections.stopping:
             cycle.keep_alive = False
+        cycle.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         if cycle.keep_alive:
-            cycle.default_headers = [(b"connection", b"keep-alive")]
+            cycle.default_headers.append((b"connection", b"keep-alive"))
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -396,7 +398,7 @@ class FrontProtocol(HttpToolsProtocol):
         return self._answered is not None and self._take(self._answered, count)
 
     def on_application_end(self, scope: Scope) -> None:
-        """Give back the bytes of a body whose answer has not left whole: nobody has it any more."""
+        """Give back the bytes of a body whose answer has not left whole."""
         if self._answered is not None and self._answered.scope is scope:
             self._give(self._answered)
 
@@ -413,7 +415,8 @@ class FrontProtocol(HttpToolsProtocol):
         if self.is_idle:
             self.close_soon()
         elif self._between and not (self.begun or self.pipeline):
-            self._answered.keep_alive, self._answered.default_headers = False, []
+            answered = self._answered
+            answered.keep_alive, answered.default_headers = False, answered.default_headers[:1]
 
     def close_soon(self) -> None:
         """Close the connection unless a request is under way to it: closing now would reset it."""
@@ -465,7 +468,7 @@ class FrontProtocol(HttpToolsProtocol):
         self._end(Refused(status, errors.InvalidArgument(rule)))
 
     def _end(self, refused: Refused) -> None:
-        """End the parse: llhttp has no other way out of a callback than an exception."""
+        """End the parse: llhttp has no other way out of a callback."""
         self._refused = self._refused or refused
         raise refused
 
@@ -487,7 +490,7 @@ def _send_no_chunks(cycle: RequestResponseCycle) -> None:
     async def plain(message: Message) -> None:
         names = [name.lower() for name, _ in message.get("headers", ())]
         if not cycle.response_started and b"content-length" not in names:
-            cycle.keep_alive, cycle.default_headers = False, []
+            cycle.keep_alive, cycle.default_headers = False, cycle.default_headers[:1]
         cycle.chunked_encoding = False
         cycle.expected_content_length = len(message.get("body", b""))
         await send(cast(Any, message))

@@ -28,7 +28,7 @@ _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::\d+)?")
 # Of one hop each (RFC 9110, 7.6.1); the front writes its own.
 _HOP_BY_HOP = frozenset(
     {
-        *(b"connection", b"content-length", b"expect", b"http2-settings", b"keep-alive"),
+        *(b"connection", b"content-length", b"date", b"expect", b"http2-settings", b"keep-alive"),
         *(b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"),
     }
 )

@@ -129,11 +129,15 @@ class Server:
         beginning.cancel()
         if self._stop.is_set():
             await self._drain()
+        ends: list[Coroutine[Any, Any, None]] = []
+        if self._stop.is_set():  # Triton's gRPC clients come by us: they get its last seconds
+            ends.append(self._parent.triton.stop())
         if self._has_cog:
             watching.cancel()
             if not self._hurry.is_set():
                 await asyncio.sleep(_LAST_EVENTS_S)  # in which Cog posts its last webhooks
-            await self._unless_hurried(self._parent.stop_cog())
+            ends.append(self._parent.stop_cog())
+        await self._unless_hurried(*ends)
         await self._front.flush(self._patience(_FLUSH_S))
         least = _WEBHOOKS_S if self._stop.is_set() else 0.0
         await self._front.webhooks.drained(self._patience(least))
@@ -175,9 +179,12 @@ class Server:
             left = max(0.0, self._deadline - time.monotonic())
             await self._unless_hurried(self._runtime.drain(left))
 
-    async def _unless_hurried(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Wait for the end of `work`, or for the second signal."""
-        waits = {asyncio.ensure_future(each) for each in (work, self._hurry.wait())}
+    async def _unless_hurried(self, *work: Coroutine[Any, Any, None]) -> None:
+        """Wait for the end of all `work`, or for the second signal."""
+        waits: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(self._hurry.wait()),
+            asyncio.gather(*work),
+        ]
         await asyncio.wait(waits, return_when=_FIRST)
 
     async def _begin(self) -> None:

@@ -187,10 +187,6 @@ class MemoryLimit:
         self._limit = mebibytes
         self._admission = admission
 
-    def disable(self) -> None:
-        """No restart is due any more."""
-        self._limit = None
-
     async def restart_due(self, root: int) -> str:
         """Wait until Triton, below the process `root`, exceeds the limit; describes the excess.
 
@@ -200,7 +196,7 @@ class MemoryLimit:
         """
         if at_start := await self._excess(root):
             _log.warning("%s (TRITON_MEMORY_LIMIT) when just started; ignored", at_start)
-            self.disable()
+            self._limit = None
         while not (why := await self._excess(root)):
             await asyncio.sleep(_PERIOD_S)
         _log.warning("Triton: %s (TRITON_MEMORY_LIMIT); it is restarted when nothing runs", why)

@@ -214,7 +214,7 @@ class Runtime:
                 )
             )
             await self.admission.wait_until_idle(_ABORT_GRACE_S)
-        self.supervisor.disable_restarts()
+        await self.supervisor.let_go()
 
 
 def _sampling_defaults(settings: Settings, family: EngineFamily) -> Mapping[str, float]:

@@ -76,7 +76,6 @@ class Supervisor:
             settings, server, client, transport, probe, admission, replicas
         )
         self._rule = Restarts(settings.triton_max_restarts)
-        self._restarts_disabled = False
         self._task: asyncio.Task[Any] | None = None
         self._ready_at = 0.0
         self._start_s = 0.0
@@ -99,17 +98,19 @@ class Supervisor:
         self._task = asyncio.ensure_future(self._watch())
 
     async def stop(self) -> None:
-        self.disable_restarts()
+        await self.let_go()
         if self._task is not None:
-            self._task.cancel()
             await asyncio.wait({self._task})
         if self.state is not SupervisorState.FAILED:
             self.state = SupervisorState.STOPPED
         await self._end()
 
-    def disable_restarts(self) -> None:
-        self._restarts_disabled = True
-        self._memory_limit.disable()
+    async def let_go(self) -> None:
+        """Restart nothing from now on, and end the connections that Triton's exit would wait for."""
+        if self._task is not None:
+            self._task.cancel()
+        await self._transport.disconnect()
+        await self._client.aclose()
 
     def engine_memory(self) -> Mapping[str, int]:
         """Host memory of engine processes; none where engines compute inside tritonserver."""
@@ -216,7 +217,7 @@ class Supervisor:
                 return
 
     async def _restart(self, reason: str, *, stable: bool, engine_only: bool) -> None:
-        """Restart until it is ready, stopped or given up."""
+        """Restart until it is ready or given up."""
         blames = await self._detection.blames(of_engine=engine_only)
         counts = not (self._admission.resumes and self._admission.suspects == 1)
         while True:
@@ -241,10 +242,7 @@ class Supervisor:
         _log.info("%s is ready again after %.1f s", what, self._start_s)
 
     def _choose(self, reason: str) -> None:
-        if self._restarts_disabled:
-            self.state = SupervisorState.STOPPED
-            self.error = TritonUnavailable(f"{_first_line(reason)}; the server is stopping")
-        elif self._rule.given_up:
+        if self._rule.given_up:
             self._give_up(self._rule.sentence(reason))
         else:
             self.state = SupervisorState.RESTARTING

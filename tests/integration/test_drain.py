@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import signal
 import socket
 import sys
@@ -10,11 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+import tritonclient.grpc as grpc
 from resume_clients import ENGINE, MOCK, Clients, Told, arrived, until_arrived
 from stack import REPOSITORY, Stack, pids_of, processes_of, shared_memory, wait_until
+from tritonclient.utils import triton_to_np_dtype
 from webhook_receiver import Receiver
 
 pytestmark = pytest.mark.integration
@@ -172,6 +177,30 @@ def test_triton_alone_drains_too(make_stack: Callable[..., Stack]) -> None:
         wait_until(lambda: httpx.get(url).status_code == 503)
         assert_refused(httpx.get(url))
         assert running.result(60) == alone
+    assert stack.finish()[0] == 0
+    wait_until(lambda: not processes_of(stack.work_dir))
+
+
+@pytest.mark.parametrize("way", ["cog-triton serve", "triton only"])
+def test_calls_of_grpc_get_the_seconds_that_triton_exits_in(
+    make_stack: Callable[..., Stack], way: str
+) -> None:
+    stack = make_stack(way)
+    wait_until(lambda: "eady in" in stack.output)
+    found: queue.Queue[Any] = queue.Queue()
+    values = (("text_input", "BYTES", b"Hi"), ("max_tokens", "INT32", 60), ("stream", "BOOL", True))
+    inputs = [grpc.InferInput(name, [1, 1], kind) for name, kind, _ in values]
+    for each, (_, kind, value) in zip(inputs, values, strict=True):
+        each.set_data_from_numpy(np.array([[value]], triton_to_np_dtype(kind)))
+    with grpc.InferenceServerClient(f"127.0.0.1:{stack.grpc}") as client:
+        client.start_stream(lambda result, error: found.put(error or result))
+        client.async_stream_infer("ensemble", inputs, enable_empty_final_response=True)
+        responses = [found.get(timeout=60)]
+        assert stack.process is not None
+        stack.process.send_signal(signal.SIGTERM)
+        while not responses[-1].get_response().parameters["triton_final_response"].bool_param:
+            responses.append(found.get(timeout=60))
+            assert isinstance(responses[-1], grpc.InferResult), responses[-1]
     assert stack.finish()[0] == 0
     wait_until(lambda: not processes_of(stack.work_dir))
 

@@ -158,7 +158,8 @@ async def working(
     listening = bind("OPENAI_PORT", "127.0.0.1", 0, BACKLOG)
     settings = load_settings(openai_port=1, cog_host="127.0.0.1", **changed)
     sockets = {"OPENAI_PORT": listening}
-    parent: Any = SimpleNamespace(has_loaded=False, send=lambda message: None)
+    triton = SimpleNamespace(stop=lambda: asyncio.sleep(0))
+    parent: Any = SimpleNamespace(has_loaded=False, send=lambda message: None, triton=triton)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(ADDRESS_VARIABLE, "none")
         server: Any = Server(settings, sockets, {}, parent, arguments(cog_only=True))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loop_thread import call
 from step_engines import ENGINE
 from supervised_triton import PATIENCE_S, Make, Supervised, make, supervised, until
 
@@ -240,11 +241,11 @@ def test_which_deaths_count_as_restarts_in_a_row(
         assert not item.failed.is_set()
 
 
-def test_disabled_restarts_leave_it_stopped(supervised: Supervised) -> None:
+def test_one_that_is_let_go_is_not_restarted(supervised: Supervised) -> None:
     supervised.start()
-    supervised.supervisor.disable_restarts()
+    call(supervised.supervisor.let_go)
     os.kill(supervised.triton.starts[0], signal.SIGKILL)
-    supervised.until(SupervisorState.STOPPED)
-    assert "the server is stopping" in str(supervised.stream(1).end())
+    until(lambda: not supervised.triton.server.root_pid)
+    assert "Triton" in str(supervised.stream(1).end())
     assert len(supervised.triton.starts) == 1
     assert not supervised.failed.is_set()

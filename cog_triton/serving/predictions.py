@@ -98,6 +98,8 @@ class Predictions:
             if not self._running[order.id]:
                 del self._running[order.id]
                 self._recent[order.id] = self._loop.time(), False
+                if prediction.cancelled:  # perhaps by the death of Cog's worker
+                    cog_server.remove(order.id)
 
     def cancel(self, name: str) -> None:
         """Cancel those of an id, or the next one, if its order is still on its way.

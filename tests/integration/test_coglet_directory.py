@@ -70,6 +70,16 @@ def test_a_thousand_predictions_leave_nothing(mock: Stack, tmp: Path) -> None:
         assert not (tmp / "coglet").exists()
 
 
+def test_killed_processes_leave_nothing(mock: Stack, tmp: Path) -> None:
+    predictions = tmp / "coglet" / "predictions"
+    with mock.served():
+        with mock.stream(**LONG) as events:
+            assert (predictions / next(events)[1]["id"]).is_dir()
+            os.kill(pid_of(mock, "_run_worker"), signal.SIGKILL)
+            assert "E2105" in str(list(events)[-1])
+        wait_until(lambda: not list(predictions.iterdir()))
+
+
 def test_without_cog_the_rest_serves(mock: Stack, tmp: Path) -> None:
     (tmp / "coglet").mkdir()
     os.chown(tmp / "coglet", OWNER, -1)

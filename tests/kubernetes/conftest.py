@@ -15,7 +15,7 @@ _TESTS = _ROOT / "tests"
 KUBECONFIG, KUBE_BIN = os.environ.get("KUBECONFIG"), os.environ.get("KUBE_BIN")
 """Before other tests' conftest clears the environment."""
 IMAGE = os.environ.get("IMAGE")
-sys.path[:0] = [str(_TESTS), str(_TESTS / "deploy"), str(_ROOT / ".work" / "deploy")]
+sys.path[:0] = [str(_TESTS), str(_TESTS / "deploy"), str(_ROOT / ".work" / "tools")]
 
 import stand_in_image  # noqa: E402
 from cluster import Cluster, lacking  # noqa: E402

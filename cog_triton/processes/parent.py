@@ -124,6 +124,8 @@ class Parent:
                 if self._failure is not None:
                     raise self._failure
             finally:
+                for public in self._sockets.values():
+                    public.close()  # nobody answers who connects while Triton exits
                 self._cog_stop.set()
                 for task in self._tasks:
                     task.cancel()

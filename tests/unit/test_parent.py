@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,18 @@ def test_a_server_that_ignores_sigterm_is_killed(patience: str, second: int, sta
     parent.process.terminate()
     assert [parent.line(), parent.line()] == ["up True\n", "stops\n"]
     assert parent.end(second) == 0
+
+
+def test_clients_are_refused_while_triton_exits(start: Start) -> None:
+    parent = start()
+    parent.ask(TRITON.replace("15", "18"))  # SIGCONT, which ends nothing
+    triton = parent.ask("link.triton.root_pid")
+    parent.process.terminate()
+    with suppress(ConnectionRefusedError):
+        while True:
+            with suppress(ConnectionResetError):
+                next(parent.answers("os.getpid()"), None)
+    assert running(triton)
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,13 @@ class Pipe:
     """One front end's way to the engine at an address, on a thread of its own.
 
     A front end that is behind is waited for: the engine merges meanwhile what it cannot send.
+    Triton (24.10) frees the responses of a request with the request: each call that says how much
+    has arrived is a request, too, and takes the responses over.
     """
 
     def __init__(self, address: str, sender: Any) -> None:
         self._address = address
-        self._sender = sender
+        self._senders = deque([sender])  # the last one sends, the others are to be ended
         self._socket: socket.socket | None = None
         self._unsent = bytearray()
         self._lock = threading.Lock()
@@ -70,13 +72,16 @@ class Pipe:
         if left:
             self._wake_up()
 
-    def arrived(self, responses: int) -> None:
-        """The front end has so many responses."""
+    def arrived(self, responses: int, sender: Any) -> bool:
+        """The front end has so many responses; whether `sender` sends those that follow."""
         with self._lock:
             while self._sizes and self._arrived < responses:
                 self._arrived += 1
                 self._size -= self._sizes.popleft()
+            if taken := bool(self._senders):
+                self._senders.append(sender)
         self._wake_up()
+        return taken
 
     def close(self) -> None:
         """Hang up on the engine, which cancels what runs; the endless request ends."""
@@ -106,15 +111,19 @@ class Pipe:
                 for own in (self._socket, self._waker, self._woken):
                     if own is not None:
                         own.close()
+                *older, last = self._senders
+                self._senders.clear()
         with suppress(Exception):  # the front end is gone
-            if answer is None or self._sender.is_cancelled():
-                self._sender.send(flags=_FINAL)
+            for sender in older:
+                sender.send(flags=_FINAL)
+            if answer is None or last.is_cancelled():
+                last.send(flags=_FINAL)
             else:
-                self._sender.send(answer, flags=_FINAL)
+                last.send(answer, flags=_FINAL)
 
     def _connect(self) -> bool:
         """Connect as soon as the engine is there; False if the front end is gone before."""
-        while not self._ending and not self._sender.is_cancelled():
+        while not self._ending and not self._senders[-1].is_cancelled():
             try:
                 own = local_socket.connect(self._address)
             except OSError:
@@ -134,6 +143,8 @@ class Pipe:
         poller, look_at = select.poll(), 0.0
         poller.register(self._woken, select.POLLIN)
         while not self._ending:
+            while len(self._senders) > 1:
+                self._senders.popleft().send(flags=_FINAL)
             behind = (
                 len(self._sizes) >= step_pipe.MOST_RESPONSES or self._size >= step_pipe.MOST_BYTES
             )
@@ -150,7 +161,7 @@ class Pipe:
                 return True
             if (now := time.monotonic()) >= look_at:  # it costs a round trip to Triton
                 look_at = now + _LOOK_S
-                if self._sender.is_cancelled():
+                if self._senders[-1].is_cancelled():
                     return False
         return False
 
@@ -169,7 +180,7 @@ class Pipe:
             self._sizes.append(len(content))
             self._size += len(content)
         tensor = pb_utils.Tensor(step_pipe.BYTES, np.frombuffer(content, np.uint8))
-        python_backend.send(self._sender, pb_utils.InferenceResponse([tensor]))
+        python_backend.send(self._senders[-1], pb_utils.InferenceResponse([tensor]))
         return True
 
     def _write(self) -> None:
@@ -225,7 +236,7 @@ class TritonPythonModel:
         if pipe is not None and kind == step_pipe.SEND:
             pipe.send(call[1:])
         elif pipe is not None and kind == step_pipe.ARRIVED:
-            pipe.arrived(int(call[1:]))
+            return not pipe.arrived(int(call[1:]), sender)
         elif pipe is not None and kind == step_pipe.CLOSE:
             self._pipes.pop(name).close()
         return True

@@ -1,8 +1,8 @@
 """Requests of the private Triton model ``engine_steps``: an engine's socket, piped through Triton.
 
-The first one, `OPEN`, is endless: its responses carry the bytes that the engine sends, one response
-for each step. All others have its id, and are answered with nothing: bytes for the engine, or how
-much has arrived. What the bytes mean is said by `cog_triton.engines.engine_messages`.
+The responses of the first one, `OPEN`, carry the bytes that the engine sends, one for each step,
+and so do those of each `ARRIVED` that follows; the request before ends then. All others have its
+id, and are answered with nothing. `cog_triton.engines.engine_messages` says what the bytes mean.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Supervisor:
         await self._end()
 
     async def let_go(self) -> None:
-        """Restart nothing from now on, and end the connections that Triton's exit would wait for."""
+        """Restart nothing from now on; end the connections that Triton's exit would wait for."""
         if self._task is not None:
             self._task.cancel()
         await self._transport.disconnect()

@@ -36,10 +36,10 @@ class Response:
 
 
 class Sender:
-    """A front end: `contents` are the responses that it got, `last` is the one with the end."""
+    """A request: `contents` are the responses of its pipe, `last` is the one with the end."""
 
-    def __init__(self) -> None:
-        self.contents: list[bytes] = []
+    def __init__(self, contents: list[bytes]) -> None:
+        self.contents = contents
         self.last: Any = None
         self.ended = threading.Event()
         self.gone = False
@@ -66,9 +66,10 @@ class World:
         self.model = module.TritonPythonModel()
         self.model.initialize({})
         self._listener = listener
+        self.contents: list[bytes] = []
 
     def call(self, call: bytes, name: str = "pipe") -> Sender:
-        sender = Sender()
+        sender = Sender(self.contents)
         tensor = SimpleNamespace(as_numpy=lambda: np.frombuffer(call, np.uint8))
         request = SimpleNamespace(
             get_response_sender=lambda: sender, request_id=lambda: name, tensor=tensor
@@ -146,9 +147,11 @@ def test_a_front_end_that_is_megabytes_behind_is_waited_for(world: World) -> Non
     rest = threading.Thread(target=engine.sendall, args=[content[sent:]])
     rest.start()
     while len(sender.bytes) < len(content):
-        world.call(step_pipe.arrived_call(len(sender.contents)))
-        wait_until(lambda taken=taken: len(sender.bytes) > taken)
+        earlier, sender = sender, world.call(step_pipe.arrived_call(len(sender.contents)))
+        wait_until(lambda taken=taken: sum(map(len, world.contents)) > taken)
         taken = len(sender.bytes)
+        assert earlier.ended.wait(PATIENCE_S)
+        assert earlier.last is None
     rest.join()
     assert sender.bytes == content
     engine.close()
@@ -168,11 +171,12 @@ def test_a_front_end_that_is_many_responses_behind_is_waited_for_and_its_calls_p
     world.call(step_pipe.SEND + large)
     assert received(engine, len(large)) == large
     assert sender.bytes == b"x" * step_pipe.MOST_RESPONSES
-    world.call(step_pipe.arrived_call(1))
-    wait_until(lambda: sender.bytes[-1:] == b"y")
+    newer = world.call(step_pipe.arrived_call(1))
+    wait_until(lambda: newer.bytes[-1:] == b"y")
     world.call(step_pipe.CLOSE)
-    assert sender.ended.wait(PATIENCE_S)
-    assert sender.last is None
+    for request in (sender, newer):
+        assert request.ended.wait(PATIENCE_S)
+        assert request.last is None
     assert engine.recv(1) == b""
 
 
@@ -182,7 +186,6 @@ def test_a_front_end_that_is_gone_is_hung_up_on_though_steps_go_on(world: World)
     with pytest.raises(BrokenPipeError):  # noqa: PT012
         while True:
             engine.send(b"x")
-            world.call(step_pipe.arrived_call(len(sender.contents)))
     assert sender.ended.wait(PATIENCE_S)
 
 

@@ -84,7 +84,7 @@ class Pipe:
         return taken
 
     def close(self) -> None:
-        """Hang up on the engine, which cancels what runs; the endless request ends."""
+        """Hang up on the engine, which cancels what runs; the request ends."""
         self._ending = True
         self._wake_up()
 

@@ -1,6 +1,6 @@
 """Token transport of engines in processes of ours: one response of Triton for each engine step.
 
-Each engine is behind an endless request to the private model ``engine_steps``, all on one gRPC
+Each engine is behind a request to the private model ``engine_steps``, all on one gRPC
 stream; see `cog_triton.engines.step_pipe`. Of several engines of one model, the choice is made
 here, where the load of all requests and the fate of each are known. An engine's death ends its own
 requests only.
@@ -58,7 +58,7 @@ class StepSubmission:
 
 
 class EngineChannel:
-    """The way to one engine: `Receiver` of its endless request; a `TokenTransport` for probes."""
+    """The way to one engine: `Receiver` of its requests; a `TokenTransport` for probes."""
 
     def __init__(self, streams: StepStreams, replica: int) -> None:
         self.replica = replica

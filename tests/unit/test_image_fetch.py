@@ -87,14 +87,6 @@ def test_an_image_of_an_allowed_host_is_fetched() -> None:
     assert f"Host: here.example.com:{port}\r\n".encode() in head
 
 
-def test_a_chunked_answer_is_whole_or_refused() -> None:
-    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n"
-    with host(lambda connection, _: connection.sendall(chunked + b"0\r\n\r\n")) as (port, _):
-        assert fetch(f"http://127.0.0.1:{port}/", "127.0.0.1") == b"ab"
-    with host(lambda connection, _: connection.sendall(chunked)) as (port, _):
-        assert "cannot be fetched" in refusal(f"http://127.0.0.1:{port}/", "127.0.0.1")
-
-
 @pytest.mark.parametrize(
     ("url", "rules"),
     [
@@ -185,7 +177,6 @@ def test_an_answer_that_is_too_long_is_cut_off() -> None:
 
 @pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\nabc"])
 def test_a_slow_host_is_left_at_the_deadline(start: bytes) -> None:
-    """It sends a little now and then, so that no single wait takes long."""
     stop = threading.Event()
 
     def slow(connection: socket.socket, _: bytes) -> None:
@@ -199,18 +190,7 @@ def test_a_slow_host_is_left_at_the_deadline(start: bytes) -> None:
     assert "took more than 0.3 s" in words
 
 
-@pytest.mark.parametrize(
-    "answer", [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"]
-)
-def test_broken_answers_are_refused(answer: bytes) -> None:
-    with host(lambda connection, _: connection.sendall(answer)) as (port, _):
-        assert "cannot be fetched" in refusal(f"http://127.0.0.1:{port}/", "127.0.0.1")
-
-
-def test_a_closed_port_and_no_tls_are_refused() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    assert "cannot be fetched" in refusal(f"http://127.0.0.1:{port}/", "127.0.0.1")
+def test_no_port_and_no_tls_are_refused() -> None:
     assert "cannot be fetched" in refusal("http://127.0.0.1:99999/", "127.0.0.1")
     with host(whole(image())) as (port, _):
         assert "cannot be fetched: Connect" in refusal(f"https://127.0.0.1:{port}/", "127.0.0.1")

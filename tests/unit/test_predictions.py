@@ -9,7 +9,6 @@ import secrets
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,6 @@ from openai_server import THREE, TOKENIZER, tokens
 from raw_clients import FrameSocket
 from scripted_server import HANG, PATIENCE_S
 from scripted_triton import Answer, ScriptedTriton, event
-from stack import wait_until
 
 from cog_triton.engines.base import Abilities, EngineLimits
 from cog_triton.engines.generate_stream import to_error
@@ -31,7 +29,6 @@ from cog_triton.ipc.framing import frame
 from cog_triton.ipc.messages import encode
 from cog_triton.serving import cog_socket, predictions
 from cog_triton.serving.cog_messages import CANCELLED, END, ERROR, LOG, METRICS, OUTPUT, Predict
-from cog_triton.serving.coglet import cog_server
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.predictions import Output, PieceMerger, Predictions
 from cog_triton.serving.tenants import Tenant
@@ -215,18 +212,6 @@ def test_a_running_one_is_cancelled_by_its_id_or_hang_up(caplog: pytest.LogCaptu
     del served  # which has observed the errors
     gc.collect()
     assert caplog.text == "", "of an error that nobody has seen"
-
-
-def test_one_that_is_left_leaves_no_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cog_server, "PLACE", tmp_path)
-    (tmp_path / "predictions" / "one" / "outputs").mkdir(parents=True)
-    with serving([*tokens("the "), HANG]) as served:
-        own = served.begin()
-        until_begun(own)
-        own.close()  # as the kernel does for a worker that dies
-        wait_until(lambda: not list((tmp_path / "predictions").iterdir()))
 
 
 def test_one_that_is_still_planned_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

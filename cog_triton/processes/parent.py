@@ -176,16 +176,18 @@ class Parent:
             self._serves_since[_SERVED] = math.inf
             self._report(running)
             following = self._do(self._follow(self._stream))
-            reason = await self._watch(_SERVED, self._server, due.read)
+            reason = await self._watch(_SERVED, self._server, due.read, mends=True)
             following.cancel()
             self._stream.close()
             self._server = self._stream = None
         return "" if reason.startswith(f"{_SERVED} {described(0)}") else reason
 
-    async def _watch(self, what: str, child: Child, *due: Callable[[], float]) -> str:
+    async def _watch(
+        self, what: str, child: Child, *due: Callable[[], float], mends: bool = False
+    ) -> str:
         """Wait until it has ended, or is at fault and was killed; why."""
         self._faults[what] = fault = asyncio.get_running_loop().create_future()
-        watching = self._do(watch(what, child, *due))
+        watching = self._do(watch(what, child, *due, mends=mends))
         await asyncio.wait({watching, fault}, return_when=asyncio.FIRST_COMPLETED)
         wrong = str(fault.result()) if fault.done() else watching.result()
         code = await child.kill()

@@ -7,7 +7,10 @@ prompts of 100,000 tokens take minutes on a CPU.
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,17 +20,21 @@ from cog_triton.processes.child import Child
 from cog_triton.system import reaper
 from cog_triton.system.process_state import process_state, stat_fields
 
+_log = logging.getLogger(__name__)
 _PERIOD_S = 0.5
 _SLEEPING_LOOKS = 4
 _PIDS_LOOKS = 4
 
 
-async def watch(what: str, child: Child, due: Callable[[], float] = lambda: math.inf) -> str:
+async def watch(
+    what: str, child: Child, due: Callable[[], float] = lambda: math.inf, *, mends: bool = False
+) -> str:
     """Watch the main process of `what`, and all below it, to its end.
 
     Returns what is wrong, as soon as something is; blank if the process has ended.
     `due` says when its next step is due, by time.monotonic(). Looks count, twice a second, not
-    time, which may have stood still.
+    time, which may have stood still. A process that `mends` starts its own ones again: of those
+    one that was stopped is killed, and nothing else.
     """
     seen: tuple[float, int] | None = None
     look, sleeping, pid = 0, 0, child.pid
@@ -38,8 +45,14 @@ async def watch(what: str, child: Child, due: Callable[[], float] = lambda: math
                 watched = {pid, *reaper.descendants(pid)}
         look += 1
         for one in sorted(watched):
-            if process_state(one) == "T":
-                return f"process {one} of {what} was stopped"
+            if process_state(one) != "T":
+                continue
+            reason = f"process {one} of {what} was stopped"
+            if not mends or one == pid:
+                return reason
+            _log.warning("%s; it is killed", reason)
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
         step = due()
         last, seen = seen, (step, cpu_time(pid)) if step <= time.monotonic() else None
         sleeping = sleeping + 1 if seen is not None and seen == last and _sleeps(pid) else 0

@@ -15,8 +15,9 @@ from small_front import on_loop, until
 from cog_triton.processes import watchdog
 
 
+@pytest.mark.parametrize("mends", [False, True])
 @on_loop
-async def test_a_watch_knows_its_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_watch_knows_its_last_look(monkeypatch: pytest.MonkeyPatch, mends: bool) -> None:
     looks: list[int] = []
 
     def read(root: int) -> set[int]:
@@ -29,8 +30,12 @@ async def test_a_watch_knows_its_last_look(monkeypatch: pytest.MonkeyPatch) -> N
     it: Any = SimpleNamespace(pid=os.getpid(), ended=asyncio.Future(), wait=asyncio.sleep)
     monkeypatch.setattr(watchdog, "_PERIOD_S", 0.01)
     with subprocess.Popen(["sleep", "60"]) as sleeping:
-        watching = asyncio.ensure_future(watchdog.watch("it", it))
+        watching = asyncio.ensure_future(watchdog.watch("it", it, mends=mends))
         await until(lambda: len(looks) == 3 or watching.done())
         sleeping.send_signal(signal.SIGSTOP)
-        assert await watching == f"process {sleeping.pid} of it was stopped"
-        sleeping.kill()
+        if mends:
+            await until(lambda: sleeping.poll() == -signal.SIGKILL)
+            watching.cancel()
+        else:
+            assert await watching == f"process {sleeping.pid} of it was stopped"
+            sleeping.kill()

@@ -33,7 +33,6 @@ FOREIGN = {
     "engines/vllm/core_process.py": "starts EngineCore as vLLM does, by multiprocessing",
     "ipc/streams.py": "what channels are made of",
     "packages/package_set.py": "reads what pip says",
-    "serving/openai/image_fetch.py": "fetches an image from elsewhere",
     "triton/grpc_relay.py": "passes on what clients of gRPC send",
     "system/local_socket.py": "what channels are made of",
     "system/tcp_sockets.py": "asks the kernel for sockets",

@@ -31,12 +31,8 @@ def resolve(host: str) -> Sequence[str]:
     return NAMES.get(host, [host] if host[:1].isdigit() or ":" in host else [])
 
 
-def fetcher(*rules: str, timeout: float = 60) -> ImageFetcher:
-    return ImageFetcher(rules, resolve, timeout)
-
-
 def fetch(url: str, *rules: str, most: int = 1 << 20, timeout: float = 60) -> bytes:
-    made = fetcher(*rules, timeout=timeout)
+    made = ImageFetcher(rules, resolve, timeout)
     return made.fetch("part", url, most, time.monotonic() + timeout)
 
 

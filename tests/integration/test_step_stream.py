@@ -211,7 +211,7 @@ def test_a_reader_that_stops_for_a_while_loses_nothing(mock: Stack, passage: lis
     print("MB of server, stub, engine before, stopped, after:", before, stopped, after)
     for place in (0, 1):
         assert stopped[place] - before[place] < GROWTH_MB / 2
-        assert after[place] - before[place] < GROWTH_MB / 2  # 14 MB, if a request kept all steps
+        assert after[place] - before[place] < GROWTH_MB / 2  # 14 MB if one request has all
 
 
 def test_readers_that_are_killed_leave_nothing_behind(mock: Stack, passage: list[int]) -> None:

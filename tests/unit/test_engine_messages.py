@@ -177,24 +177,24 @@ def test_a_value_out_of_range_is_the_coded_error_of_its_class() -> None:
         Submit(1, sent).request()
 
 
-class Told(Message, frozen=True):
+class Sent(Message, frozen=True):
     error: errors.CogTritonError | None = None
     pairs: tuple[tuple[str, int], ...] = ()
     numbers: Mapping[int, str] = {}
 
 
 @pytest.mark.parametrize(
-    "told",
+    "sent",
     [
-        Told(None, (("\udcff", 1),), {1: "a"}),
-        Told(errors.InvalidArgument("x=1: must be 2\nor 3")),
+        Sent(None, (("\udcff", 1),), {1: "a"}),
+        Sent(errors.InvalidArgument("x=1: must be 2\nor 3")),
     ],
 )
-def test_errors_keep_their_codes(told: Told) -> None:
-    arrived = messages.decode(messages.encode(told))
-    assert repr(arrived) == repr(told)
-    with pytest.raises(FrameError, match="'Told'"):
-        messages.decode(messages.encode(told), Stop | Serve)
+def test_errors_keep_their_codes(sent: Sent) -> None:
+    arrived = messages.decode(messages.encode(sent))
+    assert repr(arrived) == repr(sent)
+    with pytest.raises(FrameError, match="'Sent'"):
+        messages.decode(messages.encode(sent), Stop | Serve)
 
 
 STUB = """
@@ -205,8 +205,8 @@ from cog_triton.text.sampling import SamplingParams
 
 asked = request.EngineRequest(input_ids=[1, 2], sampling=SamplingParams(max_tokens=5))
 sys.stdout.buffer.write(engine_messages.submit(7, asked))
-told = engine_messages.encode(engine_messages.Event(7, engine_messages.MetricsEvent({"a": [1.0]})))
-assert engine_messages.decode(told).event.values == {"a": [1.0]}
+sent = engine_messages.encode(engine_messages.Event(7, engine_messages.MetricsEvent({"a": [1.0]})))
+assert engine_messages.decode(sent).event.values == {"a": [1.0]}
 """
 
 

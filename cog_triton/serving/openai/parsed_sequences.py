@@ -37,7 +37,7 @@ class ParsedSequences(Sequences):
         self._texts: list[list[str]] = [[] for _ in streams]
         self._sent = [0] * len(streams)
         self._log_probs: list[list[TokenLogProb]] = [[] for _ in streams]
-        self._told = [False] * len(streams)
+        self._done = [False] * len(streams)
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -49,21 +49,21 @@ class ParsedSequences(Sequences):
 
     @property
     def ended(self) -> bool:
-        return not self._running and all(self._told)
+        return not self._running and all(self._done)
 
-    def told(self, place: int) -> bool:
-        return self._told[place]
+    def done(self, place: int) -> bool:
+        return self._done[place]
 
     def _advanced(self) -> Pieces:
         for place, piece in super()._advanced():
             self._send(place, piece)
         pieces: list[tuple[int, TextPiece | None]] = []
         for place, stream in enumerate(self._streams):
-            if self._told[place]:
+            if self._done[place]:
                 continue
             generation = self.generations[place]
-            self._told[place] = told = generation.ended and not stream.waits
-            if told or stream.has_results:
+            self._done[place] = done = generation.ended and not stream.waits
+            if done or stream.has_results:
                 log_probs, self._log_probs[place] = self._log_probs[place], []
                 count = generation.result.output_token_count
                 pieces.append((place, TextPiece("", log_probs, count)))

@@ -181,7 +181,7 @@ class OpenAIRoutes:
 
         parsed, plan, answers = await self._api.planned(request, planned)
         options, streamed = parsed.stream_options, bool(parsed.stream)
-        shape.tells_usage = bool(options and options.include_usage)
+        shape.sends_usage = bool(options and options.include_usage)
         shape.usage_so_far = bool(options and options.continuous_usage_stats)
         streams = [each.stream for each in answers if each.stream is not None]
         sequences = (

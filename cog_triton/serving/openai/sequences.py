@@ -131,7 +131,7 @@ class Sequences:
         """Whether `advance` has given all text of all sequences."""
         return not self._running
 
-    def told(self, place: int) -> bool:
+    def done(self, place: int) -> bool:
         """Whether `advance` has given all text of the sequence in a place."""
         return self.generations[place].ended
 

@@ -51,7 +51,7 @@ class Shape(ABC):
         self.model = model
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
-        self.tells_usage = self.usage_so_far = False
+        self.sends_usage = self.usage_so_far = False
         """Whether a stream ends with its usage, and whether each of its events has that so far."""
 
     @abstractmethod
@@ -102,7 +102,7 @@ class ChoiceShape(Shape):
 
     def done(self, usage: Usage) -> bytes:
         last = {**self._object(self.chunk_object, []), "usage": _usage(usage)}
-        return sse_event(last) + _DONE if self.tells_usage else _DONE
+        return sse_event(last) + _DONE if self.sends_usage else _DONE
 
     def failure(self, error: CogTritonError) -> bytes:
         return sse_event(error_responses.error_body(error))
@@ -134,7 +134,7 @@ class ChoiceShape(Shape):
     ) -> Object:
         choice = {"index": answer.index, **content, "logprobs": log_probs, "finish_reason": reason}
         chunk = self._object(self.chunk_object, [choice])
-        return {**chunk, "usage": None} if self.tells_usage else chunk
+        return {**chunk, "usage": None} if self.sends_usage else chunk
 
     def _object(self, kind: str, choices: list[Object]) -> Object:
         head = {"id": self.id, "created": self.created, "model": self.model}

@@ -196,7 +196,7 @@ class GenerationResponse(EngineResponse):
 
     def _tell(self, pieces: Pieces) -> bool:
         """Whether there is text among the pieces, or an end."""
-        return any(piece is not None or self.sequences.told(place) for place, piece in pieces)
+        return any(piece is not None or self.sequences.done(place) for place, piece in pieces)
 
     async def _first_pieces(self) -> Pieces:
         """The first pieces; none when they are not there in time for the headers."""
@@ -217,7 +217,7 @@ class GenerationResponse(EngineResponse):
             if piece is not None:
                 usage = sequences.usage if shape.usage_so_far else None
                 data += shape.events(answer, piece, usage)
-            if sequences.told(place):
+            if sequences.done(place):
                 result = sequences.generations[place].result
                 data += shape.closing(answer, result, sequences.usage)
         return data

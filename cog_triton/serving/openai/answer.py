@@ -27,7 +27,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """Prompt that a completion begins with; with `alone` the completion has nothing else."""
+    """Prompt that a completion begins with; if `alone`, the completion has nothing else."""
 
     text: str
     first_id: int
@@ -55,7 +55,7 @@ class Answer:
     offset: int = 0
     """Characters of the text before the next token."""
     frame: tuple[bytes, bytes] | None = None
-    """What is around the text in an event of plain text."""
+    """Bytes around the text of an event."""
 
     @property
     def alone(self) -> bool:
@@ -64,7 +64,7 @@ class Answer:
 
     @property
     def stream(self) -> BorrowedStream | None:
-        """The stream of a parser of vLLM, if one parses this."""
+        """The stream of vLLM's parser, if one parses this."""
         return self.parser.stream if self.parser else None
 
     @property
@@ -79,11 +79,11 @@ class Answer:
         self.deltas += self.feed(piece.text)
 
     def feed(self, text: str) -> Sequence[Delta]:
-        """What new text completes."""
+        """Deltas that new text completes."""
         return self.parser.feed(text) if self.parser else (Content(text),)
 
     def rest(self) -> Sequence[Delta]:
-        """What the parser has after the last text; to be called once."""
+        """Deltas after the last text; to be called once."""
         return self.parser.finish() if self.parser else ()
 
     def finish_reason(self, result: GenerationResult) -> str | None:

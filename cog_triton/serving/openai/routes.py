@@ -245,10 +245,10 @@ class OpenAIRoutes:
         ]
         if isinstance(request, CompletionRequest) and request.echo:
             alone = request.max_tokens == 0
-            for answer in answers:
-                number = answer.index // made
-                text = self._prompt_text(given[number])
-                answer.echo = Echo(text, prompts[number][0], alone)
+            for number, ids in enumerate(prompts):
+                echo = Echo(self._prompt_text(given[number]), ids[0], alone)
+                for answer in answers[number * made : (number + 1) * made]:
+                    answer.echo = echo
         return plan, answers
 
     def _check_count(self, request: OpenAIRequest) -> None:

@@ -116,7 +116,7 @@ class GenerationResponse(EngineResponse):
                     if piece is not None:
                         self.answers[place].add(piece)
         plan, answers = sequences.plan, self.answers
-        shown: list[Answer] = []  # of each prompt all, or the best ones
+        shown: list[Answer] = []  # all, or the best ones
         for first in range(0, len(answers), plan.made):
             made = answers[first : first + plan.made]
             if plan.shown < plan.made:

@@ -355,7 +355,7 @@ def test_comments_keep_a_waiting_stream_awake(monkeypatch: pytest.MonkeyPatch) -
     class Waiting:
         interrupted = True
 
-        def told(self, place: int) -> bool:
+        def done(self, place: int) -> bool:
             return False
 
         async def advance(self, timeout: float) -> list[tuple[int, None]]:

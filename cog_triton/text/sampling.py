@@ -251,8 +251,3 @@ class SamplingParams:
 SAMPLING = rows(SamplingParams)
 ABILITIES = sorted(item.name for item in SAMPLING if item.optional)
 """Fields that not every engine has."""
-
-
-def bounds(name: str) -> Mapping[str, Any]:
-    """Bounds of a sampling parameter in bodies of ``/v1``."""
-    return next(item.body or {} for item in SAMPLING if item.name == name)

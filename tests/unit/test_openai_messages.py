@@ -333,8 +333,8 @@ def user_turn(*blocks: Any) -> dict[str, Any]:
         ({"tool_choice": {"type": "any"}}, "needs tools to choose from"),
         ({"thinking": {"type": "on"}}, "thinking.type='on'"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format={'type': 'xml'}"),
-        ({"output_config": 3}, "output_config=3: must be an object"),
-        ({"stop_sequences": [3]}, "stop_sequences=[3]"),
+        ({"output_config": 3}, "output_config=3: input should be a valid dictionary"),
+        ({"stop_sequences": [3]}, "stop_sequences.0=3"),
         ({"n": 2}, "n: is a field of chats"),
         ({"use_beam_search": True}, "use_beam_search=True: not supported"),
         ({"mcp_servers": [{}]}, "mcp_servers: not supported"),
@@ -405,7 +405,7 @@ def test_an_answer_without_text_has_no_blocks() -> None:
 def test_the_schema_has_both_paths() -> None:
     paths = openapi()["paths"]
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
-        error = paths[path]["post"]["responses"]["400"]["content"]["application/json"]["schema"]
+        error = paths[path]["post"]["responses"]["default"]["content"]["application/json"]["schema"]
         assert error["$ref"].endswith("MessagesError")
 
 

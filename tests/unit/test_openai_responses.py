@@ -12,7 +12,7 @@ from openai.types.responses import Response
 from openai_server import THREE, TOKENIZER, USER, api, tokens
 from scripted_triton import event
 
-from cog_triton.serving.openai.responses_request import translate
+from cog_triton.serving.openai.responses_request import read, translate
 
 TOOLS_TOKENIZER = replace(TOKENIZER, chat_template=CHATML_TOOLS)
 TOOL = {
@@ -270,7 +270,7 @@ def test_what_no_text_depends_on_is_taken() -> None:
     body |= {"include": ["reasoning.encrypted_content"], "metadata": {"a": "b"}}
     body |= {"previous_response_id": None, "background": False, "reasoning": {"effort": "low"}}
     body |= {"client_metadata": {"x-codex-turn": "1"}, "moderation": None, "image": None}
-    chat, echoed, _ = translate(body)
+    chat, echoed, _ = translate(read(body))
     assert chat == {"model": "m", "messages": USER, "reasoning_effort": "low"}
     assert echoed["metadata"] == {"a": "b"}
 

@@ -24,7 +24,7 @@ from cog_triton.serving.openai.parsers.formats import CALL_PARSERS
 from cog_triton.serving.openai.request_body import parse_body
 from cog_triton.serving.openai.request_fields import MAX_TOOLS, Tool, functions
 from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest
-from cog_triton.serving.openai.responses_request import translate
+from cog_triton.serving.openai.responses_request import read, translate
 from cog_triton.text import chat, prompts, stop_strings
 from cog_triton.text.detokenize import Detokenizer, Vocabulary
 from cog_triton.text.guide import Guide, choice_guide
@@ -274,7 +274,7 @@ CASES = {
     "depth of arguments": Case(BODY, lambda n: "[" * n, arguments),
     "depth of many calls": Case(1000, lambda n: DEEP * n, chat.parse_messages),
     "calls of a response's input": Case(
-        VALUES // 5, lambda n: {"model": "m", "input": [CALL] * n}, translate
+        VALUES // 5, lambda n: read({"model": "m", "input": [CALL] * n}), translate
     ),
     # Templates.
     "fields of a template": Case(

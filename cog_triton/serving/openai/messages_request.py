@@ -9,23 +9,47 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.serving.openai.field_names import FieldNames, PlacedMessage
 from cog_triton.serving.openai.request_body import given_fields
-from cog_triton.serving.openai.requests import ChatRequest
-from cog_triton.serving.openai.responses_request import SAME, as_list
+from cog_triton.serving.openai.request_fields import HashableFailFast
+from cog_triton.serving.openai.requests import ChatFields, ChatRequest, validate
+from cog_triton.serving.openai.responses_request import OBJECTS, TEXT_OR_OBJECTS, as_list
 from cog_triton.system.log_notes import log_once, note_unknown
 from cog_triton.system.printable import shortened
+from cog_triton.text.sampling import MAX_TOKENS
 
 _log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
-_OWN = (
-    *("messages", "system", "max_tokens", "stop_sequences", "tools", "tool_choice", "thinking"),
-    *("output_config", "output_format", "context_management"),
-)
+
+
+class CountTokensRequest(ChatFields):
+    """POST /v1/messages/count_tokens: each turn has a role and content, a text or blocks."""
+
+    model_config = ConfigDict(extra="allow")
+
+    messages: Annotated[Any, WithJsonSchema({**OBJECTS, "minItems": 1})]
+    system: Annotated[Any, WithJsonSchema(TEXT_OR_OBJECTS)] = None
+    stop_sequences: Annotated[list[str], HashableFailFast()] | None = None
+    tools: Annotated[Any, WithJsonSchema(OBJECTS)] = None
+    tool_choice: Object | None = None
+    thinking: Object | None = None
+    output_config: Object | None = None
+    output_format: Object | None = None
+    context_management: Any = None
+
+
+class MessagesRequest(CountTokensRequest):
+    """POST /v1/messages."""
+
+    max_tokens: int = Field(ge=1, le=MAX_TOKENS)
+
+
 _IGNORED = (
     *("metadata", "service_tier", "cache_control", "inference_geo", "user_profile_id", "speed"),
     *("workspace_id", "billing_policy", "fallback_credit_token", "fallbacks", "diagnostics"),
@@ -37,7 +61,7 @@ _REFUSED = {
     "compaction": "conversations are not summarized here",
     "thread": "nothing is stored; send the whole conversation as messages",
 }
-KNOWN = {*SAME, *_OWN, *_IGNORED, *_REFUSED}
+KNOWN = {*MessagesRequest.model_fields, *_IGNORED, *_REFUSED}
 KNOWN_OF_TOOLS = {
     *("name", "description", "input_schema", "type", "strict", "input_examples"),
     *("cache_control", "eager_input_streaming", "defer_loading", "allowed_callers"),
@@ -80,34 +104,32 @@ class Block(NamedTuple):
 
 
 def translate(
-    body: Any, *, images: bool, counts: bool = False, names: FieldNames | None = None
+    body: Any,
+    *,
+    images: bool,
+    kind: type[CountTokensRequest] = MessagesRequest,
+    names: FieldNames | None = None,
 ) -> Object:
     """The chat that a request's JSON value asks for; raises E1005 for what a chat cannot have.
 
-    `images` says whether the model takes any, `counts` that tokens are counted, and none made;
-    `names` gets the places of messages.
+    `images` says whether the model takes any; `names` gets the places of messages.
     """
     names = names or FieldNames(NAMES)
-    given = given_fields(body, _REFUSED)
-    for name in ("model", "messages") if counts else ("model", "messages", "max_tokens"):
-        if name not in given:
-            raise InvalidArgument(f"{name}: missing; it is required")
-    chat = {name: given[name] for name in (*SAME, "max_tokens") if name in given}
+    request = validate(kind, given_fields(body, _REFUSED))
+    given = {name: value for name, value in request if value is not None}
+    chat = {name: given[name] for name in ChatFields.model_fields if name in given}
     chat |= _others(given)
-    if "stop_sequences" in given:
-        stops = as_list("stop_sequences", given["stop_sequences"])
-        if not all(isinstance(stop, str) for stop in stops):
-            raise InvalidArgument(f"stop_sequences={shortened(stops)}: must be a list of texts")
-        chat["stop"] = stops
+    if request.stop_sequences is not None:
+        chat["stop"] = request.stop_sequences
     chat["messages"] = names.messages(_messages(given, images=images))
     if tools := given.get("tools"):
         chat["tools"] = [
             _tool(Block(f"tools[{place}]", _object(f"tools[{place}]", tool)))
             for place, tool in enumerate(as_list("tools", tools))
         ]
-    if "tool_choice" in given:
-        chat |= _tool_choice(_object("tool_choice", given["tool_choice"]))
-    return chat | _reasoning(given) | _format(given)
+    if request.tool_choice is not None:
+        chat |= _tool_choice(request.tool_choice)
+    return chat | _reasoning(request) | _format(request)
 
 
 def _others(given: Mapping[str, Any]) -> Object:
@@ -121,13 +143,12 @@ def _others(given: Mapping[str, Any]) -> Object:
     return found
 
 
-def _reasoning(given: Mapping[str, Any]) -> Object:
+def _reasoning(request: CountTokensRequest) -> Object:
     """Fields of the chat that say whether, and how much, the model reasons."""
-    effort = _object("output_config", given.get("output_config", {})).get("effort")
+    effort, thinking = (request.output_config or {}).get("effort"), request.thinking
     found = {} if effort is None else {"reasoning_effort": effort}
-    if "thinking" not in given:
+    if thinking is None:
         return found
-    thinking = _object("thinking", given["thinking"])
     kind = thinking.get("type")
     if kind not in _THINKING:
         raise InvalidArgument(f"thinking.type={shortened(kind)}: must be {', '.join(_THINKING)}")
@@ -139,8 +160,8 @@ def _reasoning(given: Mapping[str, Any]) -> Object:
     return {"reasoning_effort": "medium", **found, **omitted}
 
 
-def _format(given: Mapping[str, Any]) -> Object:
-    form = given.get("output_config", {}).get("format", given.get("output_format"))
+def _format(request: CountTokensRequest) -> Object:
+    form = (request.output_config or {}).get("format", request.output_format)
     if form is None:
         return {}
     if not isinstance(form, dict) or form.get("type") != "json_schema":

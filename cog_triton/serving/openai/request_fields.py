@@ -184,11 +184,16 @@ class GivenGuide(NamedTuple):
     guide: Guide
 
 
-class GuideFields(BaseModel):
-    """The fields; `guided_*` are what vLLM called those of `structured_outputs` before 0.12."""
+class VLLMGuide(BaseModel):
+    """vLLM's field, which all four APIs have."""
+
+    structured_outputs: StructuredOutputs | None = None
+
+
+class GuideFields(VLLMGuide):
+    """Guides; `guided_*` are what vLLM called those of `structured_outputs` before 0.12."""
 
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None

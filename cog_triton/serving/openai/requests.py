@@ -11,9 +11,17 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+    field_validator,
+)
 
 from cog_triton.engines.base import Abilities
 from cog_triton.engines.request import EngineRequest
@@ -25,16 +33,17 @@ from cog_triton.serving.openai.request_fields import (
     HashableFailFast,
     ToolChoice,
     Tools,
+    VLLMGuide,
     check_tools,
 )
 from cog_triton.system.log_notes import note_unknown
 from cog_triton.system.printable import shortened
+from cog_triton.text.chat import ROLES
 from cog_triton.text.sampling import (
     ABILITIES,
     MAX_TOKENS,
     SAMPLING,
     SamplingParams,
-    bounds,
     resolve_seed,
 )
 
@@ -46,19 +55,7 @@ def without_fraction(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-_WHOLE = (
-    *("n", "best_of", "max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed"),
-    *("logprobs", "top_logprobs", "priority"),
-)
-"""Whole numbers, which some clients write as 1.0."""
 _MOST_LOG_PROBS = 20
-
-
-def _sampled(name: str) -> Any:
-    """A field of the table, with its bounds."""
-    return Field(default=None, **bounds(name))
-
-
 # Else each of a million wrong items would be an error of its own.
 _FAIL_FAST = HashableFailFast()
 Prompts = (
@@ -166,33 +163,55 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class OpenAIRequest(GuideFields, ABC):
-    """Fields of both endpoints."""
+_TYPES = get_type_hints(SamplingParams)
+_WHOLE = [
+    *("n", "best_of", "max_completion_tokens", "max_output_tokens", "logprobs", "top_logprobs"),
+    *("priority", *(item.name for item in SAMPLING if _TYPES[item.name] is int)),
+]
+"""Whole numbers, which some clients write as 1.0."""
+_BODY_TYPES: Mapping[Any, Any] = {
+    Mapping[int, float]: dict[str, float],
+    tuple[int, ...]: Annotated[list[int], _FAIL_FAST],
+}
+"""Types of the table, and what JSON has for them."""
+_ROWS: dict[str, Any] = {
+    item.name: (
+        _BODY_TYPES.get(kind := _TYPES[item.name], kind) | None,
+        Field(default=None, **item.body),
+    )
+    for item in SAMPLING
+    if item.body is not None
+}
+_Sampled = create_model("_Sampled", **_ROWS)
+
+
+class SampledRequest(VLLMGuide, _Sampled):  # type: ignore[misc, valid-type]
+    """Fields of all four APIs: the table of sampling parameters, and others of one meaning."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str
-    n: int | None = Field(default=None, ge=1)
-    max_tokens: int | None = _sampled("max_tokens")
-    min_tokens: int | None = _sampled("min_tokens")
-    temperature: float | None = _sampled("temperature")
-    top_p: float | None = _sampled("top_p")
-    top_k: int | None = _sampled("top_k")
-    presence_penalty: float | None = _sampled("presence_penalty")
-    frequency_penalty: float | None = _sampled("frequency_penalty")
-    repetition_penalty: float | None = _sampled("repetition_penalty")
-    seed: int | None = _sampled("seed")
-    min_p: float | None = _sampled("min_p")
-    logit_bias: dict[str, float] | None = _sampled("logit_bias")
-    allowed_token_ids: Annotated[list[int], _FAIL_FAST] | None = _sampled("allowed_token_ids")
-    stop: str | Annotated[list[str], _FAIL_FAST] | None = None
     stop_token_ids: Annotated[list[int], _FAIL_FAST] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    priority: int | None = None
 
     _whole = field_validator(*_WHOLE, mode="before", check_fields=False)(without_fraction)
+
+
+class ChatFields(SampledRequest):
+    """Fields of the three APIs of chats."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
+
+
+class OpenAIRequest(GuideFields, SampledRequest, ABC):
+    """Fields of both endpoints."""
+
+    n: int | None = Field(default=None, ge=1)
+    stop: str | Annotated[list[str], _FAIL_FAST] | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
 
     @property
     def limit(self) -> int:
@@ -260,10 +279,30 @@ class OpenAIRequest(GuideFields, ABC):
         return stops
 
 
-class ChatRequest(OpenAIRequest):
+Messages = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["role"],
+                "properties": {
+                    "role": {"enum": list(ROLES)},
+                    "content": {"type": ["string", "array", "null"], "items": {"type": "object"}},
+                },
+            },
+        }
+    ),
+]
+"""Messages of a chat, which `text.chat` checks."""
+
+
+class ChatRequest(OpenAIRequest, ChatFields):
     """POST /v1/chat/completions; each message has a role and content."""
 
-    messages: Any
+    messages: Messages
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=_MOST_LOG_PROBS)
@@ -273,8 +312,6 @@ class ChatRequest(OpenAIRequest):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
-    include_reasoning: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def limit(self) -> int:

@@ -9,28 +9,46 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.serving.openai.field_names import FieldNames, PlacedMessage
 from cog_triton.serving.openai.request_body import given_fields
+from cog_triton.serving.openai.requests import ChatFields, ChatRequest, validate
 from cog_triton.system.log_notes import log_once
 from cog_triton.system.printable import shortened
-from cog_triton.text.sampling import SAMPLING
+from cog_triton.text.sampling import MAX_TOKENS
 
 _log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
-SAME = (
-    *(item.name for item in SAMPLING if item.body is not None and item.name != "max_tokens"),
-    *("model", "ignore_eos", "stop_token_ids", "stream"),
-    *("chat_template_kwargs", "include_reasoning", "structured_outputs"),
-)
-"""Names that all endpoints of chats have, with the same meaning."""
-_SAME = (*SAME, "stop", "parallel_tool_calls")
+OBJECTS: Object = {"type": "array", "items": {"type": "object"}}
+TEXT_OR_OBJECTS: Object = {"type": ["string", "array"], "items": {"type": "object"}}
+
+
+class ResponsesRequest(ChatFields):
+    """POST /v1/responses; `input` is a text, or items. The chat has, or refuses, other fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    input: Annotated[Any, WithJsonSchema(TEXT_OR_OBJECTS)]
+    instructions: Any = None
+    max_output_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
+    reasoning: Any = None
+    text: dict[str, Any] | None = None
+    tools: Annotated[Any, WithJsonSchema(OBJECTS)] = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+
+
 _IGNORED = (
-    *("metadata", "store", "background", "previous_response_id", "user", "service_tier"),
-    *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+    *("metadata", "user", "service_tier", "safety_identifier"),
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
     *("include", "truncation", "max_tool_calls", "stream_options", "request_id", "priority"),
     *("access_programs", "client_metadata", "context_management"),
 )
@@ -42,17 +60,14 @@ _REFUSED = {
     "prompt": "there are no stored prompts; send input",
     "top_logprobs": "use /v1/chat/completions",
 }
-KNOWN = {
-    *(*_SAME, *_IGNORED, *_REFUSED, "input", "instructions", "max_output_tokens"),
-    *("reasoning", "text", "tools", "tool_choice"),
-}
+KNOWN = {*ResponsesRequest.model_fields, *_IGNORED, *_REFUSED}
+_SAME = ChatRequest.model_fields.keys() & ResponsesRequest.model_fields.keys() - {"tools"}
 _HOSTED = (
     *("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search"),
 )
 """Beginnings of the types of tools that OpenAI's own server runs, and the client never does."""
 _TEXT_PARTS = ("input_text", "output_text", "text")
 NAMES = (
-    ("max_completion_tokens", "max_output_tokens"),
     (r"response_format(?:\.json_schema)?", "text.format"),
     ("reasoning_effort", "reasoning.effort"),
     ("messages(?!: not supported)", "input"),
@@ -85,16 +100,15 @@ class StoreFields(NamedTuple):
 _NO_STORE = "nothing is stored here (RESPONSE_STORE_BYTES)"
 
 
-def store_fields(body: Any, *, has_store: bool) -> StoreFields:
-    """The fields of a request's JSON value; raises E1005 for what needs a store."""
-    given = given_fields(body, {})
-    for name in ("store", "background"):
-        if not isinstance(value := given.get(name, False), bool):
-            raise InvalidArgument(f"{name}={shortened(value)}: must be true or false")
-    if not isinstance(previous := given.get("previous_response_id", ""), str):
-        raise InvalidArgument(f"previous_response_id={shortened(previous)}: must be text")
-    stored, background = given.get("store", True), given.get("background", False)
-    if not has_store and previous:
+def read(body: Any) -> ResponsesRequest:
+    """A request from its JSON value; raises E1005."""
+    return validate(ResponsesRequest, given_fields(body, _REFUSED))
+
+
+def store_fields(request: ResponsesRequest, *, has_store: bool) -> StoreFields:
+    """The fields of a request; raises E1005 for what needs a store."""
+    stored, background = request.store is not False, bool(request.background)
+    if not has_store and request.previous_response_id:
         rule = "send the whole conversation as input"
         raise InvalidArgument(f"previous_response_id: not supported: {_NO_STORE}; {rule}")
     if background and not has_store:
@@ -102,41 +116,40 @@ def store_fields(body: Any, *, has_store: bool) -> StoreFields:
     if background and not stored:
         raise InvalidArgument("background: only with store, which keeps what nobody waits for")
     kept = stored and has_store
-    items = given.get("input") if kept else []
+    items = request.input if kept else []
     items = [{"role": "user", "content": items}] if isinstance(items, str) else items
-    return StoreFields(kept, background, previous or None, json.dumps(items))
+    return StoreFields(kept, background, request.previous_response_id or None, json.dumps(items))
 
 
 def translate(
-    body: Any,
+    request: ResponsesRequest,
     defaults: Mapping[str, float] = MappingProxyType({}),
     names: FieldNames | None = None,
     earlier: Sequence[Any] = (),
 ) -> Translated:
-    """Translate a request's JSON value; raises E1005 for what a chat cannot have.
+    """The chat that a request asks for; raises E1005 for what a chat cannot have.
 
     `defaults` are the model's own, of sampling parameters. `names` gets the places of messages;
     `earlier` are items of the conversation before.
     """
     names = names or FieldNames(NAMES)
-    given = given_fields(body, _REFUSED)
+    given = {name: value for name, value in request if value is not None}
     if given.get("n", 1) != 1:
         raise InvalidArgument(f"n={shortened(given['n'])}: a response is one answer")
-    chat = {name: given[name] for name in _SAME if name in given}
-    # The chat's parser knows them, or what to say of them.
-    chat |= {name: value for name, value in given.items() if name not in KNOWN}
-    if "max_output_tokens" in given:
-        chat["max_completion_tokens"] = given["max_output_tokens"]
-    if isinstance(reasoning := given.get("reasoning"), dict) and reasoning.get("effort"):
-        chat["reasoning_effort"] = reasoning["effort"]
-    chat["messages"] = names.messages(_messages(given, earlier))
+    # The chat's parser knows those that are not known here, or what to say of them.
+    chat = {name: value for name, value in given.items() if name in _SAME or name not in KNOWN}
+    if request.max_output_tokens is not None:
+        chat["max_completion_tokens"] = request.max_output_tokens
+    if isinstance(request.reasoning, dict) and request.reasoning.get("effort"):
+        chat["reasoning_effort"] = request.reasoning["effort"]
+    chat["messages"] = names.messages(_messages(request, earlier))
     tools = list(_tools("tools", given.get("tools", [])))
     if tools:
         names.place_tools(tool.where for tool in tools)
         chat["tools"] = [{"type": "function", "function": tool.function} for tool in tools]
     if "tool_choice" in given:
         chat["tool_choice"] = _tool_choice(given["tool_choice"])
-    if (form := _format(given.get("text"))) is not None:
+    if (form := _format(request.text)) is not None:
         chat["response_format"] = form
     namespaces = {tool.function["name"]: tool.origin for tool in tools if tool.origin is not None}
     return Translated(chat, _echoed({**defaults, **given}), namespaces)
@@ -174,13 +187,11 @@ def as_list(name: str, value: Any) -> list[Any]:
     return value
 
 
-def _messages(given: Mapping[str, Any], earlier: Sequence[Any]) -> Iterator[PlacedMessage]:
-    if "input" not in given:
-        raise InvalidArgument("input: missing; it is required")
-    if "instructions" in given:
-        instructions = {"role": "system", "content": given["instructions"]}
+def _messages(request: ResponsesRequest, earlier: Sequence[Any]) -> Iterator[PlacedMessage]:
+    if request.instructions is not None:
+        instructions = {"role": "system", "content": request.instructions}
         yield PlacedMessage(instructions, "instructions")
-    items = given["input"]
+    items = request.input
     if isinstance(items, str) and not earlier:
         yield PlacedMessage({"role": "user", "content": items}, "input")
         return
@@ -317,8 +328,8 @@ def _tool_choice(choice: Any) -> Any:
     return choice
 
 
-def _format(text: Any) -> Any:
-    form = text.get("format") if isinstance(text, dict) else None
+def _format(text: Object | None) -> Any:
+    form = (text or {}).get("format")
     if not isinstance(form, dict) or form.get("type") != "json_schema":
         return form
     schema = {name: value for name, value in form.items() if name != "type" and value is not None}

@@ -136,13 +136,14 @@ class OpenAIRoutes:
 
         def to_chat(body: Any) -> Object:
             nonlocal recording, background
-            given = responses_request.store_fields(body, has_store=store is not None)
+            parsed = responses_request.read(body)
+            given = responses_request.store_fields(parsed, has_store=store is not None)
             tenant, background = tenant_name(), given.background
             earlier: Sequence[Any] = ()
             if store is not None and given.previous:
                 most = self._settings.max_request_bytes
                 earlier = store.conversation(given.previous, tenant, most)
-            asked = responses_request.translate(body, self._api.defaults, names, earlier)
+            asked = responses_request.translate(parsed, self._api.defaults, names, earlier)
             shape.namespaces = asked.namespaces
             shape.echoed = asked.echoed | {
                 "store": given.store,

@@ -19,10 +19,10 @@ from cog_triton.serving.openai import responses_request
 from cog_triton.serving.openai.chat_plan import ChatPlanner
 from cog_triton.serving.openai.error_responses import MESSAGES, json_response
 from cog_triton.serving.openai.field_names import FieldNames
-from cog_triton.serving.openai.messages_request import NAMES, translate
+from cog_triton.serving.openai.messages_request import NAMES, CountTokensRequest, translate
 from cog_triton.serving.openai.request_body import check_ids
 from cog_triton.serving.openai.request_fields import HashableFailFast
-from cog_triton.serving.openai.requests import ChatRequest, parse, validate
+from cog_triton.serving.openai.requests import ChatRequest, Messages, parse, validate
 from cog_triton.serving.openai.served_models import ServedAPI
 from cog_triton.serving.openai.stored_responses import tenant_name
 from cog_triton.system.printable import shortened
@@ -38,7 +38,7 @@ class TokenizeRequest(BaseModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Any = None
+    messages: Messages = None
     tools: Any = None
     tool_choice: Any = None
     chat_template_kwargs: Any = None
@@ -85,12 +85,13 @@ class TokenRoutes:
     def _input_tokens(self, body: Any) -> dict[str, Any]:
         store, names = self._api.store, FieldNames(responses_request.NAMES)
         with names.told():
-            given = responses_request.store_fields(body, has_store=store is not None)
+            parsed = responses_request.read(body)
+            given = responses_request.store_fields(parsed, has_store=store is not None)
             earlier: list[Any] = []
             if store is not None and given.previous:
                 most = self._api.settings.max_request_bytes
                 earlier = store.conversation(given.previous, tenant_name(), most)
-            chat = responses_request.translate(body, names=names, earlier=earlier).chat
+            chat = responses_request.translate(parsed, names=names, earlier=earlier).chat
             chat = {"model": self._models.base, **chat}
             self._require(chat["model"])
             count = len(self._chat_ids(chat, special=False))
@@ -99,7 +100,7 @@ class TokenRoutes:
     def _message_tokens(self, body: Any) -> dict[str, Any]:
         names, images = FieldNames(NAMES), self._planner.takes_images
         with names.told():
-            chat = translate(body, images=images, counts=True, names=names)
+            chat = translate(body, images=images, kind=CountTokensRequest, names=names)
             self._require(chat["model"])
             return {"input_tokens": len(self._chat_ids(chat, special=False))}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -23,7 +23,7 @@ from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import InvalidArgument
 from cog_triton.text import generation_config
-from cog_triton.text.guide import GuideKind
+from cog_triton.text.guide import Guide, GuideKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,8 @@ class Abilities:
     """Abilities of an engine; by default it generates text, and has none of the others.
 
     `generation` is whether it answers with text, `embeddings` whether with embeddings.
-    `guides` are the kinds of guided decoding, `top_log_probs` is the number of likeliest tokens
+    `guides` are the kinds of guided decoding; `check_guide` raises E1005, after the name of its
+    field, for one that the engine may not get. `top_log_probs` is the number of likeliest tokens
     told beside each token, `prompt_log_probs` whether those of the prompt's tokens are, `sampling`
     are those of `ABILITIES` that it heeds, `structural_tags` is whether calls amid text are guided
     from their opening on, `native_tags` whether tags that vLLM has made for its parser guide it.
@@ -43,6 +44,7 @@ class Abilities:
     generation: bool = True
     embeddings: bool = False
     guides: Set[GuideKind] = frozenset()
+    check_guide: Callable[[Guide, str], None] = Guide.check
     top_log_probs: int = 0
     prompt_log_probs: bool = False
     sampling: Set[str] = frozenset()

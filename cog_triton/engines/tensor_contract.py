@@ -16,8 +16,8 @@ from cog_triton.errors import InvalidArgument, nearest
 from cog_triton.system.log_notes import log_once
 from cog_triton.system.printable import printable
 from cog_triton.text.guide import Guide, GuideKind
-from cog_triton.text.json_schema import OBJECT
 from cog_triton.text.sampling import SAMPLING, SamplingParams
+from cog_triton.text.tool_schema import OBJECT
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,31 +1,35 @@
-"""Guide of guided decoding: what an output must match, checked before any engine compiles it.
+"""Guide of guided decoding: what an output must match, and the bounds that all engines have.
 
-An engine compiles a grammar from it while other requests wait, and one that does not compile ends
-OpenVINO's pipeline: so sizes are bounded, and of expressions only what is known to compile passes.
+An engine compiles a grammar from it, and a family may take less: `Abilities.check_guide`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.text.json_schema import parse_schema
-from cog_triton.text.regex_check import check_regex
-from cog_triton.text.tool_schema import check_structural_tag
+from cog_triton.text import client_json
 
 GuideKind = Literal["json_schema", "regex", "grammar", "structural_tag", "native_tag"]
 """Kinds of guides; grammars are in EBNF, and structural tags in JSON, as xgrammar reads them.
 
 A native tag is one that vLLM has made for its own parser, of any form; vLLM alone takes it.
 """
-_MAX_GRAMMAR = 16 << 10
-_MAX_DEPTH = 24
-_MAX_TAG, _MAX_TAG_DEPTH = 256 << 10, 128
+_BOUNDS: dict[GuideKind, tuple[int, int]] = {
+    "json_schema": (64 << 10, 128),
+    "regex": (32 << 10, 64),
+    "grammar": (16 << 10, 24),
+    "structural_tag": (128 << 10, 128),
+    "native_tag": (256 << 10, 128),
+}
+"""Most characters, and levels of brackets."""
 _MAX_CHOICES = 256
 _MAX_CHOICE_CHARACTERS = 16 << 10
 _OPENING, _CLOSING = "([{", ")]}"
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}/\"'\-]")
 _CONTROLS = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
@@ -38,16 +42,30 @@ class Guide(NamedTuple):
 
     def check(self, where: str) -> None:
         """Raise E1005, after `where`, for what no engine may get."""
-        if self.kind == "json_schema":
-            parse_schema(self.text, where)
-        elif self.kind == "regex":
-            check_regex(self.text, where)
-        elif self.kind == "structural_tag":
-            check_structural_tag(self.text, where)
-        elif self.kind == "native_tag":
-            _check_size(self.text, where, _MAX_TAG, _MAX_TAG_DEPTH)
-        else:
-            _check_grammar(self.text, where)
+        most, most_depth = _BOUNDS[self.kind]
+        if not self.text.strip():
+            raise InvalidArgument(f"{where}: is empty")
+        if len(self.text) > most:
+            raise InvalidArgument(f"{where}: has {len(self.text)} characters; {most} at most")
+        depth = deepest = 0
+        for character in _ESCAPED.sub("", self.text):
+            depth += (character in _OPENING) - (character in _CLOSING)
+            deepest = max(deepest, depth)
+        if deepest > most_depth:
+            raise InvalidArgument(f"{where}: nested deeper than {most_depth} levels")
+        if self.kind in ("json_schema", "structural_tag"):
+            self.value(where)
+
+    def value(self, where: str) -> dict[str, Any]:
+        """The JSON object that a schema or a structural tag is; raises E1005, after `where`."""
+        try:
+            value = client_json.parse(self.text)
+            json.dumps(value, ensure_ascii=False).encode()  # raises for half of a surrogate pair
+        except ValueError as error:
+            raise InvalidArgument(f"{where}: not JSON: {str(error)[:100]}") from None
+        if not isinstance(value, dict):
+            raise InvalidArgument(f"{where}: must be a JSON object")
+        return value
 
 
 def choice_guide(choices: Sequence[str], where: str) -> Guide:
@@ -67,20 +85,3 @@ def escaped(text: str, where: str) -> str:
         raise InvalidArgument(f"{where}: holds a control character")
     escaped = _SPECIAL.sub(lambda found: f"\\{found[0]}", text)
     return "".join(_CONTROLS.get(character, character) for character in escaped)
-
-
-def _check_grammar(text: str, where: str) -> None:
-    if not text.strip():
-        raise InvalidArgument(f"{where}: is empty")
-    _check_size(text, where, _MAX_GRAMMAR, _MAX_DEPTH)
-
-
-def _check_size(text: str, where: str, most: int, most_depth: int) -> None:
-    if len(text) > most:
-        raise InvalidArgument(f"{where}: has {len(text)} characters; {most} at most")
-    depth = deepest = 0
-    for character in text:
-        depth += (character in _OPENING) - (character in _CLOSING)
-        deepest = max(deepest, depth)
-    if deepest > most_depth:
-        raise InvalidArgument(f"{where}: nested deeper than {most_depth} levels")

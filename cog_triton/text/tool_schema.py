@@ -6,22 +6,23 @@ A structural tag is free text until a call's opening, then its arguments.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from cog_triton.errors import InvalidArgument
-from cog_triton.text import client_json, json_schema
-from cog_triton.text.json_schema import (
-    DEFINITIONS,
-    KEYWORDS,
-    MAX_ITEMS,
-    NAME,
-    OBJECT,
-    TYPES,
-    SchemaCost,
-    parse_schema,
+OBJECT: Final = '{"type":"object"}'
+"""Any JSON object: OpenAI's ``json_object``."""
+TYPES = ["array", "boolean", "integer", "null", "number", "object", "string"]
+KEYWORDS = (
+    *("type", "properties", "required", "additionalProperties", "items", "minItems", "maxItems"),
+    *("enum", "const", "anyOf", "$ref", "$defs"),
 )
-
+"""Keywords that every engine takes."""
+MAX_ITEMS = 64
+"""Items of an array that a schema may ask for: a grammar has a rule for each."""
+NAME = re.compile(r'[^"\\\x00-\x1f]{1,64}')
+"""Name of a property that every engine takes."""
+DEFINITIONS = "#/$defs/"
 Schema = dict[str, Any]
 _OF_OBJECTS = ("properties", "required", "additionalProperties")
 # A call has four levels of its own above its arguments.
@@ -38,12 +39,12 @@ class ToolFunction(NamedTuple):
 
 
 def arguments_guide(function: ToolFunction) -> str:
-    """Schema of the arguments of one call; raises E1005 for one that is strict and unsupported."""
+    """Schema of the arguments of one call."""
     adapted = _Adapted(function, "")
     schema = {**adapted.schema}
     if adapted.definitions:
         schema["$defs"] = adapted.definitions
-    return _checked(schema)
+    return json.dumps(schema)
 
 
 def calls_guide(
@@ -79,34 +80,43 @@ def calls_guide(
         schema = {"anyOf": [schema, other]}
     if definitions:
         schema["$defs"] = definitions
-    return _checked(schema)
-
-
-def _checked(schema: Schema) -> str:
-    text = json.dumps(schema)
-    json_schema.parse_schema(text, "tools")
-    return text
+    return json.dumps(schema)
 
 
 class _Adapted:
     """Parameters of a function, with definitions of their own names.
 
-    A strict function's are as they are, or refused. Of another's, what guided decoding does not
-    support is left out, so that more than they allow may be generated, as without guidance. An
-    object with a name that no grammar can have is any object.
+    A strict function's are as they are. Of another's, what not every engine takes is left out, so
+    that more than they allow may be generated, as without guidance. An object with a name that no
+    grammar can have is any object.
     """
 
     def __init__(self, function: ToolFunction, prefix: str) -> None:
-        parameters = function.parameters
-        if function.strict:
-            json_schema.parse_schema(json.dumps(parameters), function.where)
-        found = parameters.get("$defs", {})
+        parameters = {key: value for key, value in function.parameters.items() if key != "$defs"}
+        found = function.parameters.get("$defs", {})
         self._prefix = prefix
         self._known: Mapping[str, Any] = found if isinstance(found, dict) else {}
-        self.schema = {"type": "object", **self._adapt(parameters, 0)}
-        self.definitions = {
-            prefix + name: self._adapt(value, 1) for name, value in self._known.items()
+        adapt = self._renamed if function.strict else self._adapt
+        self.schema = {"type": "object", **adapt(parameters, 0)}
+        self.definitions = {prefix + name: adapt(value, 1) for name, value in self._known.items()}
+
+    def _renamed(self, schema: Any, depth: int) -> Any:
+        """The schema with references to the definitions by their new names."""
+        if isinstance(schema, list):
+            return [self._renamed(inner, depth + 1) for inner in schema]
+        if not isinstance(schema, dict):
+            return schema
+        return {
+            key: self._reference(value) or value
+            if key == "$ref"
+            else self._renamed(value, depth + 1)
+            for key, value in schema.items()
         }
+
+    def _reference(self, value: Any) -> str | None:
+        name = str(value).removeprefix(DEFINITIONS)
+        known = value == f"{DEFINITIONS}{name}" and name in self._known and "/" not in name
+        return f"{DEFINITIONS}{self._prefix}{name}" if known else None
 
     def _adapt(self, schema: Any, depth: int) -> Schema:
         if not isinstance(schema, dict) or depth > _MAX_DEPTH:
@@ -146,16 +156,14 @@ class _Adapted:
                 return self._adapt(value, depth + 1)
             case (("minItems" | "maxItems"), int()) if 0 <= value <= MAX_ITEMS:
                 return value
-            case "enum", list() if json_schema.are_scalars(value):
+            case "enum", list() if are_scalars(value):
                 return value
-            case "const", _ if json_schema.are_scalars([value]):
+            case "const", _ if are_scalars([value]):
                 return value
             case "anyOf", list() if value:
                 return [self._adapt(inner, depth + 1) for inner in value]
             case "$ref", str():
-                name = value.removeprefix(DEFINITIONS)
-                known = value.startswith(DEFINITIONS) and name in self._known and "/" not in name
-                return f"{DEFINITIONS}{self._prefix}{name}" if known else None
+                return self._reference(value)
         return None
 
 
@@ -168,9 +176,13 @@ def _writable(schema: Schema) -> bool:
     return not isinstance(names, dict) or all(map(NAME.fullmatch, names))
 
 
-_MAX_LENGTH = 128 << 10
-_MAX_TAGS = 128
-_MAX_MARK = 512
+def are_scalars(values: Any) -> bool:
+    """Whether it is a list of plain values, and not empty."""
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and all(value is None or isinstance(value, str | int | float) for value in values)
+    )
 
 
 class CallForm(NamedTuple):
@@ -186,7 +198,7 @@ class CallForm(NamedTuple):
 
 
 def calls_tag(functions: Sequence[ToolFunction], form: CallForm) -> str:
-    """Guide of an answer that may call `functions`; raises E1005.
+    """Guide of an answer that may call `functions`.
 
     The arguments of strict ones follow their schemas, those of others are any JSON object.
     """
@@ -194,51 +206,13 @@ def calls_tag(functions: Sequence[ToolFunction], form: CallForm) -> str:
         {
             "type": "tag",
             "begin": f"{form.opening}{json.dumps(function.name)}{form.middle}",
-            "content": {"type": "json_schema", "json_schema": _arguments(function)},
+            "content": {
+                "type": "json_schema",
+                "json_schema": function.parameters if function.strict else json.loads(OBJECT),
+            },
             "end": form.closing,
         }
         for function in functions
     ]
     value = {"type": "triggered_tags", "triggers": [form.trigger], "tags": tags}
-    text = json.dumps({"type": "structural_tag", "format": value})
-    check_structural_tag(text, "tools")
-    return text
-
-
-def check_structural_tag(text: str, where: str) -> None:
-    """Raise E1005, after `where`, for what is not such a guide: others may not compile."""
-    if len(text) > _MAX_LENGTH:
-        raise InvalidArgument(f"{where}: has {len(text)} characters; {_MAX_LENGTH} at most")
-    try:
-        found = client_json.parse(text)
-        form = found["format"]
-        triggers, tags = form["triggers"], form["tags"]
-        rest = [found.keys() ^ {"type", "format"}, form.keys() ^ {"type", "triggers", "tags"}]
-        (trigger,) = triggers
-        known = [found["type"], form["type"]] == ["structural_tag", "triggered_tags"]
-        if not known or any(rest) or not trigger or not 0 < len(tags) <= _MAX_TAGS:
-            raise InvalidArgument(f"{where}: must be a structural tag of one trigger")
-        cost = SchemaCost()
-        for place, tag in enumerate(tags):
-            _check_tag(tag, trigger, f"{where}.format.tags[{place}]", cost)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        detail = f"{type(error).__name__}: {str(error)[:80]}"
-        raise InvalidArgument(f"{where}: not a structural tag: {detail}") from None
-
-
-def _check_tag(tag: Any, trigger: str, where: str, cost: SchemaCost) -> None:
-    begin, end, content = tag["begin"], tag["end"], tag["content"]
-    rest = [tag.keys() ^ {"type", "begin", "content", "end"}]
-    rest.append(content.keys() ^ {"type", "json_schema"})
-    if [tag["type"], content["type"]] != ["tag", "json_schema"] or any(rest):
-        raise InvalidArgument(f"{where}: must be a tag whose content is a json_schema")
-    marked = begin.startswith(trigger) and isinstance(end, str) and end
-    if not marked or max(len(begin), len(end)) > _MAX_MARK:
-        raise InvalidArgument(f"{where}: must begin with the trigger, and end with a text")
-    parse_schema(json.dumps(content["json_schema"]), f"{where}.content.json_schema", cost)
-
-
-def _arguments(function: ToolFunction) -> Any:
-    if not function.strict:
-        return json.loads(OBJECT)
-    return parse_schema(json.dumps(function.parameters), function.where)
+    return json.dumps({"type": "structural_tag", "format": value})

@@ -19,6 +19,7 @@ from small_tokenizers import byte_level
 
 from cog_triton.engines.base import Abilities, EngineLimits
 from cog_triton.engines.generate_stream import to_error
+from cog_triton.engines.openvino import guides as openvino_guides
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.admission import Admission
@@ -105,7 +106,9 @@ def api(
     **options: Any,
 ) -> Iterator[Served]:
     if abilities is None:
-        abilities = Abilities(guides={"json_schema"} if guides else frozenset())
+        abilities = Abilities(
+            guides={"json_schema"} if guides else frozenset(), check_guide=openvino_guides.check
+        )
     settings = load_settings(served_model_name="small", **options)
     limits = EngineLimits(
         max_input_len=context - 100,

@@ -14,6 +14,7 @@ from scripted_triton import event
 from tokenizers import Tokenizer
 
 from cog_triton.engines.base import Abilities
+from cog_triton.engines.openvino import guides
 from cog_triton.system import log_notes
 from cog_triton.text.tokenizer import EngineTokenizer
 
@@ -191,7 +192,7 @@ STRICT = json.loads(json.dumps(WEATHER))
 STRICT["function"]["strict"] = True
 
 
-TAGGING = Abilities(guides={"json_schema"}, structural_tags=True)
+TAGGING = Abilities(guides={"json_schema"}, structural_tags=True, check_guide=guides.check)
 STRICT_TIME: Any = {"type": "function", "function": {"name": "get_time", "strict": True}}
 
 

@@ -197,13 +197,16 @@ def test_the_json_guide_type_allows_any_object() -> None:
         ({"guided_decoding_guide_type": "json_schema"}, ["guided_decoding_guide: missing"]),
         ({"guided_decoding_guide_type": "lark"}, ["'lark'", "json_schema"]),
         (
-            {"guided_decoding_guide_type": "structural_tag", "guided_decoding_guide": "{}"},
-            ["guided_decoding_guide: not a structural tag"],
+            {"guided_decoding_guide_type": "structural_tag", "guided_decoding_guide": "[]"},
+            ["guided_decoding_guide: must be a JSON object"],
         ),
-        ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": "("}, ["_guide:"]),
         (
-            {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": '{"a": 1}'},
-            ["guided_decoding_guide.a: not supported"],
+            {"guided_decoding_guide_type": "regex", "guided_decoding_guide": " "},
+            ["_guide: is empty"],
+        ),
+        (
+            {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": '{"a": '},
+            ["guided_decoding_guide: not JSON"],
         ),
     ],
 )

@@ -8,12 +8,14 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 from small_tokenizers import byte_fallback, byte_level
 
 from cog_triton import errors
+from cog_triton.engines.openvino import guides
 from cog_triton.errors import CogTritonError
 from cog_triton.pictures.image_limits import ImageLimits, read_data_url, read_header
 from cog_triton.serving.openai import requests
@@ -191,11 +193,11 @@ def names(count: int) -> dict[str, int]:
 
 
 def regex(text: str) -> object:
-    return Guide("regex", text).check("w")
+    return guides.check(Guide("regex", text), "w")
 
 
 def checked(guide: Guide) -> object:
-    return guide.check("w")
+    return (guide.check if guide.kind == "grammar" else partial(guides.check, guide))("w")
 
 
 def arguments(text: str) -> object:

@@ -14,7 +14,7 @@ import openvino_genai as og
 from cog_triton.engines.base import options_of
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.openvino.family import KV_BYTES, OpenVINOOptions, read_config
-from cog_triton.engines.openvino.guides import adapted
+from cog_triton.engines.openvino.guides import adapted, check
 from cog_triton.engines.request import (
     EngineRequest,
     FinishReason,
@@ -35,7 +35,6 @@ from cog_triton.text.sampling import SamplingParams
 # survive; with them greedy output equals float32's.
 _FULL_PRECISION = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 
-_NOT_TAKEN = ("grammar", "native_tag")
 _GUIDE_FIELDS = {"structural_tag": "structural_tags_config"}
 _BLOCK_SIZE = 32  # OpenVINO's, in tokens, on every CPU
 
@@ -155,11 +154,6 @@ class OpenVINOPipeline:
                 raise InvalidArgument(f"{name}={value}: must be from -2 to 2 on this engine")
         if request.bad_words:
             raise InvalidArgument("bad_words_list: this engine does not support bad_words_list")
-        if request.guide is not None and request.guide.kind in _NOT_TAKEN:
-            # One that does not compile would end the pipeline, and all requests with it.
-            raise InvalidArgument(
-                "guided_decoding_guide: this engine takes no grammars, nor tags of vLLM's parsers"
-            )
         if request.top_log_probs:
             raise InvalidArgument("top_log_probs: this engine tells those of chosen tokens alone")
         note_length_penalty(request)
@@ -226,6 +220,7 @@ def _generation_config(request: EngineRequest, end_ids: Set[int]) -> Any:
         config.min_p = min(sampling.min_p, _MOST_MIN_P)
         config.rng_seed = sampling.seed
     if request.guide is not None:
+        check(request.guide, "guided_decoding_guide")
         guide = og.StructuredOutputConfig()
         kind = _GUIDE_FIELDS.get(request.guide.kind, request.guide.kind)
         setattr(guide, kind, adapted(request.guide))

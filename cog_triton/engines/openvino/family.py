@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.base import Abilities, EngineFamily, EngineLimits, ResumeRules
+from cog_triton.engines.openvino import guides
 from cog_triton.errors import (
     EngineCorrupt,
     EngineIncompatible,
@@ -157,6 +158,7 @@ class OpenVINOFamily(EngineFamily):
             prompt_log_probs=True,
             sampling={"min_p"},
             structural_tags=True,
+            check_guide=guides.check,
         )
 
     def lora_limits(self) -> LoRALimits:

@@ -1,4 +1,4 @@
-r"""Guides as the xgrammar inside OpenVINO GenAI reads them right.
+r"""Guides that the xgrammar inside OpenVINO GenAI compiles, and as it reads them right.
 
 It prints each grammar and reads its own text again. It prints ``é`` as ``\xe9``, and reads all
 hexadecimal digits after ``\x``: ``é1`` becomes U+0E91. So in what it gets, no such character is
@@ -11,8 +11,13 @@ import json
 import re
 from typing import Any
 
+from cog_triton.engines.openvino.regex_bounds import check_regex
+from cog_triton.engines.openvino.schema_bounds import SchemaCost, check_schema
 from cog_triton.errors import InvalidArgument
 from cog_triton.text.guide import Guide, escaped
+
+_MAX_TAGS = 128
+_MAX_MARK = 512
 
 _PRINTED_AS_X = r"\x01-\x06\x0e-\x1a\x1c-\x1f\x7f-\xff"
 _MISREAD = re.compile(rf"([{_PRINTED_AS_X}])(?=[0-9A-Fa-f])")
@@ -23,8 +28,53 @@ _ESCAPE = re.compile(r"\\(?:x|.)", re.DOTALL)
 _CLASS = re.compile(r"\\.|\[(\^?)((?:\\.|[^\\\]])*)\]", re.DOTALL)
 
 
+def check(guide: Guide, where: str) -> None:
+    """Raise E1005, after `where`, for a guide that may not compile, or take too long to."""
+    guide.check(where)
+    match guide.kind:
+        case "json_schema":
+            check_schema(guide.value(where), where)
+        case "regex":
+            check_regex(guide.text, where)
+        case "structural_tag":
+            _check_tags(guide.value(where), where)
+        case _:
+            raise InvalidArgument(
+                f"{where}: this engine takes no grammars, nor tags of vLLM's parsers"
+            )
+
+
+def _check_tags(found: Any, where: str) -> None:
+    """Raise E1005, after `where`, for a structural tag other than `calls_tag` makes."""
+    try:
+        form = found["format"]
+        (trigger,), tags = form["triggers"], form["tags"]
+        rest = [found.keys() ^ {"type", "format"}, form.keys() ^ {"type", "triggers", "tags"}]
+        known = [found["type"], form["type"]] == ["structural_tag", "triggered_tags"]
+        if not known or any(rest) or not trigger or not 0 < len(tags) <= _MAX_TAGS:
+            raise InvalidArgument(f"{where}: must be a structural tag of one trigger")
+        cost = SchemaCost()
+        for place, tag in enumerate(tags):
+            _check_tag(tag, trigger, f"{where}.format.tags[{place}]", cost)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        detail = f"{type(error).__name__}: {str(error)[:80]}"
+        raise InvalidArgument(f"{where}: not a structural tag: {detail}") from None
+
+
+def _check_tag(tag: Any, trigger: str, where: str, cost: SchemaCost) -> None:
+    begin, end, content = tag["begin"], tag["end"], tag["content"]
+    rest = [tag.keys() ^ {"type", "begin", "content", "end"}]
+    rest.append(content.keys() ^ {"type", "json_schema"})
+    if [tag["type"], content["type"]] != ["tag", "json_schema"] or any(rest):
+        raise InvalidArgument(f"{where}: must be a tag whose content is a json_schema")
+    marked = begin.startswith(trigger) and isinstance(end, str) and end
+    if not marked or max(len(begin), len(end)) > _MAX_MARK:
+        raise InvalidArgument(f"{where}: must begin with the trigger, and end with a text")
+    check_schema(content["json_schema"], f"{where}.content.json_schema", cost)
+
+
 def adapted(guide: Guide) -> str:
-    """The guide's text for OpenVINO; raises E1005 for one that it would misread."""
+    """The text for OpenVINO of a checked guide; raises E1005 for one that it would misread."""
     if guide.kind == "regex":
         long = _ESCAPE.sub(lambda at: r"\u00" if at[0] == r"\x" else at[0], guide.text)
         return _CLASS.sub(_class, long)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from cog_triton.engines.base import Abilities
@@ -33,13 +33,20 @@ from cog_triton.serving.openai.requests import ChatRequest
 from cog_triton.settings import Settings
 from cog_triton.settings.request_defaults import PREFIX
 from cog_triton.system.log_notes import log_once, note_unknown
-from cog_triton.text import chat, json_schema
+from cog_triton.text import chat
 from cog_triton.text.chat_template import template_variables
-from cog_triton.text.guide import Guide
+from cog_triton.text.guide import Guide, GuideKind
 from cog_triton.text.image_messages import ImageURL
 from cog_triton.text.prompts import RenderedPrompt
 from cog_triton.text.tokenizer import EngineTokenizer
-from cog_triton.text.tool_schema import CallForm, arguments_guide, calls_guide, calls_tag
+from cog_triton.text.tool_schema import (
+    OBJECT,
+    CallForm,
+    ToolFunction,
+    arguments_guide,
+    calls_guide,
+    calls_tag,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -219,20 +226,22 @@ class ChatPlanner:
                 return guide, None, True
         if forced or form is not None:
             cause = f"tool_choice={'required' if choice == 'required' else 'function'!r}"
-            json_guide = GivenGuide(cause, Guide("json_schema", json_schema.OBJECT))
+            json_guide = GivenGuide(cause, Guide("json_schema", OBJECT))
             check_guide(json_guide if forced else form, self._engine)
         if isinstance(choice, NamedTool):
             name = choice.function.name
             (chosen,) = (item for item in functions(tools) if item.name == name)
-            return Guide("json_schema", arguments_guide(chosen)), NamedCallParser([name]), False
+            schema = arguments_guide(chosen)
+            return self._guide("json_schema", schema, [chosen]), NamedCallParser([name]), False
         if forced or form is not None:
+            called = functions(tools)
             schema = calls_guide(
-                functions(tools),
+                called,
                 self._own_format.arguments_key,
                 parallel=request.parallel_tool_calls is not False,
                 or_else=None if forced or form is None else json.loads(form.guide.text),
             )
-            return Guide("json_schema", schema), RequiredCallsParser(names), False
+            return self._guide("json_schema", schema, called), RequiredCallsParser(names), False
         if not self._reads_tools:
             raise InvalidArgument(
                 "tools: the model's chat template does not tell the model about tools; set"
@@ -264,7 +273,18 @@ class ChatPlanner:
         if (form := self._strict_form) is None:
             log_once(_log, "tools: strict: not guided with tool_choice 'auto' on this model")
             return None
-        return Guide("structural_tag", calls_tag(functions(tools), form))
+        called = functions(tools)
+        return self._guide("structural_tag", calls_tag(called, form), called)
+
+    def _guide(self, kind: GuideKind, text: str, called: Sequence[ToolFunction]) -> Guide:
+        """The guide of calls; raises E1005 naming a strict function's schema that is not taken."""
+        for function in called:
+            if function.strict:
+                schema = Guide("json_schema", json.dumps(function.parameters))
+                self._engine.check_guide(schema, function.where)
+        guide = Guide(kind, text)
+        self._engine.check_guide(guide, "tools")
+        return guide
 
     def _variables(self, *, tools: bool) -> frozenset[str]:
         return template_variables(self._tokenizer.template_for(tools=tools) or "")

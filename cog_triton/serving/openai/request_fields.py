@@ -14,9 +14,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field
 from cog_triton.engines.base import Abilities
 from cog_triton.errors import InvalidArgument, nearest
 from cog_triton.system.printable import shortened
-from cog_triton.text import json_schema
-from cog_triton.text.guide import Guide, GuideKind, choice_guide
-from cog_triton.text.tool_schema import ToolFunction
+from cog_triton.text.guide import Guide, choice_guide
+from cog_triton.text.tool_schema import OBJECT, ToolFunction
 
 
 class HashableFailFast(FailFast):
@@ -222,31 +221,25 @@ class GuideFields(VLLMGuide):
 
 
 def _of_format(form: ResponseFormat) -> Guide:
-    if form.json_schema is None:
-        return Guide("json_schema", json_schema.OBJECT)
-    return _checked("json_schema", form.json_schema.schema_, "response_format.json_schema.schema")
+    return Guide(
+        "json_schema", json.dumps(form.json_schema.schema_) if form.json_schema else OBJECT
+    )
 
 
 def _made(field: str, value: Any) -> GivenGuide:
     kind = field.rpartition(".")[2].removeprefix("guided_")
     match kind:
         case "json":
-            guide = _checked("json_schema", value, field)
+            guide = Guide("json_schema", value if isinstance(value, str) else json.dumps(value))
         case "json_object":
-            guide = Guide("json_schema", json_schema.OBJECT)
+            guide = Guide("json_schema", OBJECT)
         case "choice":
             guide = choice_guide(value, field)
         case "regex":
-            guide = _checked("regex", value, field)
+            guide = Guide("regex", value)
         case _:
-            guide = _checked("grammar", value, field)
+            guide = Guide("grammar", value)
     return GivenGuide(field, guide)
-
-
-def _checked(kind: GuideKind, value: Any, where: str) -> Guide:
-    guide = Guide(kind, value if isinstance(value, str) else json.dumps(value))
-    guide.check(where)
-    return guide
 
 
 def check_guide(given: GivenGuide | None, abilities: Abilities) -> Guide | None:
@@ -255,6 +248,8 @@ def check_guide(given: GivenGuide | None, abilities: Abilities) -> Guide | None:
         return None
     field, guide = given
     if guide.kind in abilities.guides:
+        place = ".json_schema.schema" if field == "response_format" else ""
+        abilities.check_guide(guide, f"{field}{place}")
         return guide
     if not abilities.guides:
         rule = "only type 'text' is supported" if field == "response_format" else "not supported"

@@ -1,43 +1,52 @@
-"""JSON Schema subset for constrained decoding: OpenAI's structured outputs.
+"""Bounds of JSON Schemas that guide OpenVINO: the subset that xgrammar compiles, and in time.
 
-The engine compiles a grammar from it. A schema that its compiler cannot take must not get there:
-in OpenVINO 2026.4 one such schema ends the whole pipeline, and all requests with it.
+A schema that its compiler cannot take must not get there: in OpenVINO 2026.4 one such schema ends
+the whole pipeline, and all requests with it.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from cog_triton.errors import InvalidArgument, nearest
-from cog_triton.text import client_json
+from cog_triton.text.tool_schema import DEFINITIONS, KEYWORDS, MAX_ITEMS, NAME, TYPES, are_scalars
 
-OBJECT: Final = '{"type":"object"}'
-"""Any JSON object: OpenAI's ``json_object``."""
-TYPES = ["array", "boolean", "integer", "null", "number", "object", "string"]
 _ANNOTATIONS = ("$schema", "title", "description", "default", "examples")
-KEYWORDS = (
-    "type",
-    "properties",
-    "required",
-    "additionalProperties",
-    "items",
-    "minItems",
-    "maxItems",
-    "enum",
-    "const",
-    "anyOf",
-    "$ref",
-    "$defs",
-)
-_MAX_LENGTH = 64 * 1024
 _MAX_DEPTH = 24
-# The grammar has a rule for each of these.
-MAX_ITEMS = 64
-NAME = re.compile(r'[^"\\\x00-\x1f]{1,64}')
-DEFINITIONS = "#/$defs/"
+
+
+def _are_types(value: Any) -> bool:
+    listed = value if isinstance(value, list) else [value]
+    return bool(listed) and all(isinstance(kind, str) and kind in TYPES for kind in listed)
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "type": (_are_types, f"must be of {', '.join(TYPES)}"),
+    "properties": (
+        lambda value: isinstance(value, dict) and all(map(NAME.fullmatch, value)),
+        "must be an object; a name has 1 to 64 characters, and no quote, backslash or control"
+        " character",
+    ),
+    "required": (lambda value: isinstance(value, list), "must be a list of names of properties"),
+    "additionalProperties": (
+        lambda value: isinstance(value, bool | dict),
+        "must be true, false or a schema",
+    ),
+    "minItems": (
+        lambda value: type(value) is int and 0 <= value <= MAX_ITEMS,
+        f"must be from 0 to {MAX_ITEMS}",
+    ),
+    "enum": (are_scalars, "must be a list of texts, numbers, booleans or null"),
+    "const": (lambda value: are_scalars([value]), "must be a text, number, boolean or null"),
+    "anyOf": (
+        lambda value: isinstance(value, list) and bool(value),
+        "must be a list of schemas, not empty",
+    ),
+    "$defs": (lambda value: isinstance(value, dict), "must be an object"),
+}
+_RULES["maxItems"] = _RULES["minItems"]
+"""What the value of a keyword must be."""
 
 
 class SchemaCost:
@@ -67,22 +76,14 @@ class SchemaCost:
                 )
 
 
-def parse_schema(text: str, where: str, cost: SchemaCost | None = None) -> dict[str, Any]:
-    """Parse and validate a schema; raises E1005 naming the place in it, after `where`.
+def check_schema(schema: Any, where: str, cost: SchemaCost | None = None) -> None:
+    """Raise E1005 naming the place in `schema`, after `where`, that is not one of these.
 
     Several schemas of one guide share a `cost`.
     """
-    if len(text) > _MAX_LENGTH:
-        raise InvalidArgument(f"{where}: has {len(text)} characters; {_MAX_LENGTH} at most")
-    try:
-        schema = client_json.parse(text)
-        json.dumps(schema, ensure_ascii=False).encode()  # raises for half of a surrogate pair
-    except ValueError as error:
-        raise InvalidArgument(f"{where}: not JSON: {str(error)[:100]}") from None
     if not isinstance(schema, dict):
         raise InvalidArgument(f"{where}: must be a JSON object")
     _Check(schema, where, cost or SchemaCost()).run()
-    return schema
 
 
 class _Check:
@@ -96,8 +97,6 @@ class _Check:
         self._through: dict[str, dict[str, str]] = {}
 
     def run(self) -> None:
-        if not isinstance(self._definitions, dict):
-            raise InvalidArgument(f"{self._where}.$defs: must be an object")
         self._visit(self._where, self._root, 0, {})
         for name, definition in self._definitions.items():
             through = self._through[name] = {}
@@ -159,38 +158,18 @@ class _Check:
 
     def _check_values(self, at: str, schema: Mapping[str, Any]) -> None:
         at = at[:200]
-        kinds = schema.get("type", "object")
-        listed = kinds if isinstance(kinds, list) else [kinds]
-        if not listed or any(not isinstance(k, str) or k not in TYPES for k in listed):
-            raise InvalidArgument(f"{at}.type={str(kinds)[:80]}: must be of {', '.join(TYPES)}")
-        properties, required = schema.get("properties", {}), schema.get("required", [])
-        if not isinstance(properties, dict):
-            raise InvalidArgument(f"{at}.properties: must be an object")
-        for name in properties:
-            if not NAME.fullmatch(name):
-                raise InvalidArgument(
-                    f"{at}.properties: {name[:80]!r}: a name has 1 to 64 characters, and no quote,"
-                    " backslash or control character"
-                )
-        if not isinstance(required, list) or any(str(name) not in properties for name in required):
-            raise InvalidArgument(f"{at}.required: must be a list of names of properties")
-        if "enum" in schema and not are_scalars(schema["enum"]):
-            raise InvalidArgument(f"{at}.enum: must be a list of texts, numbers, booleans or null")
-        if "const" in schema and not are_scalars([schema["const"]]):
-            raise InvalidArgument(f"{at}.const: must be a text, number, boolean or null")
-        bounds = [schema.get("minItems", 0), schema.get("maxItems", MAX_ITEMS)]
-        if any(type(bound) is not int or not 0 <= bound <= MAX_ITEMS for bound in bounds):
-            raise InvalidArgument(f"{at}: minItems and maxItems must be from 0 to {MAX_ITEMS}")
-        if bounds[0] and "items" not in schema:
-            raise InvalidArgument(f"{at}.minItems={bounds[0]}: needs items")
-        if bounds[0] > bounds[1]:
-            raise InvalidArgument(
-                f"{at}.minItems={bounds[0]}: must not exceed maxItems={bounds[1]}"
-            )
-        if "anyOf" in schema and not (isinstance(schema["anyOf"], list) and schema["anyOf"]):
-            raise InvalidArgument(f"{at}.anyOf: must be a list of schemas, not empty")
-        if not isinstance(schema.get("additionalProperties", True), bool | dict):
-            raise InvalidArgument(f"{at}.additionalProperties: must be true, false or a schema")
+        for name, value in schema.items():
+            fits, rule = _RULES.get(name, (None, ""))
+            if fits and not fits(value):
+                raise InvalidArgument(f"{at}.{name}={str(value)[:80]}: {rule}")
+        properties = schema.get("properties", {})
+        if any(str(name) not in properties for name in schema.get("required", ())):
+            raise InvalidArgument(f"{at}.required: {_RULES['required'][1]}")
+        least = schema.get("minItems", 0)
+        if least and "items" not in schema:
+            raise InvalidArgument(f"{at}.minItems={least}: needs items")
+        if least > (most := schema.get("maxItems", MAX_ITEMS)):
+            raise InvalidArgument(f"{at}.minItems={least}: must not exceed maxItems={most}")
 
 
 def _costs(schema: Mapping[str, Any]) -> tuple[int, int, int, int]:
@@ -202,13 +181,4 @@ def _costs(schema: Mapping[str, Any]) -> tuple[int, int, int, int]:
         optional * optional,
         schema.get("maxItems", schema.get("minItems", 0)),
         sum(len(str(value)) for value in schema.get("enum", [])),
-    )
-
-
-def are_scalars(values: Any) -> bool:
-    """Whether it is a list of plain values, and not empty."""
-    return (
-        isinstance(values, list)
-        and bool(values)
-        and all(value is None or isinstance(value, str | int | float) for value in values)
     )

@@ -8,7 +8,7 @@ import json
 import logging
 import secrets
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,13 +26,11 @@ from cog_triton.errors import (
 )
 from cog_triton.serving.generation import GenerationRequest
 from cog_triton.serving.openai.request_body import check_ids
-from cog_triton.serving.openai.requests import Prompts, listed, validate, without_fraction
+from cog_triton.serving.openai.requests import Prompts, listed, parse_known, without_fraction
 from cog_triton.serving.openai.sequences import SequencePlan, Sequences
 from cog_triton.serving.openai.served_models import ServedAPI
 from cog_triton.serving.openai.streaming import EngineResponse
 from cog_triton.system.log_format import request_id
-from cog_triton.system.log_notes import note_unknown
-from cog_triton.system.printable import shortened
 from cog_triton.text.chat import require_unicode
 from cog_triton.text.sampling import SamplingParams
 
@@ -41,15 +39,15 @@ _log = logging.getLogger(__name__)
 MAX_INPUTS = 2048
 """Inputs of one request, as OpenAI has it."""
 
-# Fields of vLLM's server that would change the numbers -> values that do not.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "add_special_tokens": (None, True),
-    "embed_dtype": (None, "float32"),
-    "endianness": (None, "native", "little"),
-    "messages": (None, []),
-    "normalize": (None, True),
-    "truncate_prompt_tokens": (None,),
-    "use_activation": (None, True),
+# Fields of vLLM's server that would change the numbers -> values that do not, and why others.
+_NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "add_special_tokens": ((True,), "prompts have those of the model"),
+    "embed_dtype": (("float32",), "numbers are float32"),
+    "endianness": (("native", "little"), "numbers are little-endian"),
+    "messages": (([],), "send input"),
+    "normalize": ((True,), "the model's own is used"),
+    "truncate_prompt_tokens": ((), "prompts are not shortened"),
+    "use_activation": ((True,), "the model's own is used"),
 }
 
 
@@ -87,7 +85,7 @@ class EmbeddingRoutes:
             raise InvalidArgument(
                 f"model={models.base!r}: makes no embeddings: it is served to generate text"
             )
-        request = validate(EmbeddingsRequest, dict(_known_fields(body)))
+        request = parse_known(EmbeddingsRequest, body, _NEUTRAL)
         inputs = listed(request.input)
         if len(inputs) > MAX_INPUTS:
             raise InvalidArgument(f"input: has {len(inputs)}; {MAX_INPUTS} at most")
@@ -129,21 +127,6 @@ class EmbeddingRoutes:
         generator.check_length(len(given))
         check_ids(where, given, generator.tokenizer.vocab_size)
         return given
-
-
-def _known_fields(body: Any) -> Iterable[tuple[str, Any]]:
-    """The fields of a body that are in the schema; raises E1005 for others that matter."""
-    if not isinstance(body, dict):
-        raise InvalidArgument("the body must be a JSON object")
-    known = EmbeddingsRequest.model_fields
-    note_unknown(_log, "request field", body.keys() - {*known, *_NEUTRAL})
-    for name, value in body.items():
-        if name in known:
-            yield name, value
-        elif not any(
-            type(value) is type(item) and value == item for item in _NEUTRAL.get(name, [value])
-        ):
-            raise InvalidArgument(f"{name}={shortened(value)}: not supported")
 
 
 @dataclass(slots=True)

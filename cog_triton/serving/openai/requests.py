@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeVar, get_type_hints
 
@@ -381,20 +381,34 @@ M = TypeVar("M", bound=BaseModel)
 
 def parse(kind: type[R], body: Any) -> R:
     """Parse a request from its JSON value; raises E1005, or E1006 if messages are missing."""
-    given = given_fields(body, {})
-    if kind is ChatRequest and "messages" not in given:
+    if kind is ChatRequest and "messages" not in given_fields(body, {}):
         raise BadMessages("messages: missing; it is required")
-    note_unknown(_log, "request field", given.keys() - known_fields(kind))
     neutral = {
         **_NO_OP_VALUES,
         "add_special_tokens": ((kind is CompletionRequest,), "prompts have those of the model"),
     }
-    for name in given.keys() & neutral.keys() - kind.model_fields.keys():
-        _check_neutral(name, given[name], *neutral[name])
-    fields = {name: value for name, value in given.items() if name in kind.model_fields}
-    request = validate(kind, fields)
+    request = parse_known(kind, body, neutral, _IGNORED_FIELDS)
     _check_combinations(request)
     return request.narrowed() if isinstance(request, ChatRequest) else request
+
+
+def parse_known(
+    kind: type[M],
+    body: Any,
+    neutral: Mapping[str, tuple[Sequence[Any], str]],
+    ignored: Collection[str] = (),
+) -> M:
+    """The fields of a JSON value that `kind` has; raises E1005.
+
+    Of the `neutral` others, those values are taken that change nothing, and the rest refused for
+    the reason. What is unknown is ignored, with a note.
+    """
+    given = given_fields(body, {})
+    known = kind.model_fields
+    note_unknown(_log, "request field", given.keys() - {*known, *neutral, *ignored})
+    for name in given.keys() & neutral.keys() - known.keys():
+        _check_neutral(name, given[name], *neutral[name])
+    return validate(kind, {name: value for name, value in given.items() if name in known})
 
 
 def known_fields(kind: type[OpenAIRequest]) -> set[str]:

@@ -20,7 +20,6 @@ from cog_triton.inspection import registry_contents
 from cog_triton.inspection.engine_contents import no_engine
 from cog_triton.oci import small_files
 from cog_triton.oci.reference import Reference, is_oci
-from cog_triton.serving import memory_check
 from cog_triton.settings import Settings
 from cog_triton.sizing import model_files
 from cog_triton.sizing.memory_sum import AS_STORED, Precision
@@ -114,7 +113,7 @@ def _vllm(name: str, family: VLLMFamily, work: Path) -> Target:
     """A directory for vLLM, as a start compares it."""
     target = Target(name=name, what="engine", gpus=family.gpus or 1, place=work)
     try:
-        demand = memory_check.of_vllm(family)
+        demand = family.memory()
     except (BuildConfigInvalid, ModelUnavailable) as error:
         return dataclasses.replace(target, unknown=error.detail)
     return dataclasses.replace(

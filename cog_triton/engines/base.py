@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from cog_triton import errors
 from cog_triton.artifact.lora_adapter import LoRALimits
@@ -24,6 +24,10 @@ from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import InvalidArgument
 from cog_triton.text import generation_config
 from cog_triton.text.guide import Guide, GuideKind
+
+if TYPE_CHECKING:
+    from cog_triton.settings import Settings
+    from cog_triton.sizing.demand import Demand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +184,8 @@ class EngineFamily(ABC):
     resume_rules: ClassVar[ResumeRules] = ResumeRules()
     replicable: ClassVar[bool] = False
     """Whether several engines of it can serve behind one front end."""
+    sealable: ClassVar[bool] = False
+    """Whether a seal may have compiled code for it."""
     secrets: ClassVar[frozenset[str]] = frozenset()
     """Environment variables with secrets that the engine's process needs; others are removed."""
 
@@ -285,6 +291,17 @@ class EngineFamily(ABC):
     def versions(self) -> Mapping[str, str]:
         """Versions of the libraries that the engine was built with, as far as it records them."""
         return {}
+
+    def options(self, settings: Settings, given: Collection[str]) -> Mapping[str, object]:
+        """Arguments of its engine model by the settings; `given` are those of the serve config."""
+        return {}
+
+    def check_environment(self, settings: Settings) -> None:  # noqa: B027
+        """Raise E1005 or E1305 for settings, or packages of this machine, that it cannot have."""
+
+    def memory(self) -> Demand | None:
+        """What it asks of each GPU; None for nothing. Raises E1301 or E1304 where none can tell."""
+        return None
 
     def classify_start_failure(self, log: str) -> errors.CogTritonError | None:
         """The coded error behind Triton's log after a failed start; None if it is not known."""

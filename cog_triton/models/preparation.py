@@ -20,6 +20,7 @@ from cog_triton.builder.workspace import Workspace
 from cog_triton.download.model_request import read_object, resolve
 from cog_triton.download.model_source import fetch_model
 from cog_triton.download.transfer_progress import Echo
+from cog_triton.engines.vllm.memory import demand_of
 from cog_triton.engines.vllm.model_directory import MODEL_FILE
 from cog_triton.errors import (
     BuildConfigInvalid,
@@ -201,15 +202,13 @@ class Preparation:
 
     def _require_memory(self, model: HubModel) -> None:
         """Refuse a model for vLLM before it is fetched, if its weights alone are too large."""
-        from cog_triton.serving import memory_check  # it takes its time
-
         try:
             shape = read_shape(model.config, model.model_id)
             files = ModelFiles(model.model_id, shape, model.weights, model.commit)
-            demand = memory_check.of_model(files)
+            demand = demand_of(files, {})
         except (BuildConfigInvalid, ModelUnavailable):
             return  # the start says so
-        memory_check.require(demand, skip=self._skip, alone=False)
+        demand.require(skip=self._skip, alone=False)
 
     def _conversion(self, model: HubModel) -> Conversion:
         from cog_triton.build_scripts.openvino import _model

@@ -5,31 +5,30 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from cog_triton.artifact import compatibility, cuda_support, engine_manifest, engine_tar
+from cog_triton.artifact import compatibility, engine_manifest, engine_tar
 from cog_triton.artifact.compatibility import Machine, backends_in, library_versions
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.url_download import fetch, local_path, redacted_name
 from cog_triton.engines.base import EngineFamily
-from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.mock.mock_directory import make_engine
 from cog_triton.engines.registry import open_engine
-from cog_triton.engines.vllm import compiler_caches, parser_child
-from cog_triton.engines.vllm.family import LEADER, REASONING_PARSER, VLLMFamily
-from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED
-from cog_triton.errors import EngineCorrupt, EngineIncompatible, InvalidArgument, ModelUnavailable
+from cog_triton.errors import (
+    BuildConfigInvalid,
+    EngineCorrupt,
+    EngineIncompatible,
+    InvalidArgument,
+    ModelUnavailable,
+)
 from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.pictures.image_limits import ImageLimits
 from cog_triton.processes.engine_replicas import ONE, EngineReplicas, share_gpus
-from cog_triton.serving import memory_check, sealed_engine
+from cog_triton.serving import sealed_engine
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.settings import Settings
-from cog_triton.settings.request_defaults import PREFIX
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.system.redaction import redact_address
 from cog_triton.system.work_dir import require_usable, work_dir_errors
@@ -62,20 +61,17 @@ def prepare_engine(
     """Fetch the engine, check it against this machine, and render its repository in `run_dir`.
 
     Cheap checks come first: a bad config is reported before any weights are fetched. `alone` is as
-    in `memory_check`; an engine that is `loaded` needs no more memory. Blocks. Raises the coded
+    in `Demand.require`; an engine that is `loaded` needs no more memory. Blocks. Raises the coded
     error of the first check that fails.
     """
     family, config = _open_configured(settings)
-    if isinstance(family, VLLMFamily) and family.nodes > 1:
-        _refuse_with_nodes(settings, family.nodes)
-        _log.info("the engine is ready once vLLM runs on all %d nodes", family.nodes)
+    family.check_environment(settings)
     world_size = launch.world_size(settings, family.world_size or 1)
     replicas = _replicas(settings, family)
     with work_dir_errors(settings.work_dir):
         _require_compatible(settings, family, config, run_dir)
-        devices = config.arguments_of(ENGINE_MODEL).get("gpu_device_ids")
         if not loaded:
-            memory_check.require_memory(settings, family, alone=alone, gpu_device_ids=devices)
+            _require_memory(settings, family, config, alone=alone)
         word_limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
         adapters = _load_adapters(settings, family, config, run_dir)
         repository = render_repository(
@@ -108,37 +104,27 @@ def _open_configured(settings: Settings) -> tuple[EngineFamily, ServeConfig]:
     family = open_engine(sealed_engine.with_weights(settings, _engine_directory(settings)))
     if (family.world_size or family.gpus) and settings.cog_triton_sm != "cpu":
         compatibility.require_driver()
-    more: dict[str, Any] = {}
-    if isinstance(family, MockFamily):
-        more = settings.mock_options
-    if isinstance(family, VLLMFamily):
+    more = dict(family.options(settings, config.arguments_of(ENGINE_MODEL)))
+    if family.sealable:
         more |= sealed_engine.options(settings, family.directory, settings.cog_weights)
-        if settings.cog_triton_vllm_untested:
-            more[ALLOW_UNTESTED] = "true"
-        if settings.lws_leader_address and family.nodes > 1:
-            more[LEADER] = settings.lws_leader_address
-        name = settings.reasoning_parser.removeprefix(PREFIX)
-        if name not in (settings.reasoning_parser, parser_child.AUTO):
-            more[REASONING_PARSER] = name
-        if most := settings.compiler_cache_bytes:
-            more[compiler_caches.DIRECTORY] = settings.work_dir.resolve() / compiler_caches.FOLDER
-            more[compiler_caches.MOST_BYTES] = most
-        python = settings.cog_triton_vllm_python
-        sites = python.parents[1].glob("lib/python3.*/site-packages") if python else sys.path
-        cuda_support.require_packages([*map(str, sites)], "vLLM")
-        if python and "engine_python" not in config.arguments_of(ENGINE_MODEL):
-            more["engine_python"] = str(python)
     return family, config.with_overrides(ENGINE_MODEL, more) if more else config
 
 
-def _refuse_with_nodes(settings: Settings, nodes: int) -> None:
-    """Raise E1005 for what would want a second engine on the nodes, or this one off its GPUs."""
-    for name, given in {
-        "SPARE_ENGINE": settings.spare_engine,
-        "ENGINE_REPLICAS": settings.engine_replicas > 1,
-    }.items():
-        if given:
-            raise InvalidArgument(f"{name}: not with an engine of {nodes} nodes (model.json)")
+def _require_memory(
+    settings: Settings, family: EngineFamily, config: ServeConfig, *, alone: bool
+) -> None:
+    """Compare its weights with the GPUs here; raises E1305 if they cannot fit."""
+    try:
+        wanted = family.memory()
+    except (BuildConfigInvalid, ModelUnavailable) as error:
+        _log.info("memory of the GPU: not compared: %s", error.detail)
+        return
+    if wanted is None:
+        return
+    if config.arguments_of(ENGINE_MODEL).get("gpu_device_ids"):
+        _log.info("memory of the GPU: not compared: gpu_device_ids is given")
+        return
+    wanted.require(skip=settings.cog_triton_skip_preflight, alone=alone)
 
 
 def _load_adapters(

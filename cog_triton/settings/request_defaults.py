@@ -16,8 +16,8 @@ from cog_triton.settings.environment_types import (
     ToolCallParser,
 )
 
-PREFIX = "vllm:"
-"""What the name of a parser of vLLM begins with."""
+PREFIX, AUTO = "vllm:", "auto"
+"""Beginning of the name of a parser of vLLM, and the name for the one that fits the model."""
 
 
 class RequestSettings(SettingsGroup):
@@ -111,6 +111,12 @@ class RequestSettings(SettingsGroup):
         " addresses or networks; `*` for every host, `none` for none. Unset: every host with public"
         " addresses, and this machine where Cog binds loopback.",
     )
+
+    @property
+    def vllm_reasoning_parser(self) -> str | None:
+        """The parser of vLLM that REASONING_PARSER names, if it does."""
+        name = self.reasoning_parser.removeprefix(PREFIX)
+        return None if name in (self.reasoning_parser, AUTO) else name
 
 
 class LogSettings(SettingsGroup):

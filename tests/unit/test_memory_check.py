@@ -19,15 +19,18 @@ from test_doctor_for import H100, L4, doctor, model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from cog_triton.engines.base import EngineFamily
+from cog_triton.engines.openvino import family as openvino
 from cog_triton.engines.registry import open_engine
 from cog_triton.errors import EngineIncompatible
 from cog_triton.oci.engine_push import push
 from cog_triton.oci.reference import Reference
-from cog_triton.serving import memory_check
+from cog_triton.serving import engine_preparation
 from cog_triton.settings import load_settings
 from cog_triton.sizing import gpu_table
 from cog_triton.sizing.gpu_table import Gpu
 from cog_triton.system.host_memory import HostMemory
+from cog_triton.triton.serve_config import ServeConfig
 
 GIB = 1 << 30
 WEIGHTS = 16 * 10**9
@@ -49,6 +52,11 @@ def vllm_engine(tmp_path: Path, weights: int = WEIGHTS, **arguments: Any) -> Pat
 Told = Callable[..., str]
 
 
+def require(family: EngineFamily, *, alone: bool = True, **given: str) -> None:
+    config = ServeConfig({"tensorrt_llm": given})
+    engine_preparation._require_memory(load_settings(), family, config, alone=alone)
+
+
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Told:
     """What is logged of the check of an engine beside some GPUs."""
@@ -56,7 +64,7 @@ def told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> T
 
     def check(engine: Path, gpus: list[Gpu], *, alone: bool = True, **given: str) -> str:
         monkeypatch.setattr(gpu_table, "gpus_here", lambda: gpus)
-        memory_check.require_memory(load_settings(), open_engine(engine), alone=alone, **given)
+        require(open_engine(engine), alone=alone, **given)
         return " ".join(f"{one.levelname} {one.getMessage()}" for one in caplog.records)
 
     return check
@@ -87,15 +95,14 @@ def test_the_driver_of_another_image_counts_for_engines_of_gpus(tmp_path: Path) 
 def test_what_fits_is_one_line(tmp_path: Path, told: Told) -> None:
     said = told(vllm_engine(tmp_path), [gpu(80, 79)])
     assert said.startswith("INFO ")
-    assert said.count("fits by an estimate") == 1
-    assert "the largest max_model_len is 131072" in said
+    assert said.count("by an estimate") == 1
 
 
 @pytest.mark.parametrize(
     ("memory", "free", "more", "said"),
     [
         (15, None, {}, "tensor_parallel_size in model.json to more GPUs"),
-        (80, 10, {}, "end what holds the GPU's memory"),
+        (80, 10, {}, "end the other programs on the GPU"),
         (24, None, {"gpu_memory_utilization": 0.5}, "utilization in model.json to 0.66"),
         (8, None, {}, "It would fit 1 x"),
         (8, None, {"tensor_parallel_size": 2}, None),
@@ -138,7 +145,7 @@ def test_a_copy_of_quantized_weights_in_another_format_is_not_counted(
     )
     with (config.parent / "consolidated.safetensors").open("wb") as file:
         file.truncate(WEIGHTS)
-    assert "fits" in told(engine, [gpu(24)])
+    assert "by an estimate" in told(engine, [gpu(24)])
 
 
 def test_gpus_of_a_serve_config_are_not_the_first_ones(tmp_path: Path, told: Told) -> None:
@@ -155,27 +162,20 @@ def test_a_driver_that_fails_does_not_refuse_what_is_to_skip_the_check(
     family = open_engine(vllm_engine(tmp_path))
     monkeypatch.setattr(gpu_table, "gpus_here", fails)
     with pytest.raises(EngineIncompatible, match="the driver fails"):
-        memory_check.require_memory(load_settings(), family, alone=True)
+        require(family)
     monkeypatch.setenv("COG_TRITON_SKIP_PREFLIGHT", "1")
-    memory_check.require_memory(load_settings(), family, alone=True)
+    require(family)
     assert "so this is served: E1305" in caplog.text
 
 
 def test_memory_that_an_engine_of_ours_may_hold_does_not_refuse(tmp_path: Path, told: Told) -> None:
     said = told(vllm_engine(tmp_path), [gpu(80, 10)], alone=False)
-    assert said.startswith("WARNING ")
-
-
-def test_a_longer_sequence_than_fits_is_told(tmp_path: Path, told: Told) -> None:
-    engine = vllm_engine(tmp_path, max_model_len=131072)
-    said = told(engine, [gpu(24)])
-    assert said.startswith("WARNING ")
-    assert "131072 tokens (max_model_len in model.json) does not fit the KV cache" in said
+    assert "by an estimate" in said
 
 
 def test_copies_of_the_weights_and_32_bits_are_not_counted(tmp_path: Path, told: Told) -> None:
     engine = vllm_engine(tmp_path, 4 * WEIGHTS)
-    assert "fits" in told(engine, [gpu(24)])
+    assert "by an estimate" in told(engine, [gpu(24)])
 
 
 @pytest.mark.parametrize("change", [None, ("hidden_size", "wide")])
@@ -246,7 +246,7 @@ def test_a_built_engine_is_held_against_memory_by_its_rank_files(
     tokenizer = Tokenizer(WordLevel({"a": 0}, "a"))
     tokenizer.save(str(engine / "tokenizer.json"))
     (engine / "tokenizer_config.json").write_text("{}")
-    assert "fits by an estimate" in told(engine, [gpu(24)] * 4)
+    assert "by an estimate" in told(engine, [gpu(24)] * 4)
     with pytest.raises(EngineIncompatible, match=r"10\.0 GiB of weights on each"):
         told(engine, [gpu(8)] * 4)
 
@@ -257,9 +257,10 @@ def test_an_engine_for_the_cpu_is_told_and_not_refused(
     with (tmp_path / "openvino_model.bin").open("wb") as file:
         file.truncate(GIB)
     caplog.set_level(logging.INFO)
+    limits: Any = None
     for free, level in ((2 * GIB, "INFO"), (GIB // 2, "WARNING")):
         caplog.clear()
         here = HostMemory(free, "MemAvailable of the machine")
-        monkeypatch.setattr(memory_check, "host_memory", lambda here=here: here)
-        memory_check.compare_host(tmp_path)
+        monkeypatch.setattr(openvino, "host_memory", lambda here=here: here)
+        openvino.OpenVINOFamily(tmp_path, limits).check_environment(load_settings())
         assert [one.levelname for one in caplog.records] == [level]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from google.protobuf import text_format
 
@@ -22,6 +22,9 @@ from cog_triton.engines.mock.mock_request import INPUTS, MockOptions, MockReques
 from cog_triton.engines.request import EngineRequest
 from cog_triton.text.guide import GuideKind
 from cog_triton.text.sampling import ABILITIES
+
+if TYPE_CHECKING:
+    from cog_triton.settings import Settings
 
 MAX_LORA_RANK = 64
 _GUIDES: frozenset[GuideKind] = frozenset({"json_schema", "regex", "grammar"})
@@ -62,6 +65,10 @@ class MockFamily(EngineFamily):
     def lora_limits(self) -> LoRALimits:
         """See `EngineFamily.lora_limits`."""
         return LoRALimits(max_rank=MAX_LORA_RANK, max_loras=self.defaults.max_batch_size)
+
+    def options(self, settings: Settings, given: Collection[str]) -> Mapping[str, object]:
+        """See `EngineFamily.options`: the MOCK_* settings."""
+        return settings.mock_options
 
     def render(self, config: Any, arguments: Mapping[str, Any]) -> str:
         """See `EngineFamily.render`; arguments are the fields of `MockOptions`."""

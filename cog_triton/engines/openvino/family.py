@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.base import Abilities, EngineFamily, EngineLimits, ResumeRules
@@ -18,6 +19,12 @@ from cog_triton.errors import (
     InvalidPredictorConfig,
     nearest,
 )
+from cog_triton.system.host_memory import host_memory
+
+if TYPE_CHECKING:
+    from cog_triton.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +194,17 @@ class OpenVINOFamily(EngineFamily):
                 end_id=None,
                 pad_id=config.pad_id,
             ),
+        )
+
+    def check_environment(self, settings: Settings) -> None:
+        """Log weights against host memory: of mapped files, so that less of it serves, too."""
+        size, here = (self.directory / "openvino_model.bin").stat().st_size, host_memory()
+        short = size > here.free
+        _log.log(
+            logging.WARNING if short else logging.INFO,
+            "%s: %.1f GiB of weights, %.1f GiB of memory are free (%s)%s",
+            *(self.directory, size / 2**30, here.free / 2**30, here.limits),
+            ": it will be slow, or end; serve a smaller model" if short else "",
         )
 
     def render(self, config: Any, arguments: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from cog_triton import errors
-from cog_triton.artifact.engine_config import TENSORRT_LLM
+from cog_triton.artifact.engine_config import CONFIG_NAME, TENSORRT_LLM
 from cog_triton.artifact.engine_manifest import adapter_directory
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines import tensor_contract
@@ -23,6 +23,9 @@ from cog_triton.engines.tensorrt_llm import (
 )
 from cog_triton.engines.tensorrt_llm.adapter_modules import task_id
 from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
+from cog_triton.errors import ModelUnavailable
+from cog_triton.sizing import model_files
+from cog_triton.sizing.demand import Demand
 
 
 class TensorRTLLMFamily(EngineFamily):
@@ -61,6 +64,16 @@ class TensorRTLLMFamily(EngineFamily):
     @property
     def world_size(self) -> int:
         return self.engine.ranks
+
+    def memory(self) -> Demand:
+        """See `EngineFamily.memory`."""
+        limits = self.engine.config.build_config
+        if limits.weight_streaming:
+            raise ModelUnavailable(f"{self.directory}: its weights are streamed from the host")
+        sizes = {path.name: path.stat().st_size for path in self.directory.glob("rank*.engine")}
+        text = (self.directory / CONFIG_NAME).read_bytes()
+        files, precision = model_files.of_engine(str(self.directory), text, sizes, limits.seq_len)
+        return Demand(files=files, gpus=self.engine.ranks, precision=precision)
 
     @property
     def versions(self) -> Mapping[str, str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from cog_triton.artifact import cuda_support
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.base import (
     Abilities,
@@ -16,7 +18,7 @@ from cog_triton.engines.base import (
     ResumeRules,
 )
 from cog_triton.engines.engine_spec import SPARE_LOADS
-from cog_triton.engines.vllm import compiler_caches
+from cog_triton.engines.vllm import compiler_caches, memory
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.image_decoding import images_of
 from cog_triton.engines.vllm.model_directory import (
@@ -24,16 +26,28 @@ from cog_triton.engines.vllm.model_directory import (
     VLLMModel,
     read_arguments,
     read_model,
+    weight_bytes,
 )
 from cog_triton.engines.vllm.vllm_version import (
     ALLOW_UNTESTED,
     installed_version,
     require_tested,
 )
-from cog_triton.errors import EngineIncompatible, InvalidPredictorConfig, nearest
+from cog_triton.errors import (
+    EngineIncompatible,
+    InvalidArgument,
+    InvalidPredictorConfig,
+    ModelUnavailable,
+    nearest,
+)
+from cog_triton.sizing import model_files
+from cog_triton.sizing.demand import Demand
 from cog_triton.system.redaction import HUB_TOKENS
 from cog_triton.text import generation_config
 from cog_triton.text.sampling import ABILITIES
+
+if TYPE_CHECKING:
+    from cog_triton.settings import Settings
 
 _log = logging.getLogger(__name__)
 
@@ -43,15 +57,17 @@ DETERMINISTIC = "deterministic"
 REASONING_PARSER = "reasoning_parser"
 """Option that is vLLM's argument, unless model.json has one: guides begin after the reasoning."""
 _MAX_LOGPROBS = 20
+PYTHON = "engine_python"
+"""Option that is the Python that has vLLM, if that is not Triton's own."""
 LEADER = "leader"
 """Option of an engine on several nodes: vLLM's master_addr, unless model.json has one."""
 _SPREADS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 # vllm/config/lora.py of 0.33.
 DEFAULT_MAX_LORA_RANK = 16
-# vllm/config/cache.py; a share of a GPU's memory, of which contexts take some, too.
-MEMORY_SHARE, _ROOM = 0.92, 0.94
+# A share of a GPU's memory, of which contexts take some, too.
+_ROOM = 0.94
 _ENGINE_OPTIONS = {
-    "engine_python": "",
+    PYTHON: "",
     "cancellation_check_period_ms": "100",
     ALLOW_UNTESTED: "false",
     DETERMINISTIC: "false",
@@ -70,6 +86,7 @@ class VLLMFamily(EngineFamily):
     name = "vllm"
     engine_class = "cog_triton.engines.vllm.engine_host:VLLMHost"
     replicable = True
+    sealable = True
     extra_models = (TEXT_MODEL,)
     resume_rules = ResumeRules(imports="asked", frequency_penalty="logit_bias")
     secrets = HUB_TOKENS  # vLLM downloads weights by itself
@@ -152,6 +169,45 @@ class VLLMFamily(EngineFamily):
             priorities=self.model.arguments.get("scheduling_policy") == "priority",
         )
 
+    def options(self, settings: Settings, given: Collection[str]) -> Mapping[str, object]:
+        """See `EngineFamily.options`."""
+        found: dict[str, object] = {}
+        if settings.cog_triton_vllm_untested:
+            found[ALLOW_UNTESTED] = "true"
+        if settings.lws_leader_address and self.nodes > 1:
+            found[LEADER] = settings.lws_leader_address
+        if name := settings.vllm_reasoning_parser:
+            found[REASONING_PARSER] = name
+        if most := settings.compiler_cache_bytes:
+            found[compiler_caches.DIRECTORY] = settings.work_dir.resolve() / compiler_caches.FOLDER
+            found[compiler_caches.MOST_BYTES] = most
+        if (python := settings.cog_triton_vllm_python) and PYTHON not in given:
+            found[PYTHON] = str(python)
+        return found
+
+    def check_environment(self, settings: Settings) -> None:
+        """See `EngineFamily.check_environment`; an engine of several nodes has no second one."""
+        python = settings.cog_triton_vllm_python
+        sites = python.parents[1].glob("lib/python3.*/site-packages") if python else sys.path
+        cuda_support.require_packages([*map(str, sites)], "vLLM")
+        if self.nodes == 1:
+            return
+        for name, given in {
+            "SPARE_ENGINE": settings.spare_engine,
+            "ENGINE_REPLICAS": settings.engine_replicas > 1,
+        }.items():
+            if given:
+                text = f"{name}: not with an engine of {self.nodes} nodes ({MODEL_FILE})"
+                raise InvalidArgument(text)
+        _log.info("the engine is ready once vLLM runs on all %d nodes", self.nodes)
+
+    def memory(self) -> Demand:
+        """See `EngineFamily.memory`."""
+        if not weight_bytes(self.model_dir):
+            model = self.model.arguments["model"]
+            raise ModelUnavailable(f"{model}: its weights are not here yet")
+        return memory.demand_of(model_files.describe(str(self.model_dir)), self.model.arguments)
+
     @classmethod
     def matches(cls, directory: Path) -> bool:
         return (directory / MODEL_FILE).is_file()
@@ -185,7 +241,7 @@ class VLLMFamily(EngineFamily):
         return self.render_python(config, self.limits.max_batch_size, options)
 
     def _check_version(self, options: Mapping[str, str]) -> None:
-        self._version = installed_version(options["engine_python"])
+        self._version = installed_version(options[PYTHON])
         if self._version is None:  # vLLM's host checks it
             return
         untested = options[ALLOW_UNTESTED].lower() == "true"
@@ -214,7 +270,7 @@ class VLLMFamily(EngineFamily):
 
 def _spare_loads(arguments: Mapping[str, Any]) -> str:
     """Whether a GPU has room for two engines: vLLM starts where its share of memory is free."""
-    share = arguments.get("gpu_memory_utilization", MEMORY_SHARE)
+    share = arguments.get("gpu_memory_utilization", memory.MEMORY_SHARE)
     return "beside" if 2 * share <= _ROOM else "first"
 
 

@@ -19,6 +19,8 @@ _NODES = "start the other nodes by `vllm serve --headless` (multi-gpu.md)"
 _MPI = "ranks are started by mpirun, or by your launcher with COG_TRITON_RANK (multi-gpu.md)"
 _BENCH = "use aiperf or guidellm; --json has all metrics"
 _PROBES = "a Cog that stops or hangs is found without probes (supervision.md)"
+_FIXED_PROBES = "Triton is asked each second, and hangs after 3 s (supervision.md)"
+_FIXED = "the bound is the same for every server (security.md)"
 _ROLL = "use a rolling update of Kubernetes, or two servers behind a proxy (deploy.md)"
 REMOVED = {
     **dict.fromkeys(("TRITON_GRPC_PUBLIC", "TRITON_GRPC_HOST"), _GRPC),
@@ -29,6 +31,9 @@ REMOVED = {
     **dict.fromkeys(("SWAP_RESIDENCE", "SWAP_DRAIN", "COG_TRITON_SWAP"), _SWAP),
     **dict.fromkeys(("COG_TRITON_ENGINE_KEEPER_NAME", "cog-triton serve --swap"), _SWAP),
     **dict.fromkeys(("COG_PROBE_PERIOD", "COG_PROBE_TIMEOUT", "COG_PROBE_FAILURES"), _PROBES),
+    **dict.fromkeys(("TRITON_PROBE_PERIOD", "TRITON_PROBE_TIMEOUT"), _FIXED_PROBES),
+    **dict.fromkeys(("MAX_JSON_DEPTH", "MAX_STOP_LENGTH", "MAX_IMAGE_PIXELS"), _FIXED),
+    "MAX_LORAS_LOADED": "256 adapters may be loaded; start another server for more (lora.md)",
     "COG_TRITON_DRAIN_FILE": "send the server SIGTERM",
     "COG_TRITON_KEY_AT_DOOR": "set COG_TRITON_API_KEY",
     "COG_TRITON_TENANTS_AT_DOOR": "set COG_TRITON_KEYS (tenants.md)",

@@ -203,7 +203,7 @@ class PrivateGate(Gate):
     @cached_property
     def json_limits(self) -> JSONLimits:
         """Bounds of the JSON of a body."""
-        return JSONLimits(self.limits.json_depth, self.limits.json_values, self.numbers)
+        return JSONLimits(values=self.limits.json_values, numbers=self.numbers)
 
     @cached_property
     def _cut(self) -> bytes:

@@ -128,7 +128,7 @@ def _require_shallow(plain: bytes, limit: int) -> None:
             if not brackets:
                 return
             brackets = brackets.replace(b"[]", b"")
-    raise errors.InvalidArgument(f"body: nested deeper than {limit} (MAX_JSON_DEPTH), or not JSON")
+    raise errors.InvalidArgument(f"body: nested deeper than {limit}, or not JSON")
 
 
 def parsed(body: bytes, limits: JSONLimits) -> dict[str, Any]:

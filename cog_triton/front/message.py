@@ -39,13 +39,12 @@ class Limits:
     """Sizes in bytes, times in seconds, connections over all ports together.
 
     `arrival_s` bounds the time from a request's first byte to its last, `idle_s` the time between
-    the requests of a connection, before the first, and without reading an answer. `json_depth`
-    counts nested arrays and objects, `json_values` all values of a body.
+    the requests of a connection, before the first, and without reading an answer. `json_values`
+    counts all values of a body.
     """
 
     body_bytes: int = 8 << 20
     header_bytes: int = 32 << 10
-    json_depth: int = 64
     json_values: int = 32768
     connections: int = 4096
     arrival_s: float = 30.0
@@ -64,9 +63,8 @@ class Limits:
         """
         able = max(1, (descriptors - _OWN_DESCRIPTORS) // 3)
         sizes = settings.max_request_bytes, settings.max_header_bytes
-        values = settings.max_json_depth, settings.max_json_values
         times = settings.request_timeout, settings.idle_timeout
-        return cls(*sizes, *values, min(settings.max_connections, able), *times)
+        return cls(*sizes, settings.max_json_values, min(settings.max_connections, able), *times)
 
 
 class Refused(Exception):

@@ -144,7 +144,7 @@ class ImageLimits:
     @classmethod
     def of(cls, settings: AccessSettings) -> Self:
         """The limits of `settings`."""
-        return cls(settings.max_images, settings.max_image_bytes, settings.max_image_pixels)
+        return cls(settings.max_images, settings.max_image_bytes)
 
     def check_count(self, name: str, count: int) -> None:
         """Raise E1005 for more images than a request may have."""
@@ -166,7 +166,7 @@ class ImageLimits:
             if pixels > self.pixels:
                 raise InvalidArgument(
                     f"{image.where}: is of {header.width}x{header.height} pixels; all images of a"
-                    f" request may have {self.pixels} (MAX_IMAGE_PIXELS)"
+                    f" request may have {self.pixels}"
                 )
 
     def too_large(self, where: str) -> InvalidArgument:

@@ -38,6 +38,7 @@ _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.:/-]{0,127}", re.ASCII)
 _CHUNK = 1 << 20
+_MOST_LOADED = 256
 
 
 class AdapterStore:
@@ -165,8 +166,10 @@ class AdapterStore:
                 raise InvalidArgument(
                     f"lora_name={name!r}: is loaded; unload it, or send load_inplace: true"
                 )
-        elif len(self._adapters) >= (most := self._settings.max_loras_loaded):
-            raise Overloaded(f"{most} LoRA adapters are loaded, as many as may be; unload one")
+        elif len(self._adapters) >= _MOST_LOADED:
+            raise Overloaded(
+                f"{_MOST_LOADED} LoRA adapters are loaded, as many as may be; unload one"
+            )
 
     def _copy(
         self, directory: Path, root: Path | None, more: Sequence[str]

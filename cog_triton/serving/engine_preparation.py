@@ -72,7 +72,7 @@ def prepare_engine(
         _require_compatible(settings, family, config, run_dir)
         if not loaded:
             _require_memory(settings, family, config, alone=alone)
-        word_limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
+        word_limits = WordLimits(settings.max_stop_sequences)
         adapters = _load_adapters(settings, family, config, run_dir)
         repository = render_repository(
             family, config, run_dir / "model_repo", word_limits, ImageLimits.of(settings)

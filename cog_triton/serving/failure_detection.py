@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from cog_triton.errors import CogTritonError
 from cog_triton.processes.waits import first_done
 from cog_triton.serving.admission import Admission
-from cog_triton.settings import Settings
 from cog_triton.triton import liveness
 from cog_triton.triton.server import TritonClient, TritonServer
 from cog_triton.triton.step_stream import EngineChannel, StepStreams
@@ -46,9 +45,11 @@ class FailureDetection:
     It has nothing restarted.
     """
 
+    _period, _timeout = 1.0, 3.0
+    """Seconds between probes of Triton, and until one without an answer means that it hangs."""
+
     def __init__(
         self,
-        settings: Settings,
         server: TritonServer,
         client: TritonClient,
         transport: TokenTransport,
@@ -58,8 +59,6 @@ class FailureDetection:
     ) -> None:
         self.requested = asyncio.Event()
         self.probe = probe
-        self._period = settings.triton_probe_period
-        self._timeout = settings.triton_probe_timeout
         self._server = server
         self._client = client
         self._transport = transport
@@ -148,10 +147,9 @@ class FailureDetection:
             await asyncio.sleep(self._period)
             began = time.monotonic()
             probe = asyncio.ensure_future(self._look())
-            limit = self._timeout
-            if not await _done_within(probe, limit):
+            if not await _done_within(probe, limit := self._timeout):
                 if self._transport.last_token_at < began:
-                    return f"tritonserver did not answer for {limit:g} s (TRITON_PROBE_TIMEOUT)"
+                    return f"tritonserver did not answer for {limit:g} s"
             elif not probe.result() and not await self._client.is_ready():
                 return "tritonserver says that it is not ready"
 

@@ -182,7 +182,7 @@ class Predictions:
         if inputs.stop_sequences is None:
             stops = parse_stop_sequences(settings.stop_sequences)
         else:
-            limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
+            limits = WordLimits(settings.max_stop_sequences)
             stops = limits.parse("stop_sequences", inputs.stop_sequences)
         generator = runtime.generator
         ids = generator.encode(rendered.text, add_special_tokens=rendered.add_special_tokens)

@@ -72,9 +72,7 @@ class Supervisor:
         self._admission = admission
         self._on_failed = on_failed
         self._memory_limit = MemoryLimit(settings.triton_memory_limit, admission)
-        self._detection = FailureDetection(
-            settings, server, client, transport, probe, admission, replicas
-        )
+        self._detection = FailureDetection(server, client, transport, probe, admission, replicas)
         self._rule = Restarts(settings.triton_max_restarts)
         self._task: asyncio.Task[Any] | None = None
         self._ready_at = 0.0

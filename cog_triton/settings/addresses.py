@@ -120,9 +120,6 @@ class AccessSettings(SettingsGroup):
         ge=256,
         description="Most bytes of a request's first line and headers; 431 beyond.",
     )
-    max_json_depth: int = Field(
-        64, ge=1, description="How deep arrays and objects of a body may be nested; 400 beyond."
-    )
     max_json_values: int = Field(
         32768,
         ge=1,
@@ -151,9 +148,6 @@ class AccessSettings(SettingsGroup):
     max_stop_sequences: int = Field(
         64, ge=1, description="Stop strings of a request, also bad words; E1005 beyond."
     )
-    max_stop_length: int = Field(
-        1024, ge=1, description="Characters of one stop string or bad word; E1005 beyond."
-    )
     max_sequences: int = Field(
         64,
         ge=1,
@@ -168,7 +162,6 @@ class AccessSettings(SettingsGroup):
     )
     max_images: int = Field(16, ge=0, description="Images of a request; E1005 beyond.")
     max_image_bytes: int = Field(16 << 20, ge=1, description="Bytes of all of them; E1005 beyond.")
-    max_image_pixels: int = Field(32_000_000, ge=1, description="Their pixels; E1005 beyond.")
 
     @property
     def api_key(self) -> str | None:

@@ -112,9 +112,6 @@ class EngineSettings(SettingsGroup):
     max_lora_bytes: int = Field(
         4 << 30, ge=1, description="Largest LoRA adapter, in bytes; E1304 beyond."
     )
-    max_loras_loaded: int = Field(
-        256, ge=1, description="LoRA adapters that may be loaded at a time; E2107 beyond."
-    )
 
     @property
     def plain_http_registries(self) -> tuple[str, ...]:
@@ -183,12 +180,6 @@ class SupervisionSettings(SettingsGroup):
     )
     triton_start_timeout: float = Field(
         300, gt=0, description="Seconds until Triton must be ready (E2106)."
-    )
-    triton_probe_period: float = Field(
-        1, gt=0, description="Seconds between liveness probes of Triton."
-    )
-    triton_probe_timeout: float = Field(
-        3, gt=0, description="Seconds until a probe without an answer means that Triton hangs."
     )
     triton_max_restarts: int = Field(
         5, ge=0, description="Failed restarts in a row before the server exits; 0: none is tried."

@@ -86,15 +86,14 @@ class WordLimits:
     """Limits of a request's stop strings, or other words: how many, and characters of each."""
 
     count: int
-    length: int
+    length: int = 1024
 
     def parse(self, name: str, text: str) -> list[str]:
         """The words of the comma-separated form; raises E1005 as `check` does."""
         most = self.count * (self.length + 1)
         if len(text) > most:
             raise InvalidArgument(
-                f"{name}: has {len(text)} characters; {most} at most (MAX_STOP_SEQUENCES,"
-                " MAX_STOP_LENGTH)"
+                f"{name}: has {len(text)} characters; {most} at most (MAX_STOP_SEQUENCES)"
             )
         words = parse_stop_sequences(text)
         self.check(name, words)
@@ -110,7 +109,6 @@ class WordLimits:
         if longest > self.length:
             raise InvalidArgument(
                 f"{name}: has a string of {longest} characters; {self.length} at most"
-                " (MAX_STOP_LENGTH)"
             )
 
 

@@ -89,8 +89,6 @@ class FakeTritonServer:
                 "triton_metrics_port": metrics,
                 "cog_triton_keys": "keys",  # no relay, which would need a port
                 "triton_start_timeout": 60,
-                "triton_probe_period": 0.05,
-                "triton_probe_timeout": 60,  # a late probe would be a failure
                 **settings,
             }
         )

@@ -70,6 +70,8 @@ class Supervised:
             self.admission,
             lambda _: self.failed.set(),
         )
+        detection = self.supervisor._detection
+        detection._period, detection._timeout = 0.05, 60.0  # a late probe would be a failure
         self.start = partial(call, self.supervisor.start)
         self.stop = partial(call, self.supervisor.stop)
 

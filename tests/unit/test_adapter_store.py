@@ -23,6 +23,7 @@ from cog_triton.errors import (
     NotFound,
     Overloaded,
 )
+from cog_triton.serving import adapter_store
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.settings import load_settings
 
@@ -172,9 +173,12 @@ def test_names_are_plain(name: str, make_store: MakeStore, tmp_path: Path) -> No
         make_store().load(name, adapter(tmp_path / "a"))
 
 
-def test_size_and_number_are_bounded(make_store: MakeStore, tmp_path: Path) -> None:
+def test_size_and_number_are_bounded(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small, large = adapter(tmp_path / "a", 1), adapter(tmp_path / "b", 8, hidden=64)
-    store = make_store(max_lora_bytes=3000, max_loras_loaded=1)
+    store = make_store(max_lora_bytes=3000)
+    monkeypatch.setattr(adapter_store, "_MOST_LOADED", 1)
     with pytest.raises(ModelUnavailable, match=r"at most 3000 are taken \(MAX_LORA_BYTES\)"):
         store.load("large", large)
     store.load("small", small)

@@ -30,7 +30,7 @@ def test_hanging_server_is_restarted(
     error = stream.end()
     supervised.supervisor._detection._timeout = PATIENCE_S
     supervised.triton.recover()
-    assert "did not answer for 0.5 s (TRITON_PROBE_TIMEOUT)" in str(error)
+    assert "did not answer for 0.5 s" in str(error)
     supervised.until(SupervisorState.READY)
     assert len(supervised.triton.starts) == 2
     until(lambda: len(caplog.records) == 2)

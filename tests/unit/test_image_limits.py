@@ -65,7 +65,7 @@ def test_other_data_urls_are_refused_by_name(url: str, words: str) -> None:
     [
         ([b"no image"], "first: is no PNG"),
         ([image(), b"no image"], "second: is no PNG"),
-        ([bomb()], "first: is of 50000x50000 pixels; .* 5000 .MAX_IMAGE_PIXELS"),
+        ([bomb()], "first: is of 50000x50000 pixels; .* 5000"),
         ([image(size=(60, 50)), image(size=(60, 50))], "second: is of 60x50 pixels"),
         ([image() + bytes(9999)], "first: .*10000 bytes .MAX_IMAGE_BYTES"),
         ([image() + bytes(5000), image() + bytes(5000)], "second: .*10000 bytes"),

@@ -193,7 +193,7 @@ TOO_LARGE = [
     ("completions", {"prompt": [[1] * 901]}, "E1002", "length (901)"),
     ("completions", {"prompt": "x", "stop": [1] * 200_000}, "E1005", "stop=[1, 1"),
     ("completions", {"prompt": "x", "stop": ["x"] * 65}, "E1005", "MAX_STOP_SEQUENCES"),
-    ("completions", {"prompt": "x", "stop": ["x" * 1025]}, "E1005", "MAX_STOP_LENGTH"),
+    ("completions", {"prompt": "x", "stop": ["x" * 1025]}, "E1005", "1024 at most"),
     ("chat/completions", {"messages": [USER] * 5}, "E1005", "MAX_MESSAGES"),
     (
         "chat/completions",

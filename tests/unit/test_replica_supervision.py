@@ -44,7 +44,7 @@ def checked(streams: Streams, asks: int = 0) -> Any:
     async def run() -> Any:
         unused: Any = None
         admission, several = Admission(1, resumes=True), cast(Any, streams)
-        given = (load_settings(), unused, unused, several, streams.probe, admission, several)
+        given = (unused, unused, several, streams.probe, admission, several)
         asked = FailureDetection(*given)
         asked.requested.set()
         watch = asyncio.ensure_future(asked._watch_engines())

@@ -77,7 +77,7 @@ class OpenAIRoutes:
         settings, self._abilities = api.settings, api.abilities
         self._settings, self._generator, self._models = settings, api.generator, api.models
         self._tokenizer = api.generator.tokenizer
-        self._stop_limits = WordLimits(settings.max_stop_sequences, settings.max_stop_length)
+        self._stop_limits = WordLimits(settings.max_stop_sequences)
         self._planner = ChatPlanner(settings, self._tokenizer, self._abilities, api.borrowed)
         self._token_text = cache(partial(token_bytes, self._tokenizer.tokenizer))
         self._created = int(time.time())

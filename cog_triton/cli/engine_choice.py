@@ -38,8 +38,10 @@ def prepared(
 
     if settings.cog_triton_engine is None:
         require_image(settings.cog_triton_sm)
-    if settings.cog_triton_config is not None:
-        load_serve_config(settings.cog_triton_config)  # what is wrong there needs no download
+    python = settings.cog_triton_vllm_python
+    if settings.cog_triton_config is not None:  # what is wrong there needs no download
+        arguments = load_serve_config(settings.cog_triton_config).arguments_of("tensorrt_llm")
+        python = python or arguments.get("engine_python")
     named = name or (None if repo is not None else default_model(settings))
     if named is None and (family or update):
         raise InvalidArgument("--family and --update: go with a model that is named, ENGINE")
@@ -58,7 +60,7 @@ def prepared(
         return settings
     chosen = {
         "cog_weights": found.weights,
-        "cog_triton_vllm_python": settings.cog_triton_vllm_python or found.vllm_python,
+        "cog_triton_vllm_python": python or found.vllm_python,
         "served_model_name": settings.served_model_name or found.served_model_name,
     }
     return settings.model_copy(update=chosen)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
@@ -292,8 +292,8 @@ class EngineFamily(ABC):
         """Versions of the libraries that the engine was built with, as far as it records them."""
         return {}
 
-    def options(self, settings: Settings, given: Collection[str]) -> Mapping[str, object]:
-        """Arguments of its engine model by the settings; `given` are those of the serve config."""
+    def options(self, settings: Settings) -> Mapping[str, object]:
+        """Arguments of its engine model by the settings, which override those of others."""
         return {}
 
     def check_environment(self, settings: Settings) -> None:  # noqa: B027

@@ -104,7 +104,7 @@ def _open_configured(settings: Settings) -> tuple[EngineFamily, ServeConfig]:
     family = open_engine(sealed_engine.with_weights(settings, _engine_directory(settings)))
     if (family.world_size or family.gpus) and settings.cog_triton_sm != "cpu":
         compatibility.require_driver()
-    more = dict(family.options(settings, config.arguments_of(ENGINE_MODEL)))
+    more = dict(family.options(settings))
     if family.sealable:
         more |= sealed_engine.options(settings, family.directory, settings.cog_weights)
     return family, config.with_overrides(ENGINE_MODEL, more) if more else config

@@ -209,18 +209,18 @@ def test_the_setting_allows_a_version_that_was_never_run(
 
 
 @pytest.mark.parametrize("configured", [False, True])
-def test_the_setting_names_vllms_python_unless_the_serve_config_does(
+def test_the_setting_names_vllms_python_else_the_serve_config(
     configured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(family, "installed_version", lambda _: None)
     monkeypatch.setattr(engine_preparation, "_require_compatible", lambda *_: None)
     config = tmp_path / "serve.yaml"
-    own = {"engine_python": "/configured/python"} if configured else {}
+    own = {"engine_python": "/configured/python"}
     config.write_text(json.dumps({"tensorrt_llm": {"args": own}}))
     settings = load_settings(
         cog_triton_work_dir=tmp_path / "work",
         cog_triton_config=config,
-        cog_triton_vllm_python="/set/python",
+        cog_triton_vllm_python=None if configured else "/set/python",
         engine_dir=vllm_engine(tmp_path / "engine"),
     )
     prepared = engine_preparation.prepare_engine(settings, tmp_path)

@@ -89,14 +89,12 @@ def test_batch_invariance_is_set_where_it_is_asked_for(tmp_path: Path, asked: st
         assert bool(calls(host.journal, "batch_invariant")) is (asked == "true")
 
 
-@pytest.mark.parametrize(("own", "expected"), [({}, "qwen3"), ({"reasoning_parser": "own"}, "own")])
+@pytest.mark.parametrize("own", [{}, {"reasoning_parser": "own"}])
 @pytest.mark.usefixtures("vllm_environment")
-def test_the_reasoning_parser_is_the_engines_argument(
-    tmp_path: Path, own: dict[str, Any], expected: str
-) -> None:
+def test_the_reasoning_parser_is_the_engines_argument(tmp_path: Path, own: dict[str, Any]) -> None:
     with running(tmp_path, {"reasoning_parser": "qwen3"}, **own) as host:
         (opened,) = host.calls("open")
-    assert f'"reasoning_parser": "{expected}"' in json.dumps(opened)
+    assert '"reasoning_parser": "qwen3"' in json.dumps(opened)
 
 
 @pytest.mark.usefixtures("vllm_environment")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -66,7 +66,7 @@ class MockFamily(EngineFamily):
         """See `EngineFamily.lora_limits`."""
         return LoRALimits(max_rank=MAX_LORA_RANK, max_loras=self.defaults.max_batch_size)
 
-    def options(self, settings: Settings, given: Collection[str]) -> Mapping[str, object]:
+    def options(self, settings: Settings) -> Mapping[str, object]:
         """See `EngineFamily.options`: the MOCK_* settings."""
         return settings.mock_options
 

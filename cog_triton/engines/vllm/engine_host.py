@@ -159,7 +159,7 @@ class VLLMHost(AsyncEngine):
         if parameters.get(PARKABLE) == "true":
             model = replace(model, arguments=parkable(model.arguments))
         if name := parameters.get(REASONING_PARSER):
-            model = replace(model, arguments={REASONING_PARSER: name, **model.arguments})
+            model = replace(model, arguments={**model.arguments, REASONING_PARSER: name})
         if parameters.get(DETERMINISTIC, "").lower() == "true":  # vLLM reads it when it is imported
             os.environ["VLLM_BATCH_INVARIANT"] = "1"
         sealed = None
@@ -174,9 +174,9 @@ class VLLMHost(AsyncEngine):
         untested = parameters.get(ALLOW_UNTESTED, "").lower() == "true"
         registry = AdapterRegistry(Path(parameters[REGISTRY])) if REGISTRY in parameters else None
         if model.nodes > 1:
-            own = {"distributed_executor_backend": "mp", "master_addr": parameters.get(LEADER)}
-            given = {name: value for name, value in own.items() if value}
-            model = replace(model, arguments={**given, **model.arguments})
+            leader = {"master_addr": name} if (name := parameters.get(LEADER)) else {}
+            own = {"distributed_executor_backend": "mp", **model.arguments, **leader}
+            model = replace(model, arguments=own)
         with page_cache.reading_ahead(read_ahead_files(model.arguments)):
             host = cls(model, allow_untested=untested, registry=registry, core=core)
         try:

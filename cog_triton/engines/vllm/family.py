@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -55,12 +55,12 @@ TEXT_MODEL = "vllm_model"
 DETERMINISTIC = "deterministic"
 """Option that has vLLM compute a request alike whatever runs beside it (VLLM_BATCH_INVARIANT)."""
 REASONING_PARSER = "reasoning_parser"
-"""Option that is vLLM's argument, unless model.json has one: guides begin after the reasoning."""
+"""Option that is vLLM's argument: guides begin after the reasoning."""
 _MAX_LOGPROBS = 20
 PYTHON = "engine_python"
 """Option that is the Python that has vLLM, if that is not Triton's own."""
 LEADER = "leader"
-"""Option of an engine on several nodes: vLLM's master_addr, unless model.json has one."""
+"""Option of an engine on several nodes: vLLM's master_addr."""
 _SPREADS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 # vllm/config/lora.py of 0.33.
 DEFAULT_MAX_LORA_RANK = 16
@@ -169,7 +169,7 @@ class VLLMFamily(EngineFamily):
             priorities=self.model.arguments.get("scheduling_policy") == "priority",
         )
 
-    def options(self, settings: Settings, given: Collection[str]) -> Mapping[str, object]:
+    def options(self, settings: Settings) -> Mapping[str, object]:
         """See `EngineFamily.options`."""
         found: dict[str, object] = {}
         if settings.cog_triton_vllm_untested:
@@ -181,7 +181,7 @@ class VLLMFamily(EngineFamily):
         if most := settings.compiler_cache_bytes:
             found[compiler_caches.DIRECTORY] = settings.work_dir.resolve() / compiler_caches.FOLDER
             found[compiler_caches.MOST_BYTES] = most
-        if (python := settings.cog_triton_vllm_python) and PYTHON not in given:
+        if python := settings.cog_triton_vllm_python:
             found[PYTHON] = str(python)
         return found
 

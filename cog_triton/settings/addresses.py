@@ -23,26 +23,28 @@ class PortSettings(SettingsGroup):
 
     title = "Ports and addresses"
 
-    port: Port = Field(5000, description="Cog's HTTP port.")
+    port: Port = Field(5000, description="Cog's HTTP API is on this port.")
     openai_port: OptionalPort = Field(
         None,
-        description="Port of the OpenAI API and of /metrics; 0 or unset is off. `cog-triton"
-        " serve` sets 8080.",
+        description="The OpenAI API and /metrics are on this port; 0 or unset is off."
+        " `cog-triton serve` sets 8080.",
     )
-    metrics_port: OptionalPort = Field(None, description="Port of /metrics and /health; 0 is off.")
+    metrics_port: OptionalPort = Field(
+        None, description="/metrics and /health are on this port, too; 0 is off."
+    )
     cog_host: str = Field(
         "127.0.0.1",
-        description="Address of every public port but Triton's, if `TRITON_HOST` is set.",
+        description="Public ports are on this address; Triton's, if `TRITON_HOST` is not set.",
     )
     triton_host: str = Field(
         "127.0.0.1",
-        description="Address of Triton's HTTP and metrics ports; `COG_HOST` if unset.",
+        description="Triton's ports but gRPC are on this address. Unset: that of `COG_HOST`.",
     )
-    triton_http_port: Port = Field(8000, description="Triton's HTTP port.")
+    triton_http_port: Port = Field(8000, description="Triton's HTTP API is on this port.")
     triton_grpc_port: Port = Field(
-        8001, description="Triton's gRPC port, of this machine alone: on 127.0.0.1."
+        8001, description="Triton's gRPC API is on this port of 127.0.0.1."
     )
-    triton_metrics_port: Port = Field(8002, description="Triton's metrics port.")
+    triton_metrics_port: Port = Field(8002, description="Triton's metrics are on this port.")
 
     @property
     def http_ports(self) -> dict[str, tuple[str, int]]:
@@ -92,76 +94,92 @@ class AccessSettings(SettingsGroup):
 
     cog_triton_api_key: OptionalSecret = Field(
         None,
-        description="Key that requests must bring, on every port but gRPC's; health checks need"
+        description="Requests must bring this key on every port but gRPC's; health checks need"
         " none (security.md).",
     )
-    openai_api_key: OptionalSecret = Field(None, description="Old name of `COG_TRITON_API_KEY`.")
+    openai_api_key: OptionalSecret = Field(
+        None, description="This is the old name of `COG_TRITON_API_KEY`."
+    )
     cog_triton_keys: OptionalPath = Field(
         None,
-        description="File of the keys of several tenants, or a directory of such files, read again"
-        " when it changes (tenants.md). `COG_TRITON_API_KEY` is one more, with all rights. gRPC is"
-        " off then.",
+        description="This file, or each file of this directory, has the keys of several"
+        " tenants, and is read again when it changes (tenants.md). `COG_TRITON_API_KEY` is one"
+        " more key, with all rights. Triton's gRPC port is off then.",
     )
     tls_cert_file: OptionalPath = Field(
         None,
-        description="PEM file of a certificate chain. Every public port but gRPC's has TLS then."
-        " The server reads the file again when it changes (security.md).",
+        description="This PEM file has a certificate chain, and every public port but gRPC's"
+        " has TLS then. The server reads the file again when it changes (security.md).",
     )
     tls_key_file: OptionalPath = Field(
-        None, description="PEM file of its key, without a password. Unset: in `TLS_CERT_FILE`."
+        None,
+        description="This PEM file has the key of `TLS_CERT_FILE`, without a password. If"
+        " unset, the key is in that file.",
     )
-    metrics_public: bool = Field(False, description="Leave /metrics open where a key is set.")
-    openai_page: bool = Field(True, description="A page to try the model, at `/` (openai.md).")
+    metrics_public: bool = Field(False, description="/metrics needs no key although there is one.")
+    openai_page: bool = Field(True, description="A page to try the model is at `/` (openai.md).")
     max_request_bytes: int = Field(
-        8 << 20, ge=1, description="Longest request body on any port, in bytes; 413 beyond."
+        8 << 20, ge=1, description="A body has so many bytes at most, on any port; 413 beyond."
     )
     max_header_bytes: int = Field(
         32 << 10,
         ge=256,
-        description="Most bytes of a request's first line and headers; 431 beyond.",
+        description="A request's first line and headers have so many bytes at most; 431 beyond.",
     )
     max_json_values: int = Field(
         32768,
         ge=1,
-        description="Most values of a body's JSON, 400 beyond. In `/v1`, eight token ids count as"
-        " one; numbers of Triton's tensors do not count.",
+        description="The JSON of a body has so many values at most; 400 beyond. In `/v1`, eight"
+        " token ids count as one; numbers of Triton's tensors do not count.",
     )
     max_connections: int = Field(
         4096,
         ge=1,
-        description="Connections of clients on all ports together; less where the limit of open"
-        " files is lower. A new one takes the place of the oldest that awaits no answer; 503 if"
-        " there is none.",
+        description="Clients have so many connections at most, on all ports together; fewer if"
+        " the limit of open files is lower. A new one takes the place of the oldest that awaits no"
+        " answer; 503 if there is none.",
     )
     request_timeout: float = Field(
-        30, gt=0, description="Seconds from a request's first byte to its last; 408 beyond."
+        30, gt=0, description="A request arrives within so many seconds; 408 beyond."
     )
     idle_timeout: float = Field(
         75,
         gt=0,
-        description="Seconds until a connection is closed that asks for nothing, or that does not"
-        " read its answer.",
+        description="A connection that asks for nothing, or does not read its answer, is closed"
+        " after so many seconds.",
     )
     max_messages: int = Field(
-        4096, ge=1, description="Messages of a chat, and parts of one message; E1005 beyond."
+        4096,
+        ge=1,
+        description="A chat has so many messages, and a message so many parts, at most; E1005"
+        " beyond.",
     )
     max_stop_sequences: int = Field(
-        64, ge=1, description="Stop strings of a request, also bad words; E1005 beyond."
+        64,
+        ge=1,
+        description="A request has so many stop strings or bad words at most; E1005 beyond.",
     )
     max_sequences: int = Field(
         64,
         ge=1,
-        description="Sequences of a request to `/v1`, which are its prompts times `n` or `best_of`;"
-        " E1005 beyond. Each takes a place of its own among `MAX_CONCURRENCY`. Of embeddings, so"
-        " many run at once.",
+        description="A request to `/v1` has so many sequences at most, which are its prompts"
+        " times `n` or `best_of`; E1005 beyond. Each takes a place of its own among"
+        " `MAX_CONCURRENCY`. Of embeddings, so many run at once.",
     )
     image_hosts: str = Field(
         "",
-        description="Hosts that images of `http(s)` URLs may come from, as in `WEBHOOK_HOSTS`; a"
-        " private address only if the list names it or its network. Unset: none.",
+        description="Images of `http(s)` URLs may come from these hosts, as `WEBHOOK_HOSTS` has"
+        " them; from a private address only if the list names it or its network. If unset, they"
+        " come from none.",
     )
-    max_images: int = Field(16, ge=0, description="Images of a request; E1005 beyond.")
-    max_image_bytes: int = Field(16 << 20, ge=1, description="Bytes of all of them; E1005 beyond.")
+    max_images: int = Field(
+        16, ge=0, description="A request has so many images at most; E1005 beyond."
+    )
+    max_image_bytes: int = Field(
+        16 << 20,
+        ge=1,
+        description="The images of a request have so many bytes at most; E1005 beyond.",
+    )
 
     @property
     def api_key(self) -> str | None:

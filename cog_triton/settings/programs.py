@@ -24,17 +24,20 @@ class FileSettings(SettingsGroup):
 
     cog_triton_work_dir: OptionalPath = Field(
         None,
-        description="Where unpacked engines, Triton's log and the builder's steps are kept. Unset:"
-        " `$XDG_CACHE_HOME/cog-triton`, else `~/.cache/cog-triton`.",
+        description="Unpacked engines, Triton's log and the builder's steps are in this"
+        " directory. Unset: `$XDG_CACHE_HOME/cog-triton`, else `~/.cache/cog-triton`.",
     )
     tritonserver: OptionalPath = Field(
-        None, description="Path of the tritonserver binary. Unset: the one that is found."
+        None, description="This is tritonserver's binary. Unset: the one that is found."
     )
     tritonserver_backend_dir: OptionalPath = Field(
-        None, description="Directory of Triton's backends. Unset: the one beside tritonserver."
+        None,
+        description="Triton's backends are in this directory. Unset: the one beside tritonserver.",
     )
-    mpirun: OptionalPath = Field(None, description="Open MPI's mpirun. Unset: the one in `PATH`.")
-    mpirun_args: str = Field("", description="More options for mpirun.")
+    mpirun: OptionalPath = Field(
+        None, description="This is Open MPI's mpirun. Unset: the one in `PATH`."
+    )
+    mpirun_args: str = Field("", description="mpirun gets these options, too.")
 
     @property
     def work_dir(self) -> Path:
@@ -59,17 +62,17 @@ class RankSettings(SettingsGroup):
     title = "Several ranks"
 
     mpi_hosts: str | None = Field(
-        None, description="Machines of the ranks, this one first, separated by commas."
+        None, description="The ranks run on these machines, this one first, with commas between."
     )
     cog_triton_rank: OptionalInt = Field(
         None,
         ge=0,
-        description="The one rank to start here, where a launcher starts each (multi-gpu.md).",
+        description="Only this rank starts here; a launcher starts the others (multi-gpu.md).",
     )
     lws_leader_address: OptionalText = Field(
         None,
-        description="Address of this node, for the other nodes of a vLLM engine; LeaderWorkerSet"
-        " sets it (multi-gpu.md).",
+        description="Other nodes of a vLLM engine find this one by this address;"
+        " LeaderWorkerSet sets it (multi-gpu.md).",
     )
 
     @property
@@ -85,12 +88,11 @@ class BuilderSettings(SettingsGroup):
 
     cog_triton_output_dir: OptionalPath = Field(
         None,
-        description="Where the builder's predictor writes engine.tar. Unset: the working"
-        " directory.",
+        description="The builder's predictor writes engine.tar here. Unset: the working directory.",
     )
     cog_triton_step_python: OptionalPath = Field(
-        None, description="Python that build steps run in, with packages of its own."
+        None, description="Build steps run in this Python, with packages of its own."
     )
     trtllm_dir: OptionalPath = Field(
-        None, description="Directory of TensorRT-LLM's sources, whose `examples` steps run."
+        None, description="TensorRT-LLM's sources are here; steps run scripts of their `examples`."
     )

@@ -27,89 +27,94 @@ class RequestSettings(SettingsGroup):
 
     system_prompt: str | None = Field(
         None,
-        description="Default of the input `system_prompt`, and of chats without a system message.",
+        description="Predictions and chats without a system prompt have this one.",
     )
     prompt_template: str | None = Field(
         None,
-        description="Default of the input `prompt_template`. Unset: the model's chat template.",
+        description="Predictions without a `prompt_template` have this one. Unset: the model's"
+        " chat template.",
     )
     chat_template: OptionalPath = Field(
         None,
-        description="File with a chat template (Jinja), in place of the model's: one that knows"
-        " tools, for example.",
+        description="The chat template (Jinja) in this file replaces the model's: one that"
+        " knows tools, for example.",
     )
     tool_call_parser: ToolCallParser = Field(
         "auto",
-        description="Format of the model's tool calls: `hermes` (also Qwen), `llama3_json`,"
-        " `mistral`, `pythonic`, or `none`. `auto` knows it from the chat template. `vllm:NAME` is"
-        " vLLM's parser of that name, `vllm:auto` its parser of the model's type"
-        " (openai.md#parsers-of-vllm).",
+        description="The model writes tool calls in this format: `hermes` (also Qwen),"
+        " `llama3_json`, `mistral`, or `none`. `auto` knows the format from the chat template."
+        " `vllm:NAME` is vLLM's parser of that name, and `vllm:auto` its parser of the model's"
+        " type (openai.md#parsers-of-vllm).",
     )
     reasoning_parser: ReasoningParser = Field(
         "auto",
-        description="Marks around the model's reasoning: `think` (`<think>`), `mistral`"
-        " (`[THINK]`), or `none`. `auto` knows them from the chat template. `vllm:NAME` and"
-        " `vllm:auto` are as above; a vLLM engine gets the name as its `reasoning_parser`.",
+        description="The model's reasoning is between these marks: `think` (`<think>`),"
+        " `mistral` (`[THINK]`), or `none`. `auto` knows them from the chat template. `vllm:NAME`"
+        " is vLLM's parser of that name, which a vLLM engine gets as its `reasoning_parser`, and"
+        " `vllm:auto` its parser of the model's type (openai.md#parsers-of-vllm).",
     )
     generation_config: Annotated[
         Literal["auto", "none"], BeforeValidator(lambda value: value or "auto")
     ] = Field(
         "auto",
-        description="Defaults of `temperature`, `top_p`, `top_k`, `repetition_penalty` and `min_p`:"
-        " `auto`, those of the model's generation_config.json; `none`, the API's own.",
+        description="`temperature`, `top_p`, `top_k`, `repetition_penalty` and `min_p` have the"
+        " defaults of the model's generation_config.json with `auto`, and the API's own with"
+        " `none`.",
     )
     stop_sequences: str | None = Field(
-        None, description="Default of the input `stop_sequences`, separated by commas."
+        None, description="Predictions without `stop_sequences` have these, with commas between."
     )
     response_store_bytes: int = Field(
         256 << 20,
         ge=0,
-        description="Responses that `/v1/responses` keeps in `responses` of the work directory, in"
-        " bytes together; beyond, the oldest go first, of the tenant that has most. 0: none is kept"
-        " (openai.md).",
+        description="`/v1/responses` stores so many bytes of responses in `responses` of the"
+        " work directory; beyond, the oldest go first, of the tenant that has most. 0: none is"
+        " stored (openai.md).",
     )
     response_store_url: OptionalSecret = Field(
         None,
-        description="Redis or Valkey that keeps them instead, so that each of several replicas"
-        " answers for all: `redis://[USER:PASSWORD@]HOST:PORT/NUMBER`, `rediss://` with TLS,"
-        " `unix://PATH` (openai.md).",
+        description="Redis or Valkey at this URL stores the responses, so that each of several"
+        " replicas answers for all: `redis://[USER:PASSWORD@]HOST:PORT/NUMBER`, `rediss://` with"
+        " TLS, `unix://PATH` (openai.md).",
     )
-    response_store_age: float = Field(86400, gt=0, description="Seconds that a response is kept.")
+    response_store_age: float = Field(
+        86400, gt=0, description="A response of `/v1/responses` is stored for so many seconds."
+    )
     detached_responses: int = Field(
         64,
         ge=0,
-        description="Responses that are made although nobody waits for them: in the background, or"
-        " of a stream whose client has left. Beyond, `background` gets 429 (E2107), and a client"
-        " that leaves ends its own.",
+        description="So many responses are made although nobody waits for them: in the"
+        " background, or of a stream whose client has left. Beyond, `background` gets 429 (E2107),"
+        " and a client that leaves ends its own.",
     )
     detached_timeout: float = Field(
         3600,
         gt=0,
-        description="Seconds after which such a response is cancelled; 60 at most for a stream"
-        " that is not in the background.",
+        description="A response that nobody waits for is cancelled after so many seconds; after"
+        " 60 at most if it is not in the background.",
     )
     cog_max_concurrency: int = Field(
         1,
         ge=1,
-        description="Predictions that Cog takes at once, waiting ones included; HTTP 503 beyond."
-        " At most 500, which `cog-triton serve` and the runner images set.",
+        description="Cog takes so many predictions at once, waiting ones included; HTTP 503"
+        " beyond. `cog-triton serve` and the runner images set 500, the most.",
     )
     max_concurrency: OptionalInt = Field(
         None,
         ge=1,
-        description="Requests in the engine at once. Unset: the engine's batch size.",
+        description="The engine has so many requests at once. Unset: its batch size.",
     )
     max_queue: OptionalInt = Field(
         None,
         ge=0,
-        description="Requests that may wait; E2107 beyond. Unset: four times those in the engine,"
-        " 64 at least.",
+        description="So many requests may wait; E2107 beyond. Unset: four times those in the"
+        " engine, 64 at least.",
     )
     webhook_hosts: str = Field(
         "",
-        description="Hosts that webhooks may go to, separated by commas: names, `*.domain`,"
-        " addresses or networks; `*` for every host, `none` for none. Unset: every host with public"
-        " addresses, and this machine where Cog binds loopback.",
+        description="Webhooks may go to these hosts, with commas between: names, `*.domain`,"
+        " addresses or networks; `*` is every host, `none` is none. If unset, they go to every"
+        " host with public addresses, and to this machine if Cog binds loopback.",
     )
 
     @property
@@ -128,14 +133,15 @@ class LogSettings(SettingsGroup):
         Literal["json", "console"], BeforeValidator(lambda value: value or "json")
     ] = Field(
         "json",
-        description="Format of the log, Cog's included: `json` or `console`, which `cog-triton"
-        " serve` sets.",
+        description="The log, Cog's included, is `json` or `console`, which `cog-triton serve`"
+        " sets.",
     )
     log_level: LogLevel = Field(
         "info",
-        description="Lowest level of our own log lines: `debug`, `info`, `warning` or `error`.",
+        description="Our own log lines are of this level at least: `debug`, `info`, `warning`,"
+        " `error`.",
     )
-    log_requests: bool = Field(True, description="Write a log line for each request.")
+    log_requests: bool = Field(True, description="Each request has a line in the log.")
     log_performance_metrics: bool = Field(
-        False, description="Write the metrics of every prediction to its log."
+        False, description="Every prediction has its metrics in its log."
     )

@@ -63,7 +63,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "caches"
 
 
-def seeded(engine: Path, root: Path, *, ranks: int = 1, required: bool = False) -> Any:
+def seeded(engine: Path, root: Path | None, *, ranks: int = 1, required: bool = False) -> Any:
     options = {TRUSTED: digest_of(engine), REQUIRED: str(required).lower()}
     return Trusted.of(engine, options).seed(root, ranks)
 
@@ -220,11 +220,11 @@ def test_packages_are_told_apart_by_their_files(
 
 @pytest.mark.usefixtures("gpu")
 def test_a_users_own_cache_is_not_written_to(
-    engine: Path, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
-    assert seeded(engine, root) is None
-    assert "TRITON_CACHE_DIR set by the user" in caplog.text
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/elsewhere")
+    assert seeded(engine, None) is None
+    assert "VLLM_CACHE_ROOT set by the user" in caplog.text
 
 
 def damaged_model(engine: Path) -> str:

@@ -30,17 +30,13 @@ def test_every_compiler_has_a_directory_of_its_own_below_the_root(tmp_path: Path
     assert all(Path(place).parent == tmp_path for place in places)
 
 
-def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
-    given = {"TRITON_CACHE_DIR": "/mine", "VLLM_ENABLE_STARTUP_PLAN": "0"}
-    left = compiler_caches.missing(tmp_path, given)
-    assert not set(left) & set(given)
-    assert left["VLLM_CACHE_ROOT"] == str(tmp_path / "vllm")
-
-
-def test_a_cache_root_of_the_users_gets_no_plan_of_ours(tmp_path: Path) -> None:
-    left = compiler_caches.missing(tmp_path, {"VLLM_CACHE_ROOT": "/mine"})
-    assert "VLLM_ENABLE_STARTUP_PLAN" not in left
-    assert left["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
+def test_beside_a_cache_root_of_the_users_nothing_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/mine")
+    before = dict(os.environ)
+    assert compiler_caches.begin({DIRECTORY: str(tmp_path), MOST_BYTES: "1"}, {}, None) is None
+    assert os.environ == before
 
 
 def begun(base: Path, most: int = 10**9, **arguments: Any) -> Path:

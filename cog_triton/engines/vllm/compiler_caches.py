@@ -33,12 +33,12 @@ TRUSTED, REQUIRED = "sealed_manifest", "seal_required"
 "true" where an engine that no seal fits is refused."""
 FOLDER = "compiler-caches"
 """Its name in the work directory."""
-ROOT, KERNELS = "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR"
+ROOT = "VLLM_CACHE_ROOT"
 PLAN = "VLLM_ENABLE_STARTUP_PLAN"
 # None of them is a part of vLLM's hash of what is compiled (vllm/envs.py, compile_factors).
 _DIRECTORIES = {
     ROOT: "vllm",  # compiled models, start-up plans, what is known of model classes
-    KERNELS: "triton",
+    "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",  # until vLLM sets its own, below its root
     "TORCH_EXTENSIONS_DIR": "torch_extensions",
     "CUDA_CACHE_PATH": "cuda",  # the driver's, of PTX
@@ -63,27 +63,16 @@ def variables(root: Path) -> dict[str, str]:
     return {**{name: str(root / place) for name, place in _DIRECTORIES.items()}, **_SWITCHES}
 
 
-def missing(root: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Those of `variables` that `environment` does not have: what a user has set, stays.
-
-    There is no start-up plan in a VLLM_CACHE_ROOT of the user's, which is not one engine's alone,
-    unless they ask for that, too.
-    """
-    left = {name: it for name, it in variables(root).items() if name not in environment}
-    if ROOT in environment:
-        left.pop(PLAN, None)
-    return left
-
-
 def begin(
     options: Mapping[str, str], arguments: Mapping[str, Any], version: str | None
 ) -> Path | None:
     """Point the compilers to the lasting directory of an engine, before anything imports vLLM.
 
-    `options` are the engine's parameters, `arguments` those of vLLM. It is kept from eviction
-    until this process ends. Where there can be none, that is a warning: vLLM compiles as before.
+    `options` are the engine's parameters, `arguments` those of vLLM. No start evicts the directory
+    until this process ends. If there can be none, that is a warning, and vLLM compiles as without.
+    A VLLM_CACHE_ROOT of the user's is not one engine's alone, so that nothing is set beside it.
     """
-    if not (base := options.get(DIRECTORY)):
+    if not (base := options.get(DIRECTORY)) or ROOT in os.environ:
         return None
     try:
         root = _hold(Path(base), _key(arguments, version, os.environ))
@@ -91,7 +80,7 @@ def begin(
     except (OSError, EngineIncompatible) as error:
         _log.warning("what vLLM compiles is not kept: %s", error)
         return None
-    os.environ.update(missing(root, os.environ))
+    os.environ.update(variables(root))
     return root
 
 

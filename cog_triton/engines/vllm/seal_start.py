@@ -83,8 +83,7 @@ def answer(host: VLLMHost, input_ids: list[int], tokens: int) -> list[int]:
 def main(parameters: dict[str, str], input_ids: list[int], tokens: int) -> int:
     """Start the engine, ask it, and print a `Started`; 1 with the coded error that ended it."""
     began = time.monotonic()
-    for name in compiler_caches.variables(Path()):  # a user's caches are not this engine's
-        os.environ.pop(name, None)
+    os.environ.pop(compiler_caches.ROOT, None)  # a user's caches are not this engine's
     try:
         host = VLLMHost.from_parameters(parameters)
         seconds = time.monotonic() - began

@@ -35,14 +35,14 @@ def remember(work_dir: Path, digest: str) -> None:
     (base / digest).touch(mode=0o600)
 
 
-def was_built_here(work_dir: Path, digest: str) -> bool:
-    """Whether this user built the engine whose manifest has this digest on this host."""
+def built_here(work_dir: Path) -> set[str]:
+    """Digests of the manifests whose engines this user built on this host."""
     base = work_dir / FOLDER
     try:
         require_own(base)
+        return {path.name for path in base.iterdir()}
     except (OSError, EngineIncompatible):
-        return False
-    return (base / digest).is_file()
+        return set()
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,11 @@ class SealedManifest:
             pins: `checked_pins`, each the digest of a manifest or of an engine in its registry.
             registry_digest: what the engine was pulled by, ``sha256:...``.
         """
-        if {self.digest, (registry_digest or "").removeprefix(_PREFIX)} & {*pins}:
+        known = {self.digest, (registry_digest or "").removeprefix(_PREFIX)}
+        if known & {*(pins or built_here(work_dir))}:
             return None
         if pins:
             return f"SEAL_SHA256 is {', '.join(pins)}, and its manifest has sha256 {self.digest}"
-        if was_built_here(work_dir, self.digest):
-            return None
         return (
             "compiled code runs as this user, and this engine was not built by this user on this"
             f" host: if you trust who made it, set SEAL_SHA256={self.digest}"

@@ -25,7 +25,7 @@ from cog_triton.artifact import engine_manifest, seal
 from cog_triton.artifact.engine_manifest import Manifest
 from cog_triton.artifact.seal import Environment
 from cog_triton.engines.vllm import kernel_choices, request_import
-from cog_triton.engines.vllm.compiler_caches import KERNELS, REQUIRED, ROOT, TRUSTED, variables
+from cog_triton.engines.vllm.compiler_caches import REQUIRED, ROOT, TRUSTED
 from cog_triton.engines.vllm.seal_trust import SealedManifest
 from cog_triton.errors import EngineCorrupt, EngineIncompatible
 from cog_triton.system.gpus import NVIDIADriver
@@ -153,9 +153,7 @@ class Trusted:
         here, driver = environment_here(ranks)
         reasons = []
         for name, one in sorted(self.manifest.seals.items()):
-            found = one.misfits(here, driver.version)
-            if not found and (found := list(_elsewhere(root))):
-                found = [f"{', '.join(found)} set by the user"]
+            found = one.misfits(here, driver.version) or list(_elsewhere(root))
             if not found and root is not None:
                 self._copy(name, root)
                 os.environ[kernel_choices.MOVED] = name
@@ -226,15 +224,11 @@ def _verified(directory: Path, manifest: Manifest, name: str) -> bytes:
 
 
 def _elsewhere(root: Path | None) -> Iterator[str]:
-    """Variables that lead this start's compilers away from `root`."""
+    """Why this start's compilers do not look below `root`."""
     if root is None:
-        yield "no directory for caches"
-        return
-    for name in (ROOT, KERNELS):  # the others are not looked into where a seal has all
-        if os.environ.get(name) != variables(root)[name]:
-            yield name
+        yield f"{ROOT} set by the user" if ROOT in os.environ else "no directory for caches"
     if request_import.unlisted():
-        yield f"VLLM_PLUGINS without {request_import.PLUGIN}"
+        yield f"VLLM_PLUGINS without {request_import.PLUGIN} set by the user"
 
 
 def _group(name: str, data: bytes, place: Path, files: Mapping[str, object]) -> bytes:

@@ -44,6 +44,7 @@ REMOVED = {
     **dict.fromkeys(("TRTLLM_ORCHESTRATOR", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"), _MPI),
     **dict.fromkeys(("executor_worker_path", "participant_ids"), _MPI),
     "speculative_decoding_fast_logits": _MPI,
+    "REPORT_CUSTOM_METRICS": "/metrics of OPENAI_PORT has vLLM's metrics (metrics.md)",
     **{
         f"cog-triton serve --{option}": f"set MOCK_{variable} (settings.md)"
         for option, variable in {

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from cog_triton.backend import python_backend, triton_log
-from cog_triton.backend.vllm_metrics import MetricsPublisher, start_publisher
 from cog_triton.backend.vllm_tensors import ParsedRequest, output_tensors, parse_request
 from cog_triton.engines.engine_client import EngineClient
 from cog_triton.engines.engine_spec import own_addresses
@@ -46,12 +45,6 @@ class TritonPythonModel:
         self._embeds = parameters.flag("embeds")
         self._handles = itertools.count(1)
         self._active: dict[int, _TextRequest] = {}
-        self._metrics: MetricsPublisher | None = None
-        if parameters.choice("REPORT_CUSTOM_METRICS", (*_TRUE, "no", "false")) in _TRUE:
-            labels = {"model": args["model_name"], "version": args["model_version"]}
-            self._metrics = start_publisher(
-                labels, parameters.positive_int("max_model_len"), self._fetch
-            )
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
         self._watcher.start()
@@ -109,12 +102,7 @@ class TritonPythonModel:
         """Stop all threads; Triton has ended all requests before."""
         self._closing.set()
         self._watcher.join()
-        if self._metrics is not None:
-            self._metrics.close()
         self._client.close()
-
-    def _fetch(self, request: Any, answer: Callable[[Mapping[int, Any]], None]) -> None:
-        self._client.ask_all(next(self._handles), request, answer)
 
     def _watch(self) -> None:
         while not self._closing.wait(self._check_period):

@@ -12,7 +12,6 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from cog_triton.engines import engine_messages
@@ -135,26 +134,6 @@ class EngineClient:
         if not self._links[chosen].linked.is_set():
             raise _loading()
         self._send(self._links[chosen], handle, request, emit)
-
-    def ask_all(
-        self, handle: int, request: Any, answer: Callable[[Mapping[int, Any]], None]
-    ) -> None:
-        """Ask all engines that are there; `answer` gets the event that each answers with.
-
-        Raises E2105 before one is loaded.
-        """
-        asked = self.loads()
-        if not asked:
-            raise _loading()
-        events: dict[int, Any] = {}
-
-        def emit(number: int, event: Any) -> None:
-            events[number] = event
-            if len(events) == len(asked):
-                answer(events)
-
-        for number in asked:
-            self._send(self._links[number], handle, request, partial(emit, number))
 
     def cancel(self, handle: int) -> None:
         """Stop a request; it ends with a ``cancelled`` event. Unknown handles are no error."""

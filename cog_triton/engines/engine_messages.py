@@ -28,8 +28,6 @@ from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import EncodedStep
 from cog_triton.engines.vllm.host_messages import (
     EmbeddingRequest,
-    MetricsEvent,
-    MetricsRequest,
     TextEvent,
     TextRequest,
 )
@@ -123,8 +121,8 @@ class Event:
     event: Any
 
 
-REQUESTS = (EngineRequest, MockRequest, TextRequest, EmbeddingRequest, MetricsRequest)
-OTHERS = (Hello, Welcome, Others, StepLoad, KVCacheStats, TextEvent, MetricsEvent)
+REQUESTS = (EngineRequest, MockRequest, TextRequest, EmbeddingRequest)
+OTHERS = (Hello, Welcome, Others, StepLoad, KVCacheStats, TextEvent)
 """Messages and events of flat fields."""
 
 

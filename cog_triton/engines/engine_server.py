@@ -255,8 +255,7 @@ class EngineServer:
         peer.numbers[message.handle] = number
         try:
             request = message.request()
-            if getattr(request, "computes", True):
-                self._tell_of_others()
+            self._tell_of_others()
             if isinstance(request, EngineRequest):
                 running.width = request.log_prob_width
                 if peer.role == "steps" and not request.streaming:

@@ -28,20 +28,6 @@ from cog_triton.text.sampling import SamplingParams
 QUESTION = "What is the capital of France?"
 _RESTART_S = 300
 _LONG = 3500  # tokens of an answer that nobody waits for
-_METRICS = (
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "time_to_first_token_seconds_count",
-    "time_per_output_token_seconds_count",
-    "e2e_request_latency_seconds_count",
-    "request_prompt_tokens_count",
-    "request_generation_tokens_count",
-    "request_params_best_of_count",
-    "request_params_n_count",
-    "num_requests_running",
-    "num_requests_waiting",
-    "kv_cache_usage_perc",
-)
 
 
 @dataclass(frozen=True)
@@ -58,7 +44,7 @@ class Checks:
     def all(self) -> None:
         """Run every check but the restart; a part that fails does not end the others."""
         parts: list[Callable[[], None]] = [self.texts, self.streams, self.ends, self.seeds]
-        parts += [self.errors, self.triton, self.structured, self.cancel, self.metrics, self.many]
+        parts += [self.errors, self.triton, self.structured, self.cancel, self.many]
         for part in parts:
             self._attempt(part)
 
@@ -201,10 +187,9 @@ class Checks:
         self.check("a JSON Schema", fits, told)
 
     def cancel(self) -> None:
-        """A client that leaves frees the engine: vLLM's own counters say so."""
+        """A client that leaves frees the engine: its metrics say so."""
         self._settled()
         values = {"prompt_template": "{prompt}", "max_tokens": _LONG}
-        before = self.client.metrics()["vllm:generation_tokens_total"]
         most: dict[str, float] = {}
         with ExitStack() as stack:
             streams = [  # one that is forgotten is closed
@@ -213,7 +198,7 @@ class Checks:
             ]
             for events in streams:
                 next(data for event, data in events if event == "output")
-            for _ in range(4):  # published four times a second
+            for _ in range(4):
                 time.sleep(0.15)
                 now = self.client.metrics()
                 most = {name: max(value, most.get(name, 0)) for name, value in now.items()}
@@ -222,24 +207,9 @@ class Checks:
         self.check("so are their KV blocks", most[usage] > 0, most)
         time.sleep(1)
         left = self._settled()
-        made = left["vllm:generation_tokens_total"] - before
-        self.check("cancelled requests stop", made < 8 * _LONG * 0.8, made)
         # What is counted last is one other request, which was about to end.
         self.check("and none of them runs", left[running] <= 1, left)
         self.check("their KV blocks are free", left[usage] < most[usage] / 8, (left, most))
-
-    def metrics(self) -> None:
-        """All of vllm_backend's names, and vLLM's gauges."""
-        found = self.client.metrics()
-        missing = [name for name in _METRICS if f"vllm:{name}" not in found]
-        self.check("metrics under vllm: names", not missing, missing)
-        before = self._settled()
-        self.client.ids(self._request(self.prompts[13], 16))
-        after = self._settled()
-        both = len(self.prompts[0].ids) + len(self.prompts[13].ids)
-        for kind, count in (("prompt", both), ("generation", 16 + 1)):
-            name = f"vllm:{kind}_tokens_total"
-            self.check(f"{kind} tokens are counted", after[name] - before[name] == count, after)
 
     def many(self) -> None:
         """256 concurrent requests on every endpoint, each answered with all of its tokens."""

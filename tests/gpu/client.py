@@ -86,8 +86,8 @@ class Client:
         return found
 
     def metrics(self) -> dict[str, float]:
-        """vLLM's metrics on Triton's port, by name with suffix."""
-        text = self._http.get(f"http://127.0.0.1:{self.server.metrics}/metrics").text
+        """Metrics under vLLM's names, by name with suffix."""
+        text = self._http.get(f"http://127.0.0.1:{self.server.openai}/metrics").text
         lines = re.findall(r"^(vllm:\w+)\{[^}]*\} (\S+)$", text, re.MULTILINE)
         return {name: float(value) for name, value in lines}
 

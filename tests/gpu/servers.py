@@ -153,16 +153,13 @@ def ours(
     work: Path,
     engine_python: Path | None,
     *,
-    metrics: bool = False,
     deterministic: bool = False,
     **environment: str,
 ) -> Ours:
     """Our server of an engine directory, vLLM in `engine_python`, if that is not Triton's own."""
     work = work / name
     work.mkdir(parents=True, exist_ok=True)
-    models: dict[str, Any] = {"vllm_model": {"args": {"REPORT_CUSTOM_METRICS": "no"}}}
-    if metrics:
-        models["vllm_model"]["args"]["REPORT_CUSTOM_METRICS"] = "yes"
+    models: dict[str, Any] = {}
     given = {"engine_python": str(engine_python)} if engine_python else {}
     given |= {"deterministic": "true"} if deterministic else {}
     if given:

@@ -176,8 +176,8 @@ class Driver:
     def checks(self, phase: Phase) -> None:
         """Check two models served at once, then a crash of the small one's engine."""
         served = [
-            ("SmolLM2", self.small, self.ours("checks-small", self.small, metrics=True)),
-            ("Llama 8B", self.large, self.ours("checks-large", self.large, metrics=True)),
+            ("SmolLM2", self.small, self.ours("checks-small", self.small)),
+            ("Llama 8B", self.large, self.ours("checks-large", self.large)),
         ]
         if self.rehearsal:
             del served[1]
@@ -296,11 +296,11 @@ class Driver:
         self.same_texts(phase, model, told, count)
         self.rounds(phase, endpoints, model)
 
-    def ours(self, name: str, engine: Path, *, metrics: bool = False, **environment: str) -> Ours:
+    def ours(self, name: str, engine: Path, **environment: str) -> Ours:
         """Our server of one engine directory."""
         values = {**self.environment, **environment}
         python = None if self.rehearsal or self.options.engine_python is None else self.python
-        return ours(name, engine, self.logs, python, metrics=metrics, **values)
+        return ours(name, engine, self.logs, python, **values)
 
     @property
     def environment(self) -> dict[str, str]:

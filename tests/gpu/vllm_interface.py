@@ -112,7 +112,7 @@ def checks(model: Path) -> Iterator[tuple[str, str, str]]:
         yield f"{str(prompt)[:60]} {str(values)[:60]}", found, expected
     for more, expected in ARGUMENTS:
         try:
-            engine_api.open_engine({**arguments, **more}, lambda _: None)
+            engine_api.open_engine({**arguments, **more}, lambda *_: None)
             found = ""
         except CogTritonError as error:
             found = str(error)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +56,3 @@ class VLLMStack(Stack):
         with httpx.stream("POST", url, json=values, timeout=30) as response:
             lines = [line for line in response.iter_lines() if line.startswith("data: ")]
         return [json.loads(line[6:]) for line in lines]
-
-    def metrics_text(self) -> str:
-        return httpx.get(f"http://127.0.0.1:{self.metrics}/metrics").text
-
-    def until_published(self) -> None:
-        """Until vLLM's metrics have not changed for longer than they take to be published."""
-        text = ""
-        while text != (text := "\n".join(re.findall("^vllm:.*$", self.metrics_text(), re.M))):
-            time.sleep(2)
-
-    def value(self, name: str) -> float:
-        for line in self.metrics_text().splitlines():
-            if line.startswith(f'{name}{{model="vllm_model",version="1"}}'):
-                return float(line.split()[-1])
-        return 0.0

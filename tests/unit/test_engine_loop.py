@@ -19,12 +19,11 @@ from step_engines import REFUSED, CountingEngine
 
 from cog_triton.engines import engine_messages, engine_server
 from cog_triton.engines.engine_loop import run_engine
-from cog_triton.engines.engine_messages import Cancel, Event, Hello, Others, StepLoad, Welcome
+from cog_triton.engines.engine_messages import Cancel, Hello, Others, StepLoad, Welcome
 from cog_triton.engines.engine_orders import Opened, Serve, Stop
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import StepItem
-from cog_triton.engines.vllm.host_messages import MetricsEvent, MetricsRequest
 from cog_triton.ipc import framing
 from cog_triton.system import local_socket
 from cog_triton.system.shared_time import SharedTime
@@ -381,21 +380,16 @@ def test_front_ends_hear_of_others_before_the_engine_has_their_requests(
 
     def note(number: int, request: Any) -> None:
         known.append(steps.receive() if steps.poll() else None)
-        if isinstance(request, MetricsRequest):
-            world.engine._events.append((number, MetricsEvent({})))  # type: ignore[arg-type]
-        else:
-            take(number, request)
+        take(number, request)
 
     monkeypatch.setattr(world.engine, "submit", note)
-    tokens.submit(1, MetricsRequest())  # four times a second: nothing dies of it
-    assert tokens.receive() == Event(1, MetricsEvent({}))
-    for number, (client, first) in enumerate([(other, 1), (tokens, 1), (tokens, REFUSED)], 2):
+    for number, (client, first) in enumerate([(other, 1), (tokens, 1), (tokens, REFUSED)], 1):
         submit(client, 2, first, 2)
         until(lambda number=number: len(known) == number)  # type: ignore[misc]
         assert steps.receive() == end
     submit(tokens, 3, 1, FOREVER)
-    until(lambda: len(known) == 5)
+    until(lambda: len(known) == 4)
     tokens.close()
     assert steps.receive() == end
-    assert known == [None, run, run, run, run]
+    assert known == [run, run, run, run]
     assert not steps.poll(0.3)

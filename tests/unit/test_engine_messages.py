@@ -31,8 +31,6 @@ from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import EncodedStep
 from cog_triton.engines.vllm.host_messages import (
     EmbeddingRequest,
-    MetricsEvent,
-    MetricsRequest,
     TextEvent,
     TextRequest,
 )
@@ -88,7 +86,6 @@ requests = st.one_of(
         images=images,
     ),
     st.builds(EmbeddingRequest, input_ids=st.lists(ids).map(tuple), prompt=st.text()),
-    st.just(MetricsRequest()),
 )
 events = st.one_of(
     st.builds(
@@ -102,7 +99,6 @@ events = st.one_of(
         finish=st.none() | st.just("stop"),
         error=st.none(),
     ),
-    st.builds(MetricsEvent, st.dictionaries(st.text(), st.lists(st.floats(allow_nan=False)))),
 )
 steps = st.builds(
     EncodedStep,
@@ -205,8 +201,12 @@ from cog_triton.text.sampling import SamplingParams
 
 asked = request.EngineRequest(input_ids=[1, 2], sampling=SamplingParams(max_tokens=5))
 sys.stdout.buffer.write(engine_messages.submit(7, asked))
-sent = engine_messages.encode(engine_messages.Event(7, engine_messages.MetricsEvent({"a": [1.0]})))
-assert engine_messages.decode(sent).event.values == {"a": [1.0]}
+event = engine_messages.TextEvent(
+    texts=["a"], finish_reasons=[None], cumulative_logprobs=[1.0], logprobs=["null"],
+    output_token_counts=[1], input_token_count=2,
+)
+sent = engine_messages.encode(engine_messages.Event(7, event))
+assert engine_messages.decode(sent).event == event
 """
 
 

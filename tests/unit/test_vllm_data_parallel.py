@@ -15,7 +15,6 @@ from vllm_hosts import (
     PATIENCE_S,
     Inbox,
     Running,
-    ask,
     over_double,
     text,
     token_ids,
@@ -23,7 +22,6 @@ from vllm_hosts import (
 )
 
 from cog_triton.engines.vllm.engine_outputs import TextOutputConverter, TokenOutputConverter
-from cog_triton.engines.vllm.host_messages import MetricsRequest
 from cog_triton.engines.vllm.model_directory import read_model
 
 
@@ -49,18 +47,16 @@ def test_outputs_of_both_engines_reach_their_requests(host: Running) -> None:
     assert found == [[97 + number] * 9 for number in range(6)]
 
 
-def test_gauges_are_those_of_both_engines(host: Running) -> None:
-    guest = host.guest()
-    ask(guest, MetricsRequest())
+def test_the_use_of_the_cache_is_the_mean_of_both_engines(host: Running) -> None:
     inboxes = {next(HANDLES): Inbox() for _ in range(4)}
     for handle, inbox in inboxes.items():
         host.engine.submit(handle, tokens(ABC, 9000), inbox)
+    usage = 0.0
     deadline = time.monotonic() + PATIENCE_S
-    most = 0.0
-    while most < 4 and time.monotonic() < deadline:
-        (event,) = ask(guest, MetricsRequest())
-        most = max([most, *event.values.get("vllm:num_requests_running", [])])
-    assert most == 4
+    while not usage and time.monotonic() < deadline:
+        found = host.engine.stats().kv_cache
+        usage = found.usage if found is not None else 0.0
+    assert 0 < usage < 0.5
     for handle in inboxes:
         host.engine.cancel(handle)
 

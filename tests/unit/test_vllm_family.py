@@ -81,7 +81,6 @@ def test_repository_has_the_token_model_and_the_text_model(tmp_path: Path) -> No
     engine, text = configs["tensorrt_llm"], configs["vllm_model"]
     assert engine.backend == text.backend == "python"
     assert (engine.max_batch_size, text.max_batch_size) == (16, 0)
-    assert text.parameters["max_model_len"].string_value == str(MAX_MODEL_LEN)
     assert text.parameters["vllm_version"].string_value == "0.33.0"
     for name in ("tensorrt_llm", "vllm_model"):
         code = (tmp_path / "repo" / name / "1" / "model.py").read_text("utf-8")
@@ -99,17 +98,15 @@ def test_engine_arguments_are_not_in_the_rendered_config(tmp_path: Path) -> None
         assert path.is_dir() or "hf_secret" not in path.read_text("utf-8")
 
 
-@pytest.mark.parametrize("value", ["yes", True, "True"])
-def test_serve_config_sets_arguments_of_both_models(value: Any, tmp_path: Path) -> None:
+def test_serve_config_sets_arguments_of_both_models(tmp_path: Path) -> None:
     configs = render(
         tmp_path,
         {
             "tensorrt_llm": {"engine_python": "/opt/vllm/bin/python"},
-            "vllm_model": {"REPORT_CUSTOM_METRICS": value, "cancellation_check_period_ms": 5},
+            "vllm_model": {"cancellation_check_period_ms": 5},
         },
     )
     parameters = configs["vllm_model"].parameters
-    assert parameters["REPORT_CUSTOM_METRICS"].string_value == str(value)
     assert parameters["cancellation_check_period_ms"].string_value == "5"
     engine = configs["tensorrt_llm"].parameters["engine_python"].string_value
     assert engine == "/opt/vllm/bin/python"
@@ -121,7 +118,7 @@ def test_serve_config_sets_arguments_of_both_models(value: Any, tmp_path: Path) 
         ("tensorrt_llm", "kv_cache_free_gpu_mem_fraction", 0.9, "its own are in model.json"),
         ("tensorrt_llm", "engine_pyton", "x", "did you mean 'engine_python'"),
         ("tensorrt_llm", "cancellation_check_period_ms", 0, "at least 1"),
-        ("vllm_model", "REPORT_CUSTOM_METRIC", "yes", "did you mean 'REPORT_CUSTOM_METRICS'"),
+        ("vllm_model", "cancellation_check_period", 1, "did you mean 'cancellation"),
         ("vllm_model", "vllm_vers", "x", "unknown argument"),
         ("vllm_model", "cancellation_check_period_ms", "soon", "at least 1"),
     ],

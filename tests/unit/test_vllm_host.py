@@ -30,8 +30,6 @@ from vllm_hosts import (
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.vllm.host_messages import (
-    MetricsEvent,
-    MetricsRequest,
     TextEvent,
 )
 from cog_triton.engines.vllm.sampling_arguments import from_engine_request
@@ -302,28 +300,6 @@ def test_cancel_aborts_the_request_in_vllm(
         aborted = host.calls("abort")[0]
         assert (aborted["ids"], aborted["internal"]) == ([called["id"]], False)
         assert host.engine.stats().active == 0
-
-
-def test_metrics_are_delivered_once(host: Running) -> None:
-    guest = host.guest()
-    ask(guest, MetricsRequest())
-    ask(host.engine, tokens(ABC, 4))
-    ask(guest, text("ab", {"n": 2, "max_tokens": 3}))
-    (event,) = ask(guest, MetricsRequest())
-    assert isinstance(event, MetricsEvent)
-    assert event.values["vllm:prompt_tokens_total"] == [3 + 2 * 2]
-    assert event.values["vllm:generation_tokens_total"] == [4 + 2 * 3]
-    assert event.values["vllm:request_prompt_tokens"] == [3, 2, 2]
-    assert event.values["vllm:request_generation_tokens"] == [4, 3, 3]
-    assert event.values["vllm:request_params_n"] == [1, 2]
-    assert event.values["vllm:num_requests_running"] == [0]
-    assert event.values["vllm:kv_cache_usage_perc"] == [0]
-    assert event.values["vllm:request_params_best_of"] == [1, 2]
-    assert len(event.values["vllm:time_to_first_token_seconds"]) == 3
-    assert len(event.values["vllm:time_per_output_token_seconds"]) == 3 + 2 * 2
-    assert len(event.values["vllm:e2e_request_latency_seconds"]) == 3
-    (event,) = ask(guest, MetricsRequest())
-    assert event.values == {}
 
 
 @pytest.mark.usefixtures("vllm_environment")

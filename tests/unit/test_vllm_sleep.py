@@ -30,7 +30,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     def open_(*, sleeps: bool = True) -> tuple[Any, EngineSleep]:
         arguments = read_model(vllm_engine(tmp_path / "engine")).arguments
         arguments = parkable(arguments) if sleeps else arguments
-        engine = engine_api.open_engine(arguments, lambda _: None)
+        engine = engine_api.open_engine(arguments, lambda *_: None)
         return engine, EngineSleep(engine, arguments)
 
     yield open_

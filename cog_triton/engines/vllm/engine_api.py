@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from types import CodeType
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 from cog_triton.engines.vllm import request_import
 from cog_triton.engines.vllm.core_process import CoreProcess
 from cog_triton.engines.vllm.engine_errors import is_refusal
-from cog_triton.engines.vllm.host_messages import KV_CACHE_USAGE, PREFIX_HITS, PREFIX_QUERIES
 from cog_triton.engines.vllm.model_directory import refuse_unknown
 from cog_triton.engines.vllm.sampling_arguments import WorkerLimits
 from cog_triton.engines.vllm.vllm_version import require_tested
@@ -35,18 +34,19 @@ _log = logging.getLogger(__name__)
 # A fork would inherit our connections, and the death of the host would go unnoticed.
 _ENVIRONMENT = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1"}
 
-RecordMetrics = Callable[[Mapping[str, Sequence[float]]], None]
+RecordCache = Callable[[float, int, int], None]
+"""Takes the use of the KV cache, and how many tokens of prompts were looked for and found there."""
 Put = Callable[[Any], None]
 
 
 def open_engine(
     arguments: Mapping[str, Any],
-    record: RecordMetrics,
+    record: RecordCache,
     *,
     allow_untested: bool = False,
     core: CoreProcess | None = None,
 ) -> Any:
-    """Load AsyncLLM; `record` gets its metrics unless ``disable_log_stats``.
+    """Load AsyncLLM; `record` is called after each step unless ``disable_log_stats``.
 
     `core` becomes its EngineCore, or the first of several.
 
@@ -343,7 +343,7 @@ def kv_cache_blocks(engine: Any) -> tuple[int | None, int | None]:
     return cache.block_size or None, cache.num_gpu_blocks or None
 
 
-def _stat_logger(record: RecordMetrics) -> Any:
+def _stat_logger(record: RecordCache) -> Any:
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     latest: dict[int, Any] = {}  # statistics by engine: with data parallelism there are several
@@ -359,44 +359,13 @@ def _stat_logger(record: RecordMetrics) -> Any:
             mm_cache_stats: Any = None,
             engine_idx: int = 0,
         ) -> None:
-            if iteration_stats is not None:
-                record(_iteration_metrics(iteration_stats))
             if scheduler_stats is not None:
                 latest[engine_idx] = scheduler_stats
-                record(_gauges(scheduler_stats, latest.values()))
+                prefix = scheduler_stats.prefix_cache_stats
+                usage = sum(each.kv_cache_usage for each in latest.values()) / len(latest)
+                record(usage, prefix.queries, prefix.hits)
 
         def log_engine_initialized(self) -> None:
             pass
 
     return StatLogger
-
-
-def _gauges(stats: Any, engines: Collection[Any]) -> dict[str, Sequence[float]]:
-    """Prefix counts of a SchedulerStats, gauges of those of all engines, by vLLM's own names."""
-    waiting = [each.num_waiting_reqs + each.num_skipped_waiting_reqs for each in engines]
-    return {
-        PREFIX_QUERIES: [stats.prefix_cache_stats.queries],
-        PREFIX_HITS: [stats.prefix_cache_stats.hits],
-        "vllm:num_requests_running": [sum(each.num_running_reqs for each in engines)],
-        "vllm:num_requests_waiting": [sum(waiting)],
-        KV_CACHE_USAGE: [sum(each.kv_cache_usage for each in engines) / len(engines)],
-    }
-
-
-def _iteration_metrics(stats: Any) -> dict[str, Sequence[float]]:
-    """Counters and histograms of an IterationStats, under vllm_backend's names.
-
-    vLLM has no best_of any more; it used to be n unless a client set it.
-    """
-    finished = stats.finished_requests
-    return {
-        "vllm:prompt_tokens_total": [stats.num_prompt_tokens],
-        "vllm:generation_tokens_total": [stats.num_generation_tokens],
-        "vllm:time_to_first_token_seconds": stats.time_to_first_tokens_iter,
-        "vllm:time_per_output_token_seconds": stats.inter_token_latencies_iter,
-        "vllm:e2e_request_latency_seconds": [request.e2e_latency for request in finished],
-        "vllm:request_prompt_tokens": [request.num_prompt_tokens for request in finished],
-        "vllm:request_generation_tokens": [request.num_generation_tokens for request in finished],
-        "vllm:request_params_best_of": stats.n_params_iter,
-        "vllm:request_params_n": stats.n_params_iter,
-    }

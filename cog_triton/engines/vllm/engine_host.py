@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -30,13 +29,7 @@ from cog_triton.engines.vllm.engine_outputs import (
 from cog_triton.engines.vllm.engine_sleep import EngineSleep, parkable, ranks
 from cog_triton.engines.vllm.family import DETERMINISTIC, LEADER, REASONING_PARSER
 from cog_triton.engines.vllm.host_messages import (
-    GAUGES,
-    KV_CACHE_USAGE,
-    PREFIX_HITS,
-    PREFIX_QUERIES,
     EmbeddingRequest,
-    MetricsEvent,
-    MetricsRequest,
     TextRequest,
 )
 from cog_triton.engines.vllm.image_decoding import check_images, decode_images, image_error
@@ -48,39 +41,6 @@ from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.system import page_cache
 from cog_triton.system.log_format import request_id
 
-# Values kept of one histogram between two fetches.
-_MAX_VALUES = 100_000
-
-
-class MetricsBuffer:
-    """Metrics buffer: sums counters, keeps the last value of gauges and all of histograms.
-
-    Nothing is kept before the first `take`.
-    """
-
-    def __init__(self) -> None:
-        self._values: defaultdict[str, list[float]] = defaultdict(list)
-        self._enabled = False
-
-    def record(self, measurements: Mapping[str, Sequence[float]]) -> None:
-        """Add the measurements of one engine step."""
-        if not self._enabled:
-            return
-        for name, values in measurements.items():
-            kept = self._values[name]
-            if name in GAUGES:
-                kept[:] = values
-            elif name.endswith("_total"):
-                kept[:] = [sum(kept) + sum(values)]
-            elif len(kept) < _MAX_VALUES:
-                kept.extend(values)
-
-    def take(self) -> MetricsEvent:
-        """Remove and return everything recorded since the last call."""
-        self._enabled = True
-        values, self._values = self._values, defaultdict(list)
-        return MetricsEvent({name: kept for name, kept in values.items() if kept})
-
 
 class KVCacheMonitor:
     """KV cache monitor: vLLM's scheduler statistics in the form that all families have."""
@@ -89,12 +49,11 @@ class KVCacheMonitor:
         self._usage = 0.0
         self._queries = self._hits = 0
 
-    def record(self, measurements: Mapping[str, Sequence[float]]) -> None:
-        """Take what the measurements of one engine step say of the KV cache."""
-        if KV_CACHE_USAGE in measurements:
-            self._usage = measurements[KV_CACHE_USAGE][-1]
-            self._queries += int(sum(measurements.get(PREFIX_QUERIES, ())))
-            self._hits += int(sum(measurements.get(PREFIX_HITS, ())))
+    def record(self, usage: float, queries: int, hits: int) -> None:
+        """Take what vLLM says after a step: use, as a part; prompt tokens asked for, and found."""
+        self._usage = usage
+        self._queries += queries
+        self._hits += hits
 
     def stats(self, block_size: int | None, blocks: int | None, *, idle: bool) -> KVCacheStats:
         """The statistics now; `idle` is that no request is left.
@@ -128,7 +87,6 @@ class VLLMHost(AsyncEngine):
         self._loading = asyncio.Lock()
         self._rendering = asyncio.Lock()
         self._allow_untested = allow_untested
-        self._metrics = MetricsBuffer()
         self._kv_cache = KVCacheMonitor()
         self._engine = self.runner.run(self._open(core))
         tasks = engine_api.check_tasks(self._engine, embeds=model.embeds)
@@ -190,12 +148,11 @@ class VLLMHost(AsyncEngine):
     async def _open(self, core: CoreProcess | None) -> Any:
         """Load the engine inside the event loop, which AsyncLLM needs to watch EngineCore."""
         return engine_api.open_engine(
-            self.model.arguments, self._record, allow_untested=self._allow_untested, core=core
+            self.model.arguments,
+            self._kv_cache.record,
+            allow_untested=self._allow_untested,
+            core=core,
         )
-
-    def _record(self, measurements: Mapping[str, Sequence[float]]) -> None:
-        self._metrics.record(measurements)
-        self._kv_cache.record(measurements)
 
     def kv_cache(self) -> KVCacheStats | None:
         """See `ServedEngine.kv_cache`; None where vLLM does not tell us."""
@@ -230,12 +187,9 @@ class VLLMHost(AsyncEngine):
         self.runner.close()
 
     def submit(self, number: int, request: Any) -> None:
-        """See `ServedEngine.submit`; metrics are told at once."""
-        if isinstance(request, MetricsRequest):
-            self._emit(number, self._metrics.take())
-        else:
-            task = self._tasks[number] = self.loop.create_task(self._run(number, request))
-            task.add_done_callback(lambda _: self._tasks.pop(number))
+        """See `ServedEngine.submit`."""
+        task = self._tasks[number] = self.loop.create_task(self._run(number, request))
+        task.add_done_callback(lambda _: self._tasks.pop(number))
 
     def cancel(self, number: int) -> None:
         """See `ServedEngine.cancel`: it ends at once."""

@@ -40,6 +40,7 @@ from cog_triton.errors import (
     ModelUnavailable,
     nearest,
 )
+from cog_triton.removed import check_keys
 from cog_triton.sizing import model_files
 from cog_triton.sizing.demand import Demand
 from cog_triton.system.redaction import HUB_TOKENS
@@ -251,6 +252,7 @@ class VLLMFamily(EngineFamily):
 
     def render_extra_model(self, config: Any, arguments: Mapping[str, Any]) -> None:
         """See `EngineFamily.render_extra_model`; arguments are parameters of the model's config."""
+        check_keys(arguments)
         settable = sorted(config.parameters)
         for name, value in arguments.items():
             if name not in settable:
@@ -263,7 +265,6 @@ class VLLMFamily(EngineFamily):
         version = types_of(self._version).version
         config.parameters["vllm_version"].string_value = version
         config.parameters["embeds"].string_value = str(self.model.embeds).lower()
-        config.parameters["max_model_len"].string_value = str(self.limits.max_seq_len)
         config.parameters["max_input_len"].string_value = str(self.limits.max_input_len)
         config.parameters["tokenizer_dir"].string_value = str(self.tokenizer_dir)
 

@@ -1,11 +1,11 @@
-"""Messages between ``vllm_model`` and the vLLM host: text and embedding requests, metrics."""
+"""Messages between ``vllm_model`` and the vLLM host: text and embedding requests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from cog_triton.errors import CogTritonError
 from cog_triton.pictures.image_limits import ImagePart
@@ -80,25 +80,3 @@ def _concatenated(parts: Sequence[str]) -> str:
     """Concatenate JSON lists as text, without parsing; ``null`` if there are none."""
     lists = [part for part in parts if part != "null"]
     return f"[{', '.join(part[1:-1] for part in lists if part != '[]')}]" if lists else "null"
-
-
-# Of the other metrics, counters end in _total, and the rest are histograms.
-KV_CACHE_USAGE = "vllm:kv_cache_usage_perc"
-PREFIX_QUERIES, PREFIX_HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
-GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", KV_CACHE_USAGE)
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsRequest:
-    """Metrics request: fetches the measurements since the last one; no engine dies of it."""
-
-    computes: ClassVar[bool] = False
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsEvent:
-    """Metrics event: values to add to, set or observe, by metric name."""
-
-    values: Mapping[str, list[float]]
-    finish: str | None = "stop"
-    error: CogTritonError | None = None

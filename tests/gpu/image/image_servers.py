@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -56,14 +55,10 @@ class Container:
         options += ["--read-only"] * self.read_only
         return [sys.executable, str(_CONTAINER), f"--root={self.root}", *options, "--", *words]
 
-    def ours(
-        self, name: str, engine: Path, logs: Path, *, metrics: bool = False, **environment: str
-    ) -> Ours:
+    def ours(self, name: str, engine: Path, logs: Path, **environment: str) -> Ours:
         """The image's own entry point, serving `engine`."""
         work = logs / name / "work"
         work.mkdir(parents=True, exist_ok=True)
-        reports = {"REPORT_CUSTOM_METRICS": "yes" if metrics else "no"}
-        (work / "serve.yaml").write_text(json.dumps({"vllm_model": {"args": reports}}))
         cog, openai, triton, grpc, measures = free_ports(5)
         values = {
             "COG_HOST": "127.0.0.1",

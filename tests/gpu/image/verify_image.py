@@ -140,10 +140,10 @@ class ImageDriver(verify.Driver):
         server = self.peer.vllm(f"{name}-{kind}", model, self.logs, rust=rust, **self.environment)
         return [(Endpoint("vllm serve, Rust" if rust else "vllm serve", server.openai), server)]
 
-    def ours(self, name: str, engine: Path, *, metrics: bool = False, **environment: str) -> Ours:
+    def ours(self, name: str, engine: Path, **environment: str) -> Ours:
         """The image's own entry point."""
         values = {**self.environment, **environment}
-        return self.image.ours(name, engine, self.logs, metrics=metrics, **values)
+        return self.image.ours(name, engine, self.logs, **values)
 
     @property
     def environment(self) -> dict[str, str]:

@@ -131,7 +131,7 @@ def main() -> None:
         job = json.loads(line)
         if "child" in job:
             if not os.fork():
-                _become_a_child(job["child"], job["arguments"])
+                _become_a_child(job["child"])
                 os._exit(0)
             continue
         try:
@@ -155,14 +155,13 @@ def _answers(reference: Reference) -> dict[str, Any]:
     return found
 
 
-def _become_a_child(address: str, arguments: list[str]) -> None:
+def _become_a_child(address: str) -> None:
     """The child process that serves parsers, in a fork of this one."""
-    from cog_triton.engines.vllm import parser_child
+    from cog_triton.ipc import child
 
     own = socket.socket(socket.AF_UNIX)
     own.connect(address)
-    sys.argv = ["", str(own.detach()), *arguments]
-    parser_child.main()
+    child.serve_calls(own.detach())
 
 
 def _tried(made: Any) -> Any:

@@ -29,7 +29,7 @@ from _parser_cases import FORMATS, RESPONSE_TEMPLATE
 from _parser_syntax import TOOLS, Format
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from cog_triton.errors import CogTritonError, TritonStartFailed
+from cog_triton.errors import CogTritonError
 from cog_triton.ipc.child import PythonChild
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
 from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers, BorrowedStream
@@ -86,16 +86,20 @@ def tokenizer_of(form: Format, directory: Path) -> EngineTokenizer:
 class ForkedChild(PythonChild):
     """The child process, forked from the reference's: vLLM takes 10 s to be imported."""
 
-    def __init__(self, reference: Reference, arguments: Sequence[object]) -> None:
+    def __init__(self, reference: Reference) -> None:
         name = f"\0cog-triton-parsers-{os.getpid()}-{time.monotonic_ns()}"
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(name)
             listener.listen()
-            reference.tell({"child": name, "arguments": [*map(str, arguments)]})
+            reference.tell({"child": name})
             self.connection, _ = listener.accept()
         self.connection.settimeout(_PATIENCE_S)
-        _, told = self.receive(64 << 10)
-        self.ready = bytes(told)
+        self.receive(64 << 10)  # that it is ready
+
+    @property
+    def alive(self) -> bool:
+        """That it has ended is seen by the answer."""
+        return True
 
     def close(self) -> int:
         """Hang up, which ends it."""
@@ -110,11 +114,8 @@ class ForkedParsers(BorrowedParsers):
         self._reference = reference
         super().__init__(Path(sys.executable), tokenizer / "links", tokenizer, names)
 
-    def _start(self) -> PythonChild:
-        started = ForkedChild(self._reference, self._arguments)
-        if error := json.loads(started.ready).get("error"):
-            raise TritonStartFailed(error)
-        return started
+    def _process(self) -> PythonChild:
+        return ForkedChild(self._reference)
 
 
 class Ours:
@@ -257,7 +258,7 @@ def _compared(ours: Ours, job: Mapping[str, Any], expected: Mapping[str, Any]) -
 
 def costs(python: Path, streams: int = 64, tokens: int = 200) -> dict[str, float]:
     """Microseconds a token of `streams` answers at once, a token a step: of the worker's two
-    threads, and of the fork, what vLLM's parser takes included."""
+    threads, and of the child, what vLLM's parser takes included."""
     form = FORMATS["hermes"]
     with TemporaryDirectory() as scratch:
         directory = Path(scratch)
@@ -274,8 +275,8 @@ def costs(python: Path, streams: int = 64, tokens: int = 200) -> dict[str, float
             for stream in made:
                 stream.begin([1], step.one)
             step.wait()
-            fork = _fork(parsers._child.process.pid)
-            began, cpu, theirs = time.perf_counter(), time.process_time(), _cpu_s(fork)
+            pid = parsers._child.process.pid
+            began, cpu, theirs = time.perf_counter(), time.process_time(), _cpu_s(pid)
             for piece, chunk in pieces:
                 for stream in made:
                     stream.send(piece, chunk, finished=False)
@@ -285,7 +286,7 @@ def costs(python: Path, streams: int = 64, tokens: int = 200) -> dict[str, float
             count = streams * tokens / 1e6
             return {
                 "worker": (time.process_time() - cpu) / count,
-                "fork": (_cpu_s(fork) - theirs) / count,
+                "child": (_cpu_s(pid) - theirs) / count,
                 "elapsed": (time.perf_counter() - began) / count,
             }
         finally:
@@ -311,11 +312,6 @@ class _Step:
             raise TimeoutError
         self._done.clear()
         self._left = self._count
-
-
-def _fork(parent: int) -> int:
-    text = Path(f"/proc/{parent}/task/{parent}/children").read_text("ascii")
-    return int(text.split()[0])
 
 
 def _cpu_s(pid: int) -> float:

@@ -51,7 +51,7 @@ def borrow(
             links,
             family.tokenizer_dir,
             (tool, reasoning),
-            model_type=str(known.get("model_type", "")),
+            types=[str(known.get("model_type", ""))],
         )
     except TritonStartFailed as error:
         if named:

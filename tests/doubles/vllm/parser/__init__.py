@@ -2,15 +2,17 @@
 
 Its format is ``{reasoning}text[name:arguments]``, character by character; an answer is open to
 reasoning unless its prompt ends with token 9 or its template was told `thinking` is off. RAISE,
-HANG, SLEEP, EAT and KILL in the text of a delta make the parser do so, and STRAY gives arguments
-of no call; a tool of the name REFUSED
-is none that its grammar takes.
+HANG (a pattern that backtracks, as often as errors end it), SLEEP, EAT and KILL in the text of a
+delta make the parser do so, and STRAY gives arguments of no call; a tool of the name REFUSED is
+none that its grammar takes.
 """
 
 import json
 import os
+import re
 import signal
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 from vllm.sampling_params import StructuredOutputsParams
@@ -118,7 +120,8 @@ class Parser:
         if "RAISE" in text:
             raise IndexError("list index out of range")
         while "HANG" in text:
-            pass
+            with suppress(Exception):
+                re.match("(a+)+$", "a" * 99 + "b")
         if "SLEEP" in text:
             time.sleep(60)
         while "EAT" in text:

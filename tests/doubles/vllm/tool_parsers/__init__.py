@@ -7,6 +7,7 @@ class ToolParserManager:
         "brackets": ("vllm.parser", "Brackets"),
         "glm45": ("vllm.parser", "Brackets"),
         "as_json": ("vllm.parser", "Brackets"),
+        "mistral": ("vllm.parser", "Brackets"),
         "pythonic": ("vllm.parser", "Brackets"),
         "unguided": ("vllm.parser", "Brackets"),
     }

@@ -79,7 +79,7 @@ def _parser(*known: str) -> Callable[[object], object]:
 
 
 ToolCallParser = Annotated[
-    str, BeforeValidator(_parser("auto", "hermes", "llama3_json", "mistral", "pythonic", "none"))
+    str, BeforeValidator(_parser("auto", "hermes", "llama3_json", "mistral", "none"))
 ]
 ReasoningParser = Annotated[str, BeforeValidator(_parser("auto", "think", "mistral", "none"))]
 EngineName = Annotated[str | None, BeforeValidator(_engine_by_name)]

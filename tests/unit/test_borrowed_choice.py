@@ -28,7 +28,10 @@ class Family:
         return self.tokenizer_dir
 
 
-UNKNOWN_FORMAT = replace(TOKENIZER, chat_template="{{ tools }}<arg_key>")
+UNKNOWN_FORMAT, PYTHONIC = (
+    replace(TOKENIZER, chat_template="{{ tools }}" + mark)
+    for mark in ("<arg_key>", "[func_name1(a=1)]")
+)
 BORROWED: list[tuple[dict[str, str], str, tuple[str, str] | None]] = [
     ({"tool_call_parser": "vllm:brackets"}, "qwen3", ("brackets", "")),
     ({"tool_call_parser": "vllm:glm45"}, "qwen3", ("glm45", "glm45")),
@@ -62,6 +65,15 @@ def test_settings_and_the_models_type_choose(
         made.close()
 
 
+def test_the_template_chooses_the_pythonic_format_of_a_type_without_one(tmp_path: Path) -> None:
+    for model_type, expected in {"llama": ("pythonic", ""), "glm4_moe": ("glm45", "glm45")}.items():
+        with served_model(tmp_path, model_type) as family:
+            made = borrow(load_settings(), family, PYTHONIC, tmp_path / "links")
+        assert made is not None
+        assert (made.tool, made.reasoning) == expected
+        made.close()
+
+
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
@@ -83,7 +95,7 @@ def test_settings_that_cannot_be_honoured_are_refused(
         borrow(load_settings(**options), family, UNKNOWN_FORMAT, tmp_path / "links")
 
 
-@pytest.mark.parametrize("value", ["vllm:", "vllm:a b", "vllm/hermes", "qwen"])
+@pytest.mark.parametrize("value", ["vllm:", "vllm:a b", "vllm/hermes", "qwen", "pythonic"])
 def test_a_setting_is_a_name(value: str) -> None:
     with pytest.raises(InvalidArgument, match=r"TOOL_CALL_PARSER=.*must be auto, .* or vllm:NAME"):
         load_settings(tool_call_parser=value)

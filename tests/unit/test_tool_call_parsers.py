@@ -99,10 +99,11 @@ def test_an_answer_that_is_cut(
         assert made.finish_reason("length") == reason
 
 
-def test_a_call_is_reported_when_it_is_whole() -> None:
+def test_a_call_is_reported_when_its_json_is_complete() -> None:
     parser = HermesParser(TOOLS)
-    assert parser.feed(CALL[:-1]) == []
-    assert parser.feed(">") == [CallStart(0, "f"), CallArguments(0, '{"a": 1}')]
+    assert parser.feed(CALL[:-13]) == []
+    assert parser.feed("}") == [CallStart(0, "f"), CallArguments(0, '{"a": 1}')]
+    assert parser.feed("</tool_call>") == []
     json_answer = '{"capital": "P'
     assert join(Llama3JsonParser(TOOLS).feed(json_answer)).content == json_answer
     assert join(parser.feed(f"{CALL[:40]}{'x' * (1 << 20)}")).content.startswith(CALL[:40])
@@ -113,10 +114,14 @@ PIECES = st.lists(
         [
             *("<tool_call>", "</tool_call>", "<tool", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
             *('{"name": "f", "arguments": {"a": 1}}', '{"name": "g", "parameters": {"s": "'),
-            *('"name"', '"arguments"', '"f"', '"rm"', "[f(a=1)]", "[f(", "a='", "')]"),
+            *(
+                '"name"',
+                '"arguments"',
+                '"f"',
+                '"rm"',
+            ),
             *(":", ",", ";", "{", "}", "[", "]", ")", "g{", '"', "\\", "\\u00", "fc", "\x00"),
             *("\\ud83e", "12", "-", "true", "null", "1e5", " ", "\n", "text", "ü", "🦙"),
-            *("<|tool_call_start|>", "<|python_end|>"),
         ]
     ),
     max_size=14,

@@ -49,7 +49,12 @@ HERMES: list[tuple[str, Expected, str]] = [
     text_alone('<tool_call>\n{"name": "f", "arguments": {"trigger": true}'),
     ('<tool_call>{"name": "rm", "arguments": {}}</tool_call> Done.', [("rm", {})], " Done."),
     ('<tool_call>{"name": "f"}\n<tool_call>{"name": "g"}', [("f", {}), ("g", {})], ""),
-    text_alone('<tool_call>{"name": "f", "arguments": {}} Done. </tool_call>'),
+    # vLLM finds no call; here it is reported when its JSON is complete.
+    (
+        '<tool_call>{"name": "f", "arguments": {}} Done. </tool_call>',
+        [("f", {})],
+        "Done. </tool_call>",
+    ),
     (
         '\n<tool_call>\n {"arguments": {"a": "</tool_call>{<tool_call>"}, "name": "f"}'
         "\n</tool_call>\n\nAnd: <tool_call>"
@@ -58,6 +63,11 @@ HERMES: list[tuple[str, Expected, str]] = [
         "\n\nAnd: ",
     ),
     text_alone("<tool_call>\nlet me think</tool_call>"),
+    (
+        '<tool_call>{"name": "f", "arguments": {}<tool_call>{"name": "g"}',
+        [("g", {})],
+        '<tool_call>{"name": "f", "arguments": {}',
+    ),
 ]
 
 LLAMA: list[tuple[str, Expected, str]] = [
@@ -156,65 +166,10 @@ MISTRAL: list[tuple[str, Expected, str]] = [
     ("[TOOL_CALLS]nothing[TOOL_CALLS]f{}", [("f", {})], "[TOOL_CALLS]nothing"),
     text_alone("[TOOL_CALLS]" + "x" * 300 + "{}"),
     ("[TOOL_CALLS]rm[ARGS]{}", [("rm", {})], ""),
-    text_alone("[TOOL_CALLS]f[ARGS]{}}"),
+    ("[TOOL_CALLS]f[ARGS]{}}", [("f", {})], "}"),
     text_alone('[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "f", "arguments": 1}]'),
     text_alone("[TOOL_CALLS][]"),
     text_alone("[TOOL_CALLS]f"),
-]
-
-WEATHER = "get_weather(city='San Francisco', metric='celsius')"
-WEATHER_CALL = ("get_weather", {"city": "San Francisco", "metric": "celsius"})
-USER = (
-    "register_user(name='John Doe', age=37, address={'city': 'San Francisco', 'state': 'CA'},"
-    " role=None, passed_test=True, aliases=['John', 'Johnny'])"
-)
-USER_CALL = (
-    "register_user",
-    {
-        "name": "John Doe",
-        "age": 37,
-        "address": {"city": "San Francisco", "state": "CA"},
-        "role": None,
-        "passed_test": True,
-        "aliases": ["John", "Johnny"],
-    },
-)
-PYTHONIC: list[tuple[str, Expected, str]] = [
-    text_alone("How can I help you today?"),
-    (f"[{WEATHER}]", [WEATHER_CALL], ""),
-    (f"[{USER}]", [USER_CALL], ""),
-    ("[get_weather()]", [("get_weather", {})], ""),
-    ("[f(additional_data={}, steps=[])]", [("f", {"additional_data": {}, "steps": []})], ""),
-    (
-        r"[get_weather(city='Martha\'s Vineyard', metric='\"cool units\"')]",
-        [("get_weather", {"city": "Martha's Vineyard", "metric": '"cool units"'})],
-        "",
-    ),
-    (f"[{WEATHER}, {USER}]", [WEATHER_CALL, USER_CALL], ""),
-    text_alone("hello world[A(A=\t)A(A=,\t"),
-    # vLLM gives the calls that are whole; here all of a list are calls, or it is text.
-    text_alone(f"[f(x=b'z'), {WEATHER}]"),
-    text_alone(f"[f(x=1e999), {WEATHER}]"),
-    text_alone(f"[{WEATHER}, f(a='x 'y', b='z')]"),
-    text_alone("[f(a='x 'y' 'z), g(b='p 'q' 'r)]"),
-    # vLLM gives nothing at all.
-    text_alone("[f(x=1])]"),
-    text_alone("[see](https://example.org)"),
-    text_alone("[1, 2]"),
-    text_alone("[rm(path='/')]"),
-    text_alone("[f(1)]"),
-    text_alone("[f(a=1, a=2)]"),
-    (
-        "Sure.<|tool_call_start|>[f(a=-1.5e3, b=(1, 2), c='\\u00fc\\x41\\n', d=\"]\")]"
-        "<|tool_call_end|>ok",
-        [("f", {"a": -1500.0, "b": [1, 2], "c": "üA\n", "d": "]"})],
-        "Sure.ok",
-    ),
-    (
-        " <|python_start|>[ f ( a = false ), g(b=null,), ]<|python_end|>",
-        [("f", {"a": False}), ("g", {"b": None})],
-        "",
-    ),
 ]
 
 REQUIRED: list[tuple[str, Expected, str]] = [
@@ -253,7 +208,7 @@ LENIENT: list[tuple[str, Expected]] = [
     (f'{{"name": "f", "parameters": {DEEP}}}', [("f", json.loads(DEEP))]),
 ]
 BROKEN = [
-    *('{"a": NaN}', '{"a": 1,}', r'{"a": "\'"}', '{"a": "b "c" d"}', '{"a": 1', '{"a": 1}}'),
+    *('{"a": NaN}', '{"a": 1,}', r'{"a": "\'"}', '{"a": "b "c" d"}', '{"a": 1'),
     *('{"a": 01}', '{"a" 1}', "{a: 1}", '{"a": True}', '{"a": 1e999}', "[]", "0", "{} x"),
     *(r'{"a": "\ud83e"}', r'"{\"a\": \"\ud83e\"}"', '"hello"', '"[1]"', r'"{\"a\": 1} tail"'),
     *("[" * 65, '{"a": %s}' % ("9" * 99)),
@@ -261,7 +216,7 @@ BROKEN = [
 
 CASES = [
     pytest.param(kind, *case, id=f"{kind}-{number}")
-    for kind, cases in zip(KINDS, (HERMES, LLAMA, MISTRAL, PYTHONIC, REQUIRED), strict=True)
+    for kind, cases in zip(KINDS, (HERMES, LLAMA, MISTRAL, REQUIRED), strict=True)
     for number, case in enumerate(
         [
             *cases,

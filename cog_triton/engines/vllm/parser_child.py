@@ -125,6 +125,7 @@ class Stream:
 
     def __init__(self, parser: Any, request: Any, prompt: list[int] | None) -> None:
         self._parser, self._request, self._prompt = parser, request, prompt
+        self._calls: dict[int, int] = {}
 
     def plan(self) -> list[Any]:
         """The fields of a `RequestPlan`."""
@@ -141,7 +142,7 @@ class Stream:
         reasoning, content, calls = self._parser.parse(
             text, self._request, enable_auto_tools=True, model_output_token_ids=ids
         )
-        return _deltas(reasoning, content, enumerate(calls or ()))
+        return self._deltas(reasoning, content, enumerate(calls or ()))
 
     def feed(self, text: str, ids: list[int], finished: bool) -> list[list[Any]]:
         """The deltas of new text and token ids."""
@@ -152,16 +153,20 @@ class Stream:
         if delta is None:
             return []
         calls = ((call.index, call.function) for call in delta.tool_calls or ())
-        return _deltas(delta.reasoning, delta.content, calls)
+        return self._deltas(delta.reasoning, delta.content, calls)
 
-
-def _deltas(reasoning: str, content: str, calls: Iterable[tuple[int, Any]]) -> list[list[Any]]:
-    """Deltas as lists; names and arguments are behind their call's number."""
-    found: list[list[Any]] = [["reasoning", reasoning], ["content", content]]
-    for number, function in calls:
-        if function is not None:
-            found += ["call", number, function.name], ["arguments", number, function.arguments]
-    return [delta for delta in found if delta[-1]]
+    def _deltas(
+        self, reasoning: str, content: str, calls: Iterable[tuple[int, Any]]
+    ) -> list[list[Any]]:
+        """Deltas, each with its kind first; calls have numbers from 0, as they begin."""
+        found: list[list[Any]] = [["reasoning", reasoning], ["content", content]]
+        for index, function in calls:
+            if function is not None and function.name:
+                self._calls[index] = len(self._calls)
+                found.append(["call", self._calls[index], function.name])
+            if function is not None and function.arguments:
+                found.append(["arguments", self._calls[index], function.arguments])
+        return [delta for delta in found if delta[-1]]
 
 
 _loaded: Parsers

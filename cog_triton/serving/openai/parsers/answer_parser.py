@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from cog_triton.serving.openai.parsers.borrowed import BorrowedStream
 from cog_triton.serving.openai.parsers.call_parser import (
@@ -95,17 +95,13 @@ class AnswerParser:
         self._include_reasoning = include_reasoning
         self._parallel = parallel
         self._forced = forced or isinstance(calls, NamedCallParser)
+        self.called = False
+        """Whether there was a call."""
 
     @property
     def stream(self) -> BorrowedStream | None:
         """The stream of a parser of vLLM."""
         return self._reasoning if isinstance(self._reasoning, BorrowedStream) else None
-
-    @property
-    def called(self) -> bool:
-        if self._calls is not None and self._calls.completed > 0:
-            return True
-        return self.stream is not None and self.stream.called
 
     def finish_reason(self, reason: str | None) -> str | None:
         """What to report for the engine's `reason`, after `finish`.
@@ -130,7 +126,7 @@ class AnswerParser:
             found += self._calls.finish()
         return self._kept(found)
 
-    def _parsed(self, deltas: Iterable[Delta]) -> list[Delta]:
+    def _parsed(self, deltas: Sequence[Delta]) -> list[Delta]:
         if self._calls is None:
             return list(deltas)
         found: list[Delta] = []
@@ -138,7 +134,8 @@ class AnswerParser:
             found += self._calls.feed(delta.text) if isinstance(delta, Content) else [delta]
         return found
 
-    def _kept(self, deltas: Iterable[Delta]) -> list[Delta]:
+    def _kept(self, deltas: Sequence[Delta]) -> list[Delta]:
+        self.called |= any(isinstance(delta, CallStart) for delta in deltas)
         return merge(
             delta
             for delta in deltas

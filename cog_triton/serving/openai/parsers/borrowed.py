@@ -47,6 +47,12 @@ _QUIET = {
     "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_NO_USAGE_STATS": "1",
 }
+_DELTAS: Mapping[str, Callable[..., Delta]] = {
+    "content": Content,
+    "reasoning": Reasoning,
+    "call": CallStart,
+    "arguments": CallArguments,
+}
 _PASSED = ("HOME", "TIKTOKEN_ENCODINGS_BASE", "TIKTOKEN_RS_CACHE_DIR")
 
 
@@ -77,7 +83,6 @@ class BorrowedStream:
         self._calls: dict[int, int] = {}
         self._number = 0
         self.failure: ParserFailed | None = None
-        self.closed = False
         self._on_result: Callable[[], object] = lambda: None
 
     def __deepcopy__(self, memo: object) -> BorrowedStream:
@@ -102,9 +107,8 @@ class BorrowedStream:
 
     def close(self) -> None:
         """Forget it."""
-        if not self.closed:
-            self.closed = True
-            self._ask("close")
+        self._on_result = lambda: None
+        self._ask("close")
 
     def _ask(self, word: str, *given: Any) -> None:
         self._sent += 1
@@ -120,11 +124,6 @@ class BorrowedStream:
         """Whether results are still to come."""
         return self.failure is None and self._answered < self._sent
 
-    @property
-    def called(self) -> bool:
-        """Whether there was a call."""
-        return bool(self._calls)
-
     def feed(self, text: str) -> list[Delta]:
         """The deltas that have come; raises E2114 once the parser has failed."""
         if self.failure is not None:
@@ -137,32 +136,14 @@ class BorrowedStream:
 
     def take(self, found: Any) -> None:
         """Take the next result, on the thread of the child: deltas, or an error."""
-        if self.failure is not None or self.closed:
-            return
         self._answered += 1
         if isinstance(found, str):
             found = self._parsers.failed(found)
         if isinstance(found, ParserFailed):
-            self.failure = found
+            self.failure = self.failure or found
         else:
-            try:
-                for delta in found or ():
-                    self._add(*delta)
-            except (LookupError, TypeError) as error:
-                self.failure = ParserFailed(f"vLLM's parser gives no deltas: {error!r}")
+            self._arrived += (_DELTAS[kind](*values) for kind, *values in found or ())
         self._on_result()
-
-    def _add(self, kind: str, value: Any, text: str = "") -> None:
-        """Add a delta: of a text, or of a call that vLLM has numbered."""
-        if kind == "content":
-            self._arrived.append(Content(value))
-        elif kind == "reasoning":
-            self._arrived.append(Reasoning(value))
-        elif kind == "call":
-            self._calls[value] = len(self._calls)
-            self._arrived.append(CallStart(self._calls[value], text))
-        else:
-            self._arrived.append(CallArguments(self._calls[value], text))
 
 
 _Asked = tuple[Callable[[Any], object], Sequence[Any]]

@@ -36,7 +36,9 @@ def borrow(
             f"REASONING_PARSER={settings.reasoning_parser}: not beside TOOL_CALL_PARSER={PREFIX}"
             f"{tool}; name one of vLLM's, or none"
         )
-    if not named and family.name == "vllm" and formats.is_unknown(settings, tokenizer):
+    form = formats.format_of(tokenizer)
+    automatic = family.name == "vllm" and settings.tool_call_parser == "auto" and not named
+    if automatic and form in (formats.PYTHONIC, formats.UNKNOWN):
         tool = AUTO
     if not (tool or reasoning):
         return None
@@ -44,6 +46,7 @@ def borrow(
         reasoning = AUTO
     config = family.model_dir / "config.json"
     known = json.loads(config.read_text("utf-8")) if config.is_file() else {}
+    types = [str(known.get("model_type", "")), *([form] if form == formats.PYTHONIC else [])]
     python = settings.cog_triton_vllm_python or Path(sys.executable)
     try:
         found = BorrowedParsers(
@@ -51,7 +54,7 @@ def borrow(
             links,
             family.tokenizer_dir,
             (tool, reasoning),
-            types=[str(known.get("model_type", ""))],
+            types=types,
         )
     except TritonStartFailed as error:
         if named:

@@ -23,6 +23,7 @@ from cog_triton.ipc import child
 
 AUTO = "auto"
 _MOST_OF_AN_ERROR = 300
+_MOST_OF_A_RESULT = 16 << 20
 # Names of a model's type in its config.json, where vLLM's table has it by another.
 _KNOWN_AS = {
     "gpt_oss": ("openai", "openai_gptoss"),
@@ -159,20 +160,22 @@ class Stream:
         self, reasoning: str, content: str, calls: Iterable[tuple[int, Any]]
     ) -> list[list[Any]]:
         """Deltas, each with its kind first; calls have numbers from 0, as they begin."""
-        found: list[list[Any]] = [["reasoning", reasoning], ["content", content]]
+        found: list[list[Any]] = [["reasoning", reasoning]] if reasoning else []
+        if content:
+            found.append(["content", content])
         for index, function in calls:
             if function is not None and function.name:
                 self._calls[index] = len(self._calls)
                 found.append(["call", self._calls[index], function.name])
             if function is not None and function.arguments:
                 found.append(["arguments", self._calls[index], function.arguments])
-        return [delta for delta in found if delta[-1]]
+        return found
 
 
 _loaded: Parsers
 _cpu_seconds: float
-_told_of: dict[type[BaseException], str]
-"""Errors of limits, with their words."""
+_limits: dict[type[BaseException], str]
+"""Texts of the errors by which limits end a parser."""
 
 
 def load(
@@ -184,9 +187,9 @@ def load(
     blank, or `AUTO`: the first that vLLM has for one of `types`. Raises E1005 for a name that vLLM
     does not have, and whatever vLLM raises.
     """
-    global _loaded, _cpu_seconds, _told_of
+    global _loaded, _cpu_seconds, _limits
     _loaded, _cpu_seconds = Parsers(tokenizer, *names, types), cpu_seconds
-    _told_of = {
+    _limits = {
         _Exceeded: f"it takes more than {cpu_seconds:g} s of CPU time",
         MemoryError: f"it takes more than {memory_bytes >> 20} MiB of memory",
     }
@@ -205,17 +208,20 @@ def parse(items: list[list[Any]]) -> list[Any]:
     for item in items:
         signal.setitimer(signal.ITIMER_PROF, _cpu_seconds, _cpu_seconds)
         try:
-            results.append(msgspec.Raw(msgspec.msgpack.encode(_loaded.result(*item))))
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            result = msgspec.msgpack.encode(_loaded.result(*item))
+            if len(result) > _MOST_OF_A_RESULT:
+                raise ValueError(f"a result has {len(result)} bytes; {_MOST_OF_A_RESULT} at most")
+            results.append(msgspec.Raw(result))
         except BaseException as error:  # noqa: BLE001 - a parser can fail in many ways
             signal.setitimer(signal.ITIMER_PROF, 0)
-            exceeded = type(error) in _told_of
+            exceeded = type(error) in _limits
             why = f"{type(error).__name__}: {error}"[:_MOST_OF_AN_ERROR]
-            results.append(_told_of.get(type(error), why))
+            results.append(_limits.get(type(error), why))
             _loaded.streams.pop(item[1], None)
         if exceeded:
             gc.collect()  # the others get its memory
             break
+    signal.setitimer(signal.ITIMER_PROF, 0)
     return results
 
 

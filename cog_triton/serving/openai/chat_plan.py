@@ -85,11 +85,11 @@ class ChatPlanner:
         self._engine = abilities
         self._calls = call_parser(settings, tokenizer)
         self._reasoning = reasoning_parser(settings, tokenizer)
-        if borrowed is not None:
-            self._calls = borrowed.title_of(borrowed.tool) or self._calls
-            self._reasoning = borrowed.title_of(borrowed.reasoning) or self._reasoning
         self._tagged, self._forces = False, True
+        if borrowed is not None and borrowed.reasoning:
+            self._reasoning = PREFIX + borrowed.reasoning
         if borrowed is not None and borrowed.tool:
+            self._calls = PREFIX + borrowed.tool
             found = borrowed.plan({"tools": [_PROBE], "tool_choice": "required"})
             self._tagged = found.tag is not None and abilities.native_tags
             self._forces = self._tagged or found.json or borrowed.tool in CALL_PARSERS

@@ -28,7 +28,6 @@ from cog_triton.serving.openai.parsers.call_parser import (
     Delta,
     Reasoning,
 )
-from cog_triton.settings.request_defaults import PREFIX
 from cog_triton.system import isolated_python
 
 _log = logging.getLogger(__name__)
@@ -80,7 +79,6 @@ class BorrowedStream:
         self._spec = spec
         self._arrived: deque[Delta] = deque()
         self._sent = self._answered = 0
-        self._calls: dict[int, int] = {}
         self._number = 0
         self.failure: ParserFailed | None = None
         self._on_result: Callable[[], object] = lambda: None
@@ -94,7 +92,7 @@ class BorrowedStream:
         `on_result` is called on another thread once there is something new.
         """
         self._on_result = on_result
-        self._number = self._parsers.number()
+        self._number = next(self._parsers.numbers)
         self._ask("open", {**self._spec, "prompt_token_ids": list(prompt)})
 
     def send(self, text: str, ids: Sequence[int], *, finished: bool) -> None:
@@ -147,7 +145,7 @@ class BorrowedStream:
 
 
 _Asked = tuple[Callable[[Any], object], Sequence[Any]]
-"""What takes the result of an item, and the item: a word, a stream's number, and more."""
+"""Receiver of the result of an item, and the item: a word, a stream's number, and more."""
 
 
 class BorrowedParsers:
@@ -182,8 +180,10 @@ class BorrowedParsers:
         self._arguments = cpu_seconds, memory_bytes, str(tokenizer_dir), names, types
         self._queue: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
         self._open: dict[int, Callable[[Any], object]] = {}
-        """What takes results, of each stream that is open in the child."""
-        self._numbers, self._closed = count(1), False
+        """Receivers of results, of the streams that are open in the child."""
+        self.numbers = count(1)
+        """Of streams to come."""
+        self._closed = False
         self.version = self.tool = self.reasoning = ""
         self._child = self._start()
         self._thread = threading.Thread(target=self._run, name="parsers", daemon=True)
@@ -193,11 +193,6 @@ class BorrowedParsers:
     def title(self) -> str:
         """Names of the parsers, for errors and the log."""
         return " and ".join(dict.fromkeys(filter(None, (self.tool, self.reasoning))))
-
-    @staticmethod
-    def title_of(name: str) -> str | None:
-        """A parser's name as the settings have it, None without one."""
-        return PREFIX + name if name else None
 
     def plan(self, spec: Mapping[str, Any]) -> RequestPlan:
         """What a request needs, by fields of vLLM's; blocks. Raises E1005 if vLLM refuses it."""
@@ -217,10 +212,6 @@ class BorrowedParsers:
         """The error of an answer that is not parsed."""
         return ParserFailed(f"vLLM's parser {self.title} fails: {why}")
 
-    def number(self) -> int:
-        """A new number of a stream."""
-        return next(self._numbers)
-
     def put(self, take: Callable[[Any], object], item: Sequence[Any]) -> None:
         """Have an item carried out, after those before it; `take` is called with the result."""
         self._queue.put((take, item))
@@ -234,15 +225,14 @@ class BorrowedParsers:
 
     def _start(self) -> PythonChild:
         """A child that has loaded vLLM; raises as the constructor."""
-        made: PythonChild | None = None
         try:
             made = self._process()
-            loaded = child.call(made, parser_child.load, *self._arguments)
-        except (OSError, RuntimeError, InvalidArgument) as error:
-            if made is not None:
+            try:
+                loaded = child.call(made, parser_child.load, *self._arguments)
+            except BaseException:
                 made.close()
-            if isinstance(error, InvalidArgument):
                 raise
+        except (OSError, RuntimeError) as error:
             raise TritonStartFailed(
                 f"vLLM's parsers cannot be used, in {self._python}: {error}"
             ) from error
@@ -287,7 +277,7 @@ class BorrowedParsers:
             batch = batch[len(results) :]
 
     def _fail(self, batch: Sequence[_Asked], error: Exception | None = None) -> None:
-        """End the child, if it has not, and fail all of its streams and who waits for a batch."""
+        """End the child, if it has not, and fail all of its streams and of a batch."""
         code = self._child.close()
         hangs = isinstance(error, TimeoutError)
         why = "it does not end" if hangs else f"its process ended with {code}"

@@ -1,6 +1,6 @@
 """Parser of tool calls in a stream: what all formats have in common, and the deltas it gives.
 
-Deltas are in the order of OpenAI's stream. A call is reported when all of it is there.
+Deltas are in the order of OpenAI's stream. A call is reported when its JSON is complete.
 """
 
 from __future__ import annotations
@@ -90,7 +90,6 @@ _PIECE = 1024
 """Characters taken at a time: what is left of a buffer is copied at each step."""
 _MOST = 1 << 20
 """Characters of a call, or of a list of calls; what is longer is text."""
-_MOST_OF_A_HEAD = 256
 _OUTSIDE_STRINGS = frozenset(" \t\n\r,:+-.0123456789Eaeflnrstu")
 
 
@@ -98,23 +97,23 @@ class CallParser:
     """Parser that splits text into content and calls, however the text is cut.
 
     A call begins with an opening and the rest of its head. From there on its brackets and strings
-    are followed, and it is read once, when its last bracket has closed. What is no call in the
-    format is content, as it was written.
+    are followed, and it is read once, when its last bracket has closed. All else is content, as it
+    was written.
 
     White space before the first content and behind a call is left out unless content follows it,
     between a call and its ending always.
     """
 
     openings: ClassVar[tuple[str, ...]] = ()
-    """What content ends at; a brace is part of the call itself."""
+    """Texts at which content ends; a brace is part of the call itself."""
     head: ClassVar[re.Pattern[str]]
-    """What a call has before its JSON; the group `name` is the call's name."""
+    """Text of a call before its JSON; the group `name` is the call's name."""
     open_head: ClassVar[re.Pattern[str]]
-    """What may become a head with more text."""
+    """Text that more text may make a head."""
     endings: ClassVar[tuple[str, ...]] = ()
-    """What may follow a call, and is left out."""
+    """Texts that may follow a call, and are left out."""
     markers: ClassVar[tuple[str, ...]] = ()
-    """What the format marks calls with; tokenizers may have these as special tokens."""
+    """Texts that mark calls; tokenizers may have them as special tokens."""
     arguments_key: ClassVar[str] = "arguments"
     form: ClassVar[CallForm | None] = None
     """How calls are written, if a guide can tell them from text by that."""
@@ -198,11 +197,10 @@ class CallParser:
             self._json, self._length, self._depth = [self._take(1)], 1, 1
             self._quoted = self._escaped = False
             return True
-        waits = not final and len(self._buffer) < _MOST_OF_A_HEAD
-        return None if waits and self.open_head.fullmatch(self._buffer) else False
+        return None if not final and self.open_head.fullmatch(self._buffer) else False
 
     def _in_call(self) -> None:
-        """Take a call's JSON, up to the bracket that closes it or before what cannot be JSON."""
+        """Take a call's JSON, up to its last bracket or before a character that JSON lacks."""
         length, valid = 0, True
         for char in self._buffer:
             length += 1

@@ -30,7 +30,7 @@ _MISTRAL = re.compile(
     r"\[TOOL_CALLS\]\s{0,64}(?:(?=[\[{])"
     r"|(?P<name>[\w.-]{1,128})(?:\[CALL_ID\]\w{1,64})?(?:\[ARGS\])?\s{0,64}(?=\{))"
 )
-_OPEN_MISTRAL = re.compile(r"\[TOOL_CALLS\][^{]*")
+_OPEN_MISTRAL = re.compile(r"\[TOOL_CALLS\][^{]{0,256}")
 _LIST = re.compile(r"\s{0,64}(?=\[)")
 _OBJECT = re.compile(r"\s{0,64}(?=\{)")
 _OPEN_FORCED = re.compile(r"\s{0,64}")

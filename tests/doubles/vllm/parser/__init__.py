@@ -125,6 +125,6 @@ class Parser:
         if "SLEEP" in text:
             time.sleep(60)
         while "EAT" in text:
-            self._kept.append(bytearray(16 << 20))
+            self._kept.append(bytes(16 << 20))
         if "KILL" in text:
             os.kill(os.getpid(), signal.SIGSEGV)

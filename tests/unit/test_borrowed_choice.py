@@ -16,6 +16,7 @@ from vllm_engines import double_environment
 from cog_triton.errors import InvalidArgument
 from cog_triton.serving.openai.parsers.parser_choice import borrow
 from cog_triton.settings import load_settings
+from cog_triton.text.tokenizer import EngineTokenizer
 
 
 @dataclass
@@ -28,19 +29,27 @@ class Family:
         return self.tokenizer_dir
 
 
-UNKNOWN_FORMAT, PYTHONIC = (
-    replace(TOKENIZER, chat_template="{{ tools }}" + mark)
-    for mark in ("<arg_key>", "[func_name1(a=1)]")
-)
-BORROWED: list[tuple[dict[str, str], str, tuple[str, str] | None]] = [
-    ({"tool_call_parser": "vllm:brackets"}, "qwen3", ("brackets", "")),
-    ({"tool_call_parser": "vllm:glm45"}, "qwen3", ("glm45", "glm45")),
-    ({"tool_call_parser": "vllm:auto", "reasoning_parser": "none"}, "glm4_moe", ("glm45", "")),
-    ({"reasoning_parser": "vllm:braces"}, "qwen3", ("", "braces")),
-    ({}, "glm4_moe", ("glm45", "glm45")),
-    ({}, "qwen3", None),
-    ({"tool_call_parser": "none"}, "glm4_moe", None),
+UNKNOWN, PYTHONIC = "<arg_key>", "[func_name1(a=1)]"
+BORROWED: list[tuple[dict[str, str], str, str, tuple[str, str] | None]] = [
+    ({"tool_call_parser": "vllm:brackets"}, UNKNOWN, "qwen3", ("brackets", "")),
+    ({"tool_call_parser": "vllm:glm45"}, UNKNOWN, "qwen3", ("glm45", "glm45")),
+    (
+        {"tool_call_parser": "vllm:auto", "reasoning_parser": "none"},
+        UNKNOWN,
+        "glm4_moe",
+        ("glm45", ""),
+    ),
+    ({"reasoning_parser": "vllm:braces"}, UNKNOWN, "qwen3", ("", "braces")),
+    ({}, UNKNOWN, "glm4_moe", ("glm45", "glm45")),
+    ({}, UNKNOWN, "qwen3", None),
+    ({}, PYTHONIC, "llama", ("pythonic", "")),
+    ({}, PYTHONIC, "glm4_moe", ("glm45", "glm45")),
+    ({"tool_call_parser": "none"}, UNKNOWN, "glm4_moe", None),
 ]
+
+
+def tokenizer(mark: str) -> EngineTokenizer:
+    return replace(TOKENIZER, chat_template="{{ tools }}" + mark)
 
 
 @contextmanager
@@ -53,24 +62,18 @@ def served_model(directory: Path, model_type: str) -> Iterator[Any]:
         yield Family(directory)
 
 
-@pytest.mark.parametrize(("options", "model_type", "expected"), BORROWED)
-def test_settings_and_the_models_type_choose(
-    tmp_path: Path, options: dict[str, str], model_type: str, expected: tuple[str, str] | None
+@pytest.mark.parametrize(("options", "mark", "model_type", "expected"), BORROWED)
+def test_settings_template_and_the_models_type_choose(
+    tmp_path: Path,
+    options: dict[str, str],
+    mark: str,
+    model_type: str,
+    expected: tuple[str, str] | None,
 ) -> None:
     with served_model(tmp_path, model_type) as family:
-        settings = load_settings(**options)
-        made = borrow(settings, family, UNKNOWN_FORMAT, tmp_path / "links")
+        made = borrow(load_settings(**options), family, tokenizer(mark), tmp_path / "links")
     assert (made and (made.tool, made.reasoning)) == expected
     if made is not None:
-        made.close()
-
-
-def test_the_template_chooses_the_pythonic_format_of_a_type_without_one(tmp_path: Path) -> None:
-    for model_type, expected in {"llama": ("pythonic", ""), "glm4_moe": ("glm45", "glm45")}.items():
-        with served_model(tmp_path, model_type) as family:
-            made = borrow(load_settings(), family, PYTHONIC, tmp_path / "links")
-        assert made is not None
-        assert (made.tool, made.reasoning) == expected
         made.close()
 
 
@@ -92,7 +95,7 @@ def test_settings_that_cannot_be_honoured_are_refused(
         served_model(tmp_path, "qwen3") as family,
         pytest.raises(InvalidArgument, match=rule),
     ):
-        borrow(load_settings(**options), family, UNKNOWN_FORMAT, tmp_path / "links")
+        borrow(load_settings(**options), family, tokenizer(UNKNOWN), tmp_path / "links")
 
 
 @pytest.mark.parametrize("value", ["vllm:", "vllm:a b", "vllm/hermes", "qwen", "pythonic"])

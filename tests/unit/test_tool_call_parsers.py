@@ -93,7 +93,7 @@ def test_an_answer_that_is_cut(
     parser: type[CallParser], text: str, expected: Answer, reason: str
 ) -> None:
     for pieces in ([text], list(text)):
-        made = AnswerParser(None, parser(["f"]))
+        made = AnswerParser(None, parser(["f"]), forced=parser is NamedCallParser)
         deltas = [delta for piece in pieces for delta in made.feed(piece)]
         assert join([*deltas, *made.finish()]) == expected
         assert made.finish_reason("length") == reason

@@ -15,7 +15,6 @@ from cog_triton.serving.openai.parsers.call_parser import (
     merge,
     open_length,
 )
-from cog_triton.serving.openai.parsers.formats import NamedCallParser
 
 
 class ReasoningParser:
@@ -33,8 +32,6 @@ class ReasoningParser:
 
     def feed(self, text: str) -> list[Delta]:
         """What this text completes."""
-        if self._state == "answer":
-            return [Content(text)] if text else []
         self._held += text
         return self._run(final=False)
 
@@ -49,11 +46,11 @@ class ReasoningParser:
         if self._state == "reasoning":
             inside, closing, rest = self._held.partition(self._closing)
             if closing:
-                self._state, self._held = "answer", rest
-            else:
-                kept = 0 if final else open_length(self._held, self._closing)
-                end = len(self._held) - kept
-                inside, self._held = self._held[:end], self._held[end:]
+                self._state = "answer"
+            elif not final:
+                end = len(inside) - open_length(inside, self._closing)
+                inside, rest = inside[:end], inside[end:]
+            self._held = rest
             if inside:
                 deltas.append(Reasoning(inside))
         if self._state == "answer" and self._held:
@@ -94,7 +91,7 @@ class AnswerParser:
         self._calls = calls
         self._include_reasoning = include_reasoning
         self._parallel = parallel
-        self._forced = forced or isinstance(calls, NamedCallParser)
+        self._forced = forced
         self.called = False
         """Whether there was a call."""
 

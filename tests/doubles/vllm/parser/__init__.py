@@ -3,8 +3,8 @@
 Its format is ``{reasoning}text[name:arguments]``, character by character; an answer is open to
 reasoning unless its prompt ends with token 9 or its template was told `thinking` is off. RAISE,
 HANG (a pattern that backtracks, as often as errors end it), SLEEP, EAT and KILL in the text of a
-delta make the parser do so, and STRAY gives arguments of no call; a tool of the name REFUSED is
-none that its grammar takes.
+delta make the parser do so, STRAY gives arguments of no call, and ODD text that is no UTF-8; a tool
+of the name REFUSED is none that its grammar takes.
 """
 
 import json
@@ -70,6 +70,8 @@ class Parser:
         delta = SimpleNamespace(content="", reasoning="", tool_calls=[])
         for character in delta_text:
             self._take(character, delta)
+        if "ODD" in delta_text:
+            delta.content += "\ud83e"
         return delta if delta.content or delta.reasoning or delta.tool_calls else None
 
     def parse(self, model_output, request, enable_auto_tools=False, model_output_token_ids=()):

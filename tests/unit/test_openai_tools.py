@@ -258,6 +258,7 @@ def test_reasoning_comes_before_guided_calls() -> None:
         ),
         ({}, True, SMOLLM2, "tools: the model's chat template .* CHAT_TEMPLATE"),
         ({}, True, "{{ tools }}", "tools: it is not known .* TOOL_CALL_PARSER"),
+        ({}, True, "{{ tools }}func_name1(", "tools: only vllm:pythonic reads this model's calls"),
         (
             {"tools": [STRICT], "tool_choice": "required"},
             True,

@@ -16,10 +16,12 @@ from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers, Borrowed
 from cog_triton.serving.openai.parsers.call_parser import CallParser
 from cog_triton.serving.openai.parsers.formats import (
     CALL_PARSERS,
+    PYTHONIC,
     REASONING_MARKERS,
     NamedCallParser,
     RequiredCallsParser,
     call_parser,
+    format_of,
     reasoning_parser,
 )
 from cog_triton.serving.openai.request_fields import (
@@ -248,10 +250,12 @@ class ChatPlanner:
                 " CHAT_TEMPLATE to one that does, or send tool_choice 'required' or 'none'"
             )
         if self._calls is None:
-            raise InvalidArgument(
-                "tools: it is not known how this model writes calls; set TOOL_CALL_PARSER, or send"
-                " tool_choice 'required' or 'none'"
-            )
+            why = "it is not known how this model writes calls; set TOOL_CALL_PARSER"
+            if format_of(self._tokenizer) == PYTHONIC:
+                why = (
+                    f"only {PREFIX}{PYTHONIC} reads this model's calls; set TOOL_CALL_PARSER to it"
+                )
+            raise InvalidArgument(f"tools: {why}, or send tool_choice 'required' or 'none'")
         return self._strict_guide(tools), CALL_PARSERS[self._calls](names), False
 
     @property

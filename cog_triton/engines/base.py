@@ -186,6 +186,8 @@ class EngineFamily(ABC):
     """Whether several engines of it can serve behind one front end."""
     sealable: ClassVar[bool] = False
     """Whether a seal may have compiled code for it."""
+    parses: ClassVar[bool] = False
+    """Whether its library has parsers of tool calls and reasoning, for formats unknown here."""
     secrets: ClassVar[frozenset[str]] = frozenset()
     """Environment variables with secrets that the engine's process needs; others are removed."""
 

@@ -22,7 +22,7 @@ from cog_triton.text.tokenizer import EngineTokenizer
 @dataclass
 class Family:
     tokenizer_dir: Path
-    name: str = "vllm"
+    parses = True
 
     @property
     def model_dir(self) -> Path:

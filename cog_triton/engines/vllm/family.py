@@ -87,7 +87,7 @@ class VLLMFamily(EngineFamily):
     name = "vllm"
     engine_class = "cog_triton.engines.vllm.engine_host:VLLMHost"
     replicable = True
-    sealable = True
+    sealable = parses = True
     extra_models = (TEXT_MODEL,)
     resume_rules = ResumeRules(imports="asked", frequency_penalty="logit_bias")
     secrets = HUB_TOKENS  # vLLM downloads weights by itself

@@ -37,7 +37,7 @@ def borrow(
             f"{tool}; name one of vLLM's, or none"
         )
     form = formats.format_of(tokenizer)
-    automatic = family.name == "vllm" and settings.tool_call_parser == "auto" and not named
+    automatic = family.parses and settings.tool_call_parser == "auto" and not named
     if automatic and form in (formats.PYTHONIC, formats.UNKNOWN):
         tool = AUTO
     if not (tool or reasoning):

@@ -34,6 +34,7 @@ from cog_triton.processes.public_sockets import received
 from cog_triton.serving.cog_messages import ADDRESS_VARIABLE, LOG, CheckHealth, Predict, SetUp
 from cog_triton.serving.cog_socket import Exchange, listen
 from cog_triton.serving.openai.error_responses import to_coded_error
+from cog_triton.serving.openai.running_responses import RunningResponses
 from cog_triton.serving.openai.served_applications import (
     ReplaceableApp,
     ServedApplications,
@@ -221,7 +222,9 @@ class Server:
         settings = self._settings.behind_front(self._upstream.ports)
         with self._setup_log:
             telemetry = CompositeObserver(settings)
-            applications = ServedApplications(settings, telemetry, self._apps)
+            # Before the engine loads, which would be in vain if the store's address is wrong.
+            responses = await RunningResponses.of(settings) if settings.openai_port else None
+            applications = ServedApplications(settings, telemetry, self._apps, responses)
             if settings.api_key or settings.has_tenants:
                 telemetry.metrics.registry.register(self._front.refusals.counter)
             self._runtime = await Runtime.start(settings, self._parent, self._give_up, telemetry)

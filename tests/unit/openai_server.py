@@ -27,8 +27,8 @@ from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers
-from cog_triton.serving.openai.response_store import ResponseStore
 from cog_triton.serving.openai.routes import OpenAIRoutes
+from cog_triton.serving.openai.running_responses import RunningResponses
 from cog_triton.serving.openai.served_models import ServedAPI, ServedModels
 from cog_triton.serving.telemetry.metrics import Metrics
 from cog_triton.serving.telemetry.platform_metrics import LoRARequests
@@ -101,7 +101,7 @@ def api(
     tokenizer: EngineTokenizer = TOKENIZER,
     defaults: Mapping[str, float] = MappingProxyType({}),
     borrowed: BorrowedParsers | None = None,
-    store: ResponseStore | None = None,
+    store: RunningResponses | None = None,
     context: int = 1000,
     **options: Any,
 ) -> Iterator[Served]:

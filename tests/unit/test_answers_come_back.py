@@ -17,10 +17,11 @@ import pytest
 from chat_templates import CHATML_TOOLS
 from hypothesis import example, given
 from hypothesis import strategies as st
+from loop_thread import call
 from openai_server import TOKENIZER, Served, api, tokens
 
 from cog_triton.serving.openai.response_file import ResponseFile
-from cog_triton.serving.openai.response_store import ResponseStore
+from cog_triton.serving.openai.running_responses import RunningResponses
 
 Object = dict[str, Any]
 ITEMS = "{% for name, value in call.function.arguments.items() %}{% endfor %}"
@@ -137,8 +138,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
         found = {}
         for parser in FORMS:
             path = tmp_path_factory.mktemp(parser) / "responses"
-            store = ResponseStore(ResponseFile(path, 1 << 24, 3600), 8, 60)
-            stack.callback(store.close)
+            file = ResponseFile(path, 1 << 24, 3600)
+            stack.callback(file.close)
+            store = call(RunningResponses, file, 8, 60)
             options: Any = {"tool_call_parser": parser, "reasoning_parser": "think"}
             served = api([], tokenizer=tokenizer, store=store, context=20_000, **options)
             found[parser] = stack.enter_context(served)

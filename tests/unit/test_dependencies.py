@@ -45,7 +45,7 @@ NOT_FROM_AN_INDEX = {
 PLACES_OF_EXTRAS = {
     "s3": ["cog_triton/download/object_store.py"],
     "cpu": ["cog_triton/engines/openvino/", "cog_triton/build_scripts/openvino/"],
-    "redis": ["cog_triton/serving/openai/response_server.py"],
+    "redis": ["cog_triton/serving/openai/response_redis.py"],
 }
 
 IMPORT = """

@@ -1,143 +1,212 @@
-"""The file of kept responses: its bounds, what fails, and workers that are killed."""
+"""Where responses are stored: the file, and what tests/stores asks of Redis, too."""
 
 from __future__ import annotations
 
-import asyncio
+import json
+import signal
 import sqlite3
-from contextlib import AbstractContextManager
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import kept_responses
 import pytest
-from kept_responses import EVENT, has, keep, kept_in, worker
+from loop_thread import OnLoop, call
 
-from cog_triton.errors import CogTritonError
-from cog_triton.serving.openai.response_book import RUNNING, Changes
+from cog_triton.errors import CogTritonError, NotFound
+from cog_triton.serving.openai import response_file
 from cog_triton.serving.openai.response_file import ResponseFile
-from cog_triton.serving.openai.response_store import Recording, ResponseStore
+from cog_triton.serving.openai.response_store import RUNNING, StoredResponse
+from cog_triton.serving.openai.running_responses import RunningResponses
 from cog_triton.settings import load_settings
 
 LIVES = """
+import asyncio, sys, time
 from pathlib import Path
+sys.path.append({tools!r})
 from cog_triton.serving.openai.response_file import ResponseFile
-book = ResponseFile(Path({path!r}), 1 << 20, 3600)
+from cog_triton.serving.openai.response_redis import ResponseRedis
+from cog_triton.serving.openai.response_store import StoredResponse
+
+async def main():
+    store = {store}
+    if isinstance(store, ResponseRedis):
+        await store.live(lambda name: print("cancel", name, flush=True))
+    body = '{{"status": "in_progress"}}'
+    await store.add(StoredResponse("lost", "", "in_progress", time.time(), None, "[]", body))
+    print("stored", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
 """
+TOOLS = str(Path(__file__).parents[2] / ".work" / "tools")
 
 
-def opened(
-    path: Path, size: int = 1 << 20, age: float = 3600
-) -> AbstractContextManager[ResponseStore]:
-    return kept_in(ResponseFile(path, size, age))
+class Open(Protocol):
+    def __call__(self, size: int = 1 << 20, age: float = 3600) -> AbstractContextManager[Any]: ...
 
 
-def execute(store: ResponseStore, statement: str) -> list[Any]:
-    """What a statement gives on the writer's connection."""
-    rows: list[Any] = []
-
-    def apply(changes: Changes) -> None:
-        connection: sqlite3.Connection = changes._connection  # type: ignore[attr-defined]
-        rows.extend(connection.execute(statement))
-
-    store.change("", apply).result()
-    return rows
+def stored(name: str, tenant: str = "", status: str = "completed", length: int = 0) -> Any:
+    body = json.dumps({"id": name, "status": status, "output": [], "text": "x" * length})
+    return StoredResponse(name, tenant, status, time.time(), None, "[]", body)
 
 
-def test_what_a_killed_worker_made_is_failed_and_can_be_read(tmp_path: Path) -> None:
-    setup = LIVES.format(path=str(tmp_path))
-    with worker(setup, "a", "b") as process, opened(tmp_path) as store:
-        kept_responses.kill_the_worker_of(store, process, lambda found: found())
-    with opened(tmp_path) as store:  # as after a restart, which looks at once
-        with sqlite3.connect(tmp_path / "responses-1.sqlite3") as file:
-            assert file.execute("SELECT status FROM responses").fetchall() == [("failed",)] * 2
-        file.close()
-        assert store.read("b", "").told()["error"]["code"] == "server_error"
-        assert len(list(tmp_path.glob("*.lock"))) == 1
+@contextmanager
+def another(store: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Another server that shares the store, and makes the response `lost`."""
+    command = [sys.executable, "-c", LIVES.format(tools=TOOLS, store=store)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"stored\n"
+            yield process
+        finally:
+            process.kill()
 
 
-def test_another_worker_ends_what_this_one_makes(tmp_path: Path) -> None:
-    async def main(store: ResponseStore, other: ResponseStore) -> None:
-        stopped = asyncio.Event()
-        recording = Recording("a", "", None, "[]", True, stopped.set)
-        await store.begin(recording, {"id": "a", "status": RUNNING, "output": []})
-        other.change("a", lambda changes: None).result()
-        other.change("a", lambda changes: changes.delete("a")).result()
-        store.append(recording, EVENT)
-        await asyncio.wait_for(stopped.wait(), 60)
-        assert recording.cancelled
-        store.finish(recording, {"id": "a", "status": "cancelled", "output": []})
-
-    with opened(tmp_path) as store, opened(tmp_path) as other:
-        asyncio.run(main(store, other))
-        assert not has(other, "a")
+def has(store: Any, name: str, tenant: str = "") -> bool:
+    return store.read(name, tenant) is not None
 
 
-def test_the_oldest_of_who_has_most_go_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cog_triton.serving.openai.response_store._SWEEP_S", -1)
-    kept_responses.fill_until_the_oldest_go(opened(tmp_path, size=10_000))
+def fill_until_the_oldest_go(open_store: Open) -> None:
+    """In a store of 10 kB who has least keeps it; of who has most, the oldest ones go."""
+    with open_store(size=10_000) as store:
+        store.add(stored("mine", "small", length=2000))
+        for number in range(20):
+            store.add(stored(f"{number}", "large", RUNNING))
+            store.end(f"{number}", "completed", "x" * 2000)
+        assert has(store, "mine", "small")
+        assert not has(store, "mine", "large")
+        left = [number for number in range(20) if has(store, f"{number}", "large")]
+        assert left == list(range(20 - len(left), 20))
+        assert 2 <= len(left) <= 4
 
 
-def test_what_is_old_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cog_triton.serving.openai.response_store._SWEEP_S", -1)
-    with opened(tmp_path) as store:
-        keep(store, "a")
-        past = "UPDATE responses SET created = created - 4000"
-        execute(store, past)
+def change_once(open_store: Open) -> None:
+    with open_store() as store:
+        store.add(stored("a", status=RUNNING))
+        assert (store.read("a", "").status, store.read("a", "").elsewhere) == (RUNNING, False)
+        store.end("a", "completed", "{}")
+        assert (store.read("a", "").status, store.read("a", "").body) == ("completed", "{}")
+        store.delete("a")
+        store.end("a", "completed", "{}")
         assert not has(store, "a")
-        keep(store, "b")
-        assert execute(store, "SELECT count(*) FROM responses") == [(1,)]
 
 
-def test_a_file_that_cannot_be_read_is_put_aside(tmp_path: Path) -> None:
-    (tmp_path / "responses-1.sqlite3").write_bytes(b"no database at all" * 1000)
-    with opened(tmp_path) as store:
-        keep(store, "a")
+def fail_what_a_killed_server_made(store: Any, process: subprocess.Popen[bytes]) -> None:
+    responses = call(RunningResponses, store.own, 8, 60)
+    assert call(responses.read, "lost", "").elsewhere
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    while call(responses.read, "lost", "").elsewhere:
+        time.sleep(0.05)
+    found = json.loads(call(responses.read, "lost", "").body)
+    assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+    assert found["error"]["message"].startswith("E2105 TritonUnavailable: the server")
+    with pytest.raises(NotFound):
+        call(responses.read, "lost", "other")
+
+
+@pytest.fixture
+def open_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
+    monkeypatch.setattr(response_file, "_SWEEP_S", -1)
+
+    @contextmanager
+    def opened(size: int = 1 << 20, age: float = 3600) -> Iterator[Any]:
+        with closing(ResponseFile(tmp_path / "responses", size, age)) as file:
+            yield OnLoop(file)
+
+    return opened
+
+
+def test_the_oldest_of_who_has_most_go_first(open_file: Open) -> None:
+    fill_until_the_oldest_go(open_file)
+
+
+def test_one_ends_once_and_stays_deleted(open_file: Open) -> None:
+    change_once(open_file)
+
+
+def test_what_a_killed_server_made_is_failed(open_file: Open, tmp_path: Path) -> None:
+    file = f"ResponseFile(Path({str(tmp_path / 'responses')!r}), 1 << 20, 3600)"
+    with another(file) as process, open_file() as store:
+        assert store.cancel(store.read("lost", "")) is False
+        fail_what_a_killed_server_made(store, process)
+
+
+def test_what_is_old_is_gone(open_file: Open) -> None:
+    with open_file(age=0.2) as store:
+        store.add(stored("a"))
+        time.sleep(0.2)
+        assert not has(store, "a")
+        store.add(stored("b"))
+        assert store.own._file.execute("SELECT id FROM responses").fetchall() == [("b",)]
+
+
+def test_a_file_that_cannot_be_read_is_put_aside(open_file: Open, tmp_path: Path) -> None:
+    (tmp_path / "responses").mkdir()
+    (tmp_path / "responses" / "responses-1.sqlite3").write_bytes(b"no database at all" * 1000)
+    with open_file() as store:
+        store.add(stored("a"))
         assert has(store, "a")
-    assert (tmp_path / "responses-1.sqlite3.broken").exists()
+    assert (tmp_path / "responses" / "responses-1.sqlite3.broken").exists()
 
 
-def test_only_the_user_can_read_it(tmp_path: Path) -> None:
-    with opened(tmp_path / "responses") as store:
-        keep(store, "a")
+def test_answers_that_0_4_stored_are_read(open_file: Open, tmp_path: Path) -> None:
+    (tmp_path / "responses").mkdir()
+    file = sqlite3.connect(tmp_path / "responses" / "responses-1.sqlite3")
+    file.executescript("""
+        CREATE TABLE responses (
+            id TEXT PRIMARY KEY, tenant TEXT NOT NULL, owner TEXT NOT NULL, status TEXT NOT NULL,
+            created REAL NOT NULL, streamed INTEGER NOT NULL, previous TEXT, input TEXT NOT NULL,
+            body TEXT NOT NULL, size INTEGER NOT NULL);
+        CREATE TABLE events (
+            response TEXT NOT NULL REFERENCES responses (id) ON DELETE CASCADE,
+            first INTEGER NOT NULL, count INTEGER NOT NULL, data BLOB NOT NULL,
+            PRIMARY KEY (response, first));
+        PRAGMA user_version = 1;""")
+    rows = [(name, "", "f" * 16, name, time.time(), 1, None, "[]", '{"output": []}', 9) for name in
+            ("completed", RUNNING)]  # fmt: skip
+    file.executemany("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    file.execute("INSERT INTO events VALUES ('completed', 0, 1, '')")
+    file.commit()
+    file.close()
+    with open_file() as store:
+        responses = call(RunningResponses, store.own, 8, 60)
+        assert call(responses.read, "completed", "").body == '{"output": []}'
+        assert call(responses.read, RUNNING, "").status == "failed"
+        store.delete("completed")
+        assert store.own._file.execute("SELECT * FROM events").fetchall() == []
+
+
+def test_only_the_user_can_read_it(open_file: Open, tmp_path: Path) -> None:
+    with open_file() as store:
+        store.add(stored("a"))
         modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "responses").iterdir()}
     assert modes == {0o600}
     assert (tmp_path / "responses").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_disk_that_is_full_is_told_and_leaves_no_half(tmp_path: Path) -> None:
-    async def main(store: ResponseStore) -> None:
-        recording = Recording("a", "", None, "[]", True)
-        await store.begin(recording, {"id": "a", "status": RUNNING, "output": []})
-        bound(store, full=True)
-        store.append(recording, EVENT * 20_000)
-        with pytest.raises(CogTritonError, match="E2302 DiskFull: responses cannot be kept"):
-            await store.keep(Recording("b", "", None, "[]", False), long("b"))
-        bound(store, full=False)
-        store.append(recording, EVENT)
-        store.finish(recording, {"id": "a", "status": "completed", "output": []})
-        await store.keep(Recording("c", "", None, "[]", False), long("c"))
-
-    def long(name: str) -> dict[str, Any]:
-        return {"id": name, "status": "completed", "text": "x" * 200_000}
-
-    def bound(store: ResponseStore, *, full: bool) -> None:
-        # 1: as large as it is now
-        execute(store, f"PRAGMA max_page_count = {1 if full else 1 << 20}")
-
-    with opened(tmp_path) as store:
-        asyncio.run(main(store))
-        assert (has(store, "a"), has(store, "b"), has(store, "c")) == (False, False, True)
-        assert store.events("a", 0).number == 0
+def test_a_disk_that_is_full_is_told(open_file: Open) -> None:
+    with open_file() as store:
+        responses = call(RunningResponses, store.own, 8, 60)
+        store.add(stored("a", status=RUNNING))
+        store.own._file.execute("PRAGMA max_page_count = 1")  # as large as it is now
+        for change in (store.add, lambda each: store.end("a", each.status, each.body)):
+            with pytest.raises(CogTritonError, match="E2302 DiskFull: responses cannot be kept"):
+                change(stored("b", length=200_000))
+        assert call(responses.read, "a", "").status == "failed"
+        store.own._file.execute(f"PRAGMA max_page_count = {1 << 20}")
+        store.add(stored("c", length=200_000))
+        assert (has(store, "b"), has(store, "c")) == (False, True)
 
 
-def test_a_setting_turns_it_off(tmp_path: Path) -> None:
+def test_nothing_is_stored_as_settings_say_or_if_the_directory_is_none(tmp_path: Path) -> None:
     settings = load_settings(cog_triton_work_dir=tmp_path, response_store_bytes=0)
-    assert ResponseStore.of(settings) is None
+    assert call(RunningResponses.of, settings) is None
     assert not list(tmp_path.iterdir())
-
-
-def test_a_directory_that_cannot_be_written_leaves_responses_unkept(tmp_path: Path) -> None:
     (tmp_path / "responses").write_text("a file")
-    assert ResponseStore.of(load_settings(cog_triton_work_dir=tmp_path)) is None
+    assert call(RunningResponses.of, load_settings(cog_triton_work_dir=tmp_path)) is None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,13 +15,15 @@ import httpx
 import openai
 import pytest
 from chat_templates import CHATML_TOOLS
+from loop_thread import call
 from openai_server import THREE, TOKENIZER, Served, api, tokens, wait
 from scripted_server import HANG, PATIENCE_S
 from scripted_triton import event
 
+from cog_triton.errors import DiskFull
 from cog_triton.front.keyring import sha256_of
 from cog_triton.serving.openai.response_file import ResponseFile
-from cog_triton.serving.openai.response_store import ResponseStore
+from cog_triton.serving.openai.running_responses import RunningResponses
 
 BODY = {"model": "small", "input": "Hi"}
 BODY_TURN = {"role": "user", "content": [{"type": "input_text", "text": "b"}]}
@@ -33,17 +34,17 @@ TEXT = "".join(WORDS)
 @contextmanager
 def kept(
     path: Path, size: int = 1 << 20, age: float = 3600, detached: int = 8, **times: float
-) -> Iterator[ResponseStore]:
+) -> Iterator[RunningResponses]:
     bounds = {"detached_s": 60.0, **times}
-    found = ResponseStore(ResponseFile(path, size, age), detached, **bounds)
+    file = ResponseFile(path, size, age)
     try:
-        yield found
+        yield call(lambda: RunningResponses(file, detached, **bounds))
     finally:
-        found.close()
+        file.close()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[ResponseStore]:
+def store(tmp_path: Path) -> Iterator[RunningResponses]:
     with kept(tmp_path / "responses") as found:
         yield found
 
@@ -86,7 +87,7 @@ def deltas(events: list[Any]) -> str:
     return "".join(item.delta for item in events if item.type == "response.output_text.delta")
 
 
-def test_a_stream_goes_on_without_its_client_and_is_taken_up_again(store: ResponseStore) -> None:
+def test_a_stream_goes_on_without_its_client_and_is_taken_up_again(store: RunningResponses) -> None:
     gate = Event()
     with api(gated(gate), store=store) as served:
         name, first = begun(served)
@@ -110,7 +111,7 @@ def test_a_stream_goes_on_without_its_client_and_is_taken_up_again(store: Respon
         assert get(served, name)["store"] is True
 
 
-def test_a_reader_gets_events_as_they_are_made(store: ResponseStore) -> None:
+def test_a_reader_gets_events_as_they_are_made(store: RunningResponses) -> None:
     gate, second = Event(), Event()
     with api(gated(gate, second), store=store) as served:
         name, _ = begun(served)
@@ -124,7 +125,7 @@ def test_a_reader_gets_events_as_they_are_made(store: ResponseStore) -> None:
     assert deltas(found) == TEXT
 
 
-def test_one_in_the_background_is_made_while_nobody_waits(store: ResponseStore) -> None:
+def test_one_in_the_background_is_made_while_nobody_waits(store: RunningResponses) -> None:
     gate = Event()
     with api(gated(gate), store=store) as served:
         client = served.client()
@@ -137,7 +138,7 @@ def test_one_in_the_background_is_made_while_nobody_waits(store: ResponseStore) 
         assert deltas(events) == TEXT
 
 
-def test_what_is_refused_at_once_is_no_response(store: ResponseStore) -> None:
+def test_what_is_refused_at_once_is_no_response(store: RunningResponses) -> None:
     with api([event(error="E2107 Overloaded: full")], store=store) as served:
         answer = served.post("/v1/responses", {**BODY, "background": True})
         assert (answer.status_code, answer.headers["x-error-code"]) == (429, "E2107")
@@ -145,7 +146,7 @@ def test_what_is_refused_at_once_is_no_response(store: ResponseStore) -> None:
         assert not store.live
 
 
-def test_one_that_is_cancelled_stops_the_engine(store: ResponseStore) -> None:
+def test_one_that_is_cancelled_stops_the_engine(store: RunningResponses) -> None:
     with api(gated(HANG), store=store) as served:
         client = served.client()
         answer = client.responses.create(background=True, **BODY)  # type: ignore[call-overload]
@@ -159,7 +160,7 @@ def test_one_that_is_cancelled_stops_the_engine(store: ResponseStore) -> None:
             list(client.responses.retrieve(answer.id, stream=True))
 
 
-def test_one_that_is_deleted_is_gone_and_stops_the_engine(store: ResponseStore) -> None:
+def test_one_that_is_deleted_is_gone_and_stops_the_engine(store: RunningResponses) -> None:
     with api(gated(HANG), store=store) as served:
         name, _ = begun(served)
         url = f"{served.url}/v1/responses/{name}"
@@ -170,7 +171,7 @@ def test_one_that_is_deleted_is_gone_and_stops_the_engine(store: ResponseStore) 
             assert (answer.status_code, answer.headers["x-error-code"]) == (404, "E1009")
 
 
-def test_a_failure_is_kept_with_its_code(store: ResponseStore) -> None:
+def test_a_failure_is_kept_with_its_code(store: RunningResponses) -> None:
     gate = Event()
     parts = [*tokens("the "), gate, event(error="E2107 Overloaded: the KV cache is exhausted")]
     with api(parts, store=store) as served:
@@ -186,7 +187,7 @@ def test_a_failure_is_kept_with_its_code(store: ResponseStore) -> None:
             list(served.client().responses.retrieve(answer["id"], stream=True))
 
 
-def test_nothing_is_kept_that_was_not_to_be(store: ResponseStore) -> None:
+def test_nothing_is_kept_that_was_not_to_be(store: RunningResponses) -> None:
     with api(THREE, store=store) as served:
         answer = served.post("/v1/responses", {**BODY, "store": False}).json()
         assert answer["store"] is False
@@ -198,7 +199,7 @@ def test_nothing_is_kept_that_was_not_to_be(store: ResponseStore) -> None:
         ).text  # fmt: skip
 
 
-def test_a_client_that_leaves_ends_what_is_not_kept(store: ResponseStore) -> None:
+def test_a_client_that_leaves_ends_what_is_not_kept(store: RunningResponses) -> None:
     with api(gated(HANG), store=store) as served:
         begun(served, store=False)
         assert wait(lambda: served.ended)
@@ -221,9 +222,9 @@ def test_a_stream_whose_client_is_back_goes_on(
 ) -> None:
     gate, waits = Event(), []
     with kept(tmp_path, grace_s=0.05) as store, api(gated(gate), store=store) as served:
-        again = store._wait_for_readers
+        again = store._end_alone
         monkeypatch.setattr(
-            store, "_wait_for_readers", lambda recording: (waits.append(1), again(recording))
+            store, "_end_alone", lambda recording: (waits.append(1), again(recording))
         )
         with served.client().responses.create(stream=True, **BODY) as left:
             found = [item for _, item in zip(range(5), left, strict=False)]
@@ -235,14 +236,19 @@ def test_a_stream_whose_client_is_back_goes_on(
 
 
 def test_a_conversation_goes_on_from_what_is_kept(
-    store: ResponseStore, monkeypatch: pytest.MonkeyPatch
+    store: RunningResponses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = store._apply
+    end = store.store.end
+
+    async def slowly(*given: Any) -> None:
+        await asyncio.sleep(0.3)
+        await end(*given)
+
     with api(THREE, store=store) as served:
         client = served.client()
         first = client.responses.create(model="small", input="One.", instructions="Rhyme.")
         second = client.responses.create(model="small", input="Two.", previous_response_id=first.id)
-        monkeypatch.setattr(store, "_apply", lambda changes: (time.sleep(0.3), write(changes)))
+        monkeypatch.setattr(store.store, "end", slowly)
         third = client.responses.create(
             model="small",
             input=[{"role": "user", "content": "Three."}],
@@ -250,7 +256,7 @@ def test_a_conversation_goes_on_from_what_is_kept(
             stream=True,
         )
         last = list(third)[-1].response  # type: ignore[union-attr]
-        assert store.read(last.id, "").status == "completed", "before its client knows"
+        assert call(store.read, last.id, "").status == "completed", "before its client knows"
         text = TOKENIZER.tokenizer.decode(served.triton.requests[-1].values["input_ids"])
         bad = {**BODY, "previous_response_id": last.id, "input": [{"type": "x"}]}
         named = served.post("/v1/responses", bad).json()["error"]["message"]
@@ -266,7 +272,7 @@ def test_a_conversation_goes_on_from_what_is_kept(
     assert "previous_response_id='resp-1': response='resp-1': there is none" in gone.text
 
 
-def test_a_conversation_is_no_longer_than_a_request(store: ResponseStore) -> None:
+def test_a_conversation_is_no_longer_than_a_request(store: RunningResponses) -> None:
     with api(THREE, store=store, max_request_bytes=6000) as served:
         body, answers = BODY, []
         for _ in range(8):
@@ -283,7 +289,7 @@ def tenant(name: str) -> dict[str, str]:
     return {"x-api-key": name}
 
 
-def test_a_response_is_its_tenants_alone(store: ResponseStore, tmp_path: Path) -> None:
+def test_a_response_is_its_tenants_alone(store: RunningResponses, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(
         "\n".join(json.dumps({"name": n, "sha256": sha256_of(n.encode())}) for n in "ab")
@@ -306,10 +312,10 @@ def test_a_response_is_its_tenants_alone(store: ResponseStore, tmp_path: Path) -
         ("stream=yes", "stream='yes'"),
         ("stream=true&starting_after=-2", "starting_after='-2'"),
         ("stream=true&starting_after=x", "starting_after='x'"),
-        ("stream=true", "made without events"),
+        ("stream=true", "there are no events of this response, or no longer"),
     ],
 )
-def test_questions_that_are_refused(store: ResponseStore, query: str, words: str) -> None:
+def test_questions_that_are_refused(store: RunningResponses, query: str, words: str) -> None:
     with api(THREE, store=store) as served:
         name = served.post("/v1/responses", BODY).json()["id"]
         answer = httpx.get(f"{served.url}/v1/responses/{name}?{query}")
@@ -318,20 +324,22 @@ def test_questions_that_are_refused(store: ResponseStore, query: str, words: str
 
 
 def test_who_waits_has_an_answer_that_cannot_be_kept(
-    store: ResponseStore, monkeypatch: pytest.MonkeyPatch
+    store: RunningResponses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(changes: Any) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
+    async def full(*_: Any) -> None:
+        raise DiskFull("responses cannot be kept: database or disk is full")
 
     with api(THREE, store=store) as served:
-        monkeypatch.setattr("cog_triton.serving.openai.response_file._FileChanges.sweep", full)
-        store._swept = float("-inf")
+        monkeypatch.setattr(store.store, "add", full)
         whole = served.post("/v1/responses", BODY).json()
-        store._swept = float("-inf")
         events = list(served.client().responses.create(stream=True, **BODY))
-        store._swept = float("-inf")
         refused = served.post("/v1/responses", {**BODY, "background": True})
         assert httpx.get(f"{served.url}/v1/responses/{whole['id']}").status_code == 404
+        monkeypatch.undo()
+        monkeypatch.setattr(store.store, "end", full)
+        ended = list(served.client().responses.create(stream=True, **BODY))
+        assert get(served, ended[-1].response.id)["status"] == "failed"  # type: ignore[union-attr]
+    assert deltas(ended) == "the quick größer"
     assert (whole["store"], whole["status"]) == (False, "completed")
     assert deltas(events) == "the quick größer"
     assert events[-1].response.store is False  # type: ignore[union-attr]
@@ -339,7 +347,7 @@ def test_who_waits_has_an_answer_that_cannot_be_kept(
     assert "responses cannot be kept: database or disk is full" in refused.text
 
 
-def test_items_of_the_input_are_listed_in_pages(store: ResponseStore) -> None:
+def test_items_of_the_input_are_listed_in_pages(store: RunningResponses) -> None:
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c", "output": "1"}
     said = {"role": "assistant", "content": "so"}
@@ -365,7 +373,7 @@ def test_items_of_the_input_are_listed_in_pages(store: ResponseStore) -> None:
             assert (refused.status_code, words in refused.text) == (400, True)
 
 
-def test_paths_below_are_their_own(store: ResponseStore) -> None:
+def test_paths_below_are_their_own(store: RunningResponses) -> None:
     with api(THREE, store=store) as served:
         client = served.client(_strict_response_validation=True)
         answer = client.responses.create(**BODY)
@@ -380,7 +388,7 @@ def test_paths_below_are_their_own(store: ResponseStore) -> None:
         assert {*refused.headers["allow"].split(", ")} == {"GET", "HEAD", "DELETE"}
 
 
-def test_any_text_may_be_asked_for(store: ResponseStore) -> None:
+def test_any_text_may_be_asked_for(store: RunningResponses) -> None:
     headers = {"Content-Type": "application/json"}
     with api(THREE, store=store) as served:
         for name in (b"\\ud83e", b"\\u0000", b"a' OR 1=1 --", b"\xe6\x97\xa5"):

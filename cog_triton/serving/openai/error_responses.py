@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from cog_triton import errors
 from cog_triton.errors import CogTritonError, UserError
-from cog_triton.serving.openai.response_book import GONE
+from cog_triton.serving.openai.response_store import GONE
 
 _log = logging.getLogger(__name__)
 

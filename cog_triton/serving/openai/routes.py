@@ -37,7 +37,7 @@ from cog_triton.serving.openai.requests import (
     described,
     parse,
 )
-from cog_triton.serving.openai.response_store import Recording
+from cog_triton.serving.openai.running_responses import RunningResponse
 from cog_triton.serving.openai.sequences import (
     SequencePlan,
     Sequences,
@@ -95,7 +95,7 @@ class OpenAIRoutes:
             Route(LOAD, adapters.load, methods=["POST"]),
             Route(UNLOAD, adapters.unload, methods=["POST"]),
             *TokenRoutes(self._api, self._planner).routes(),
-            *(StoredResponses(self._api.store).routes() if self._api.store else ()),
+            *(StoredResponses(self._api.responses).routes() if self._api.responses else ()),
         ]
 
     async def _list(self, request: Request) -> Response:
@@ -128,21 +128,21 @@ class OpenAIRoutes:
         return await self._answer(request, ChatRequest, shape, to_chat, names)
 
     async def _respond(self, request: Request) -> GenerationResponse:
-        store = self._api.store
-        recording: Recording | None = None
+        responses = self._api.responses
+        running: RunningResponse | None = None
         background = False
         shape = ResponseShape(self._models.base)
         names = FieldNames(responses_request.NAMES)
 
         def to_chat(body: Any) -> Object:
-            nonlocal recording, background
+            nonlocal running, background
             parsed = responses_request.read(body)
-            given = responses_request.store_fields(parsed, has_store=store is not None)
+            given = responses_request.store_fields(parsed, has_store=responses is not None)
             tenant, background = tenant_name(), given.background
             earlier: Sequence[Any] = ()
-            if store is not None and given.previous:
+            if responses is not None and given.previous:
                 most = self._settings.max_request_bytes
-                earlier = store.conversation(given.previous, tenant, most)
+                earlier = responses.conversation(given.previous, tenant, most)
             asked = responses_request.translate(parsed, self._api.defaults, names, earlier)
             shape.namespaces = asked.namespaces
             shape.echoed = asked.echoed | {
@@ -151,15 +151,14 @@ class OpenAIRoutes:
                 "previous_response_id": given.previous,
             }
             if given.store:
-                streamed = background or bool(asked.chat.get("stream"))
-                recording = Recording(shape.id, tenant, given.previous, given.input, streamed)
+                running = RunningResponse(shape.id, tenant, given.previous, given.input)
             return asked.chat
 
         answer = await self._answer(request, ChatRequest, shape, to_chat, names)
-        if store is None or recording is None:
+        if responses is None or running is None:
             return answer
-        sequences, answers, streamed = answer.sequences, answer.answers, answer.streamed
-        return RecordedResponse(sequences, shape, answers, streamed, store, recording, background)
+        made = answer.sequences, shape, answer.answers, answer.streamed
+        return RecordedResponse(*made, responses, running, background)
 
     async def _answer(
         self,

@@ -17,8 +17,8 @@ from cog_triton.errors import TritonUnavailable
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.error_responses import json_response
-from cog_triton.serving.openai.response_store import ResponseStore
 from cog_triton.serving.openai.routes import OpenAIRoutes
+from cog_triton.serving.openai.running_responses import RunningResponses
 from cog_triton.serving.openai.schema import openapi
 from cog_triton.serving.openai.served_models import ServedAPI, ServedModels
 from cog_triton.serving.runtime import Runtime
@@ -40,12 +40,14 @@ class ServedApplications:
     """Makes the applications of OPENAI_PORT and METRICS_PORT, `apps` by these names."""
 
     def __init__(
-        self, settings: Settings, telemetry: CompositeObserver, apps: Mapping[str, ReplaceableApp]
+        self,
+        settings: Settings,
+        telemetry: CompositeObserver,
+        apps: Mapping[str, ReplaceableApp],
+        responses: RunningResponses | None,
     ) -> None:
         """`settings` have Triton's private ports."""
-        self._settings = settings
-        # Before the engine loads, which would be for nothing where the address is wrong.
-        self._store = ResponseStore.of(settings) if settings.openai_port else None
+        self._settings, self._responses = settings, responses
         self._telemetry = telemetry
         self._metrics = telemetry.metrics
         self._triton = TritonMetrics(settings.triton_host, settings.triton_metrics_port)
@@ -64,7 +66,7 @@ class ServedApplications:
                 models = ServedModels(model_name(runtime), runtime.adapters, _model_id(runtime))
                 abilities = runtime.family.abilities
                 given = (runtime.generator, models, abilities, runtime.sampling_defaults)
-                api = ServedAPI(self._settings, *given, runtime.borrowed, self._store)
+                api = ServedAPI(self._settings, *given, runtime.borrowed, self._responses)
                 routes += [
                     *OpenAIRoutes(api).routes(),
                     Route("/openapi.json", _schema, methods=["GET"]),

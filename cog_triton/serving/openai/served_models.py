@@ -23,7 +23,7 @@ from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers
 from cog_triton.serving.openai.request_body import parse_body, read_body
 from cog_triton.serving.openai.requests import validate
-from cog_triton.serving.openai.response_store import ResponseStore
+from cog_triton.serving.openai.running_responses import RunningResponses
 from cog_triton.serving.tenants import CURRENT
 from cog_triton.settings import Settings
 
@@ -85,8 +85,8 @@ T = TypeVar("T")
 class ServedAPI:
     """What endpoints answer with: one model and its adapters; `abilities` are its engine's.
 
-    `defaults` are the model's own, of sampling parameters; `borrowed` are vLLM's parsers; `store`
-    keeps responses.
+    `defaults` are the model's own, of sampling parameters; `borrowed` are vLLM's parsers;
+    `responses` are stored.
     """
 
     settings: Settings
@@ -95,7 +95,7 @@ class ServedAPI:
     abilities: Abilities
     defaults: Mapping[str, float] = field(default_factory=dict)
     borrowed: BorrowedParsers | None = None
-    store: ResponseStore | None = None
+    responses: RunningResponses | None = None
 
     async def planned(self, request: Request, plan: Callable[[Any], T]) -> T:
         """What `plan` makes of the body's JSON value, on a thread.

@@ -1,17 +1,18 @@
-"""Responses that are kept: recorded while they are made, and told, cancelled and deleted later.
+"""Responses that are stored: recorded while they are made, read, cancelled and deleted.
 
 A stream is recorded as its client gets it, and continues for a minute when that leaves; a client
-that returns (`starting_after`) reads the events from the store.
+that returns (`starting_after`) reads the events from the memory of the server that makes it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
@@ -21,18 +22,26 @@ from starlette.types import Message, Receive, Scope, Send
 
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable
 from cog_triton.serving.openai.application import BODY_SEND
-from cog_triton.serving.openai.error_responses import error_response, json_response, to_coded_error
+from cog_triton.serving.openai.error_responses import (
+    error_body,
+    error_response,
+    json_response,
+    to_coded_error,
+)
 from cog_triton.serving.openai.event_shapes import ResponseShape, named_event
-from cog_triton.serving.openai.response_book import END, RUNNING, Kept, Object, error_of
-from cog_triton.serving.openai.response_store import Recording, ResponseStore
+from cog_triton.serving.openai.response_store import RUNNING, StoredResponse
+from cog_triton.serving.openai.running_responses import (
+    END,
+    Object,
+    RunningResponse,
+    RunningResponses,
+    error_of,
+)
 from cog_triton.serving.openai.streaming import STREAM_HEADERS, GenerationResponse
 from cog_triton.serving.tenants import CURRENT
 from cog_triton.system.printable import shortened
 
-_LAST = tuple(
-    f"event: {name}\n".encode()
-    for name in ("error", "response.completed", "response.incomplete", "response.failed")
-)
+_log = logging.getLogger(__name__)
 
 
 class _ResponseId(StringConvertor):
@@ -43,8 +52,10 @@ class _ResponseId(StringConvertor):
 
 register_url_convertor("response", _ResponseId())
 _COMMENT = b": nothing new yet\n\n"
-_POLL_S, _COMMENT_S = 0.25, 5.0
-_CANCEL_S = 10.0
+_COMMENT_S, _POLL_S, _CANCEL_S = 5.0, 0.05, 10.0
+_MOST_EVENTS = 64
+_NO_EVENTS = "there are no events of this response, or no longer; read it without stream"
+_ELSEWHERE = "another server makes this response, and it cannot be asked to end it"
 
 
 def tenant_name() -> str:
@@ -55,19 +66,19 @@ def tenant_name() -> str:
 
 @dataclass(slots=True)
 class RecordedResponse(GenerationResponse):
-    """Response that `store` keeps; with `background` nobody waits for it, unless it is streamed."""
+    """Response that `store` asks for; with `background` nobody waits, unless it is streamed."""
 
-    store: ResponseStore
-    recording: Recording
+    responses: RunningResponses
+    running: RunningResponse
     background: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.recording.stop = self.sequences.cancel
+        self.running.stop = self.sequences.cancel
         if not self.background or self.streamed:
             await GenerationResponse.__call__(self, scope, receive, send)
             return
         try:
-            self.store.require_room()
+            self.responses.require_room()
             response = await self._begun(scope, receive)
         except Exception as error:  # noqa: BLE001 - answered with its code
             response = error_response(to_coded_error(error), path=scope["path"])
@@ -76,15 +87,16 @@ class RecordedResponse(GenerationResponse):
     def cancel(self) -> None:
         """The client has left."""
         if self.streamed:
-            self._leave()
+            self.responses.leave(self.running, background=self.background)
         else:
-            self.store.cancel(self.recording)
+            self.running.cancel()
 
     async def complete(self) -> Response:
         response = await GenerationResponse.complete(self)
         try:
-            await self.store.keep(self.recording, self._shape.made)
-        except CogTritonError:  # told by the store; who waits has the answer
+            await self.responses.store.add(self.running.stored(self._shape.made))
+        except CogTritonError as error:
+            _log.error("%s", error)
             return json_response({**self._shape.made, "store": False})
         return response
 
@@ -106,8 +118,8 @@ class RecordedResponse(GenerationResponse):
 
         sending = self._send_stream({**scope, BODY_SEND: sink}, receive, sink)
         task = asyncio.create_task(sending)
-        self.store.tasks.add(task)
-        task.add_done_callback(self.store.tasks.discard)
+        self.responses.tasks.add(task)
+        task.add_done_callback(self.responses.tasks.discard)
         start = await begun
         if start["status"] != 200:
             await task
@@ -119,7 +131,7 @@ class RecordedResponse(GenerationResponse):
         return {**self._shape.made, "status": RUNNING, "output": [], "usage": None}
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        recording, store = self.recording, self.store
+        running, responses = self.running, self.responses
         send_body = scope.get(BODY_SEND, send)
 
         async def send_start(message: Message) -> None:
@@ -129,36 +141,32 @@ class RecordedResponse(GenerationResponse):
 
         async def send_recorded(message: Message) -> None:
             data = message["body"]
-            if recording.begun and data and not data.startswith(b":"):  # a comment is alone
-                store.append(recording, data)
-            if recording.begun and not message.get("more_body"):  # its client may continue it
-                with suppress(CogTritonError):  # the store logs it
-                    await asyncio.wrap_future(store.finish(recording, self._ended()))
+            live = running.id in responses.live
+            if live and not message.get("more_body"):
+                await responses.end(running, self._ended(), data)
+            elif live and not data.startswith(b":"):  # a comment is alone
+                responses.append(running, data)
             await send_body(message)
 
         try:
             scope = {**scope, BODY_SEND: send_recorded}
             await GenerationResponse._send_stream(self, scope, receive, send_start)
         finally:
-            if recording.id in store.live:
-                store.finish(recording, self._ended())
-
-    def _leave(self) -> None:
-        """Continue without a reader, or cancel it if that is not allowed."""
-        if not self.store.detach(self.recording, background=self.background):
-            self.store.cancel(self.recording)
+            if running.id in responses.live:  # the server stops
+                await responses.end(running, self._ended())
 
     async def _begin(self) -> None:
-        """Keep it from now on; raises E2100 or E2302 where it cannot be kept, and is to be."""
+        """Store it from now on; raises E2100 or E2302 if it must be, and cannot be stored."""
         self._shape.response(RUNNING, [], None)
         try:
-            await self.store.begin(self.recording, self._begun_object())
-        except CogTritonError:  # told by the store
+            await self.responses.begin(self.running, self._begun_object())
+        except CogTritonError as error:
             if self.background:
                 raise
+            _log.error("%s", error)
             self._shape.echoed["store"] = False
         if self.background and not self.streamed:
-            self._leave()
+            self.responses.leave(self.running, background=True)
 
     def _ended(self) -> Object:
         """The object of the end, whatever that was."""
@@ -166,7 +174,7 @@ class RecordedResponse(GenerationResponse):
         if shape.error is None and shape.made["status"] != RUNNING:
             return shape.made
         output = shape.unfinished()
-        if self.recording.cancelled:
+        if self.running.cancelled:
             return shape.response("cancelled", output, None)
         error = shape.error or TritonUnavailable("the server stopped")
         failed = shape.response("failed", output, None)
@@ -174,10 +182,10 @@ class RecordedResponse(GenerationResponse):
 
 
 class StoredResponses:
-    """The endpoints of responses that are kept, each for the tenant that has asked for it."""
+    """The endpoints of stored responses, each for the tenant that has asked for it."""
 
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
+    def __init__(self, responses: RunningResponses) -> None:
+        self._responses = responses
 
     def routes(self) -> list[Route]:
         one = "/v1/responses/{id:response}"
@@ -191,15 +199,15 @@ class StoredResponses:
         return await (self._delete if request.method == "DELETE" else self._get)(request)
 
     async def _input_items(self, request: Request) -> Response:
-        name, kept = await self._kept(request)
+        found = await self._found(request)
         asked = request.query_params
         if (order := asked.get("order", "desc")) not in ("asc", "desc"):
             raise InvalidArgument(f"order={shortened(order)}: must be asc or desc")
         limit = asked.get("limit", "20")
         if not (limit.isascii() and limit.isdecimal() and len(limit) < 4 and 0 < int(limit) <= 100):
             raise InvalidArgument(f"limit={shortened(limit)}: must be from 1 to 100")
-        given = enumerate(json.loads(kept.input))
-        items = [_input_item(f"{name}-{place}", item) for place, item in given]
+        given = await asyncio.to_thread(json.loads, found.input)
+        items = [_input_item(f"{found.id}-{place}", item) for place, item in enumerate(given)]
         items = items[::-1] if order == "desc" else items
         if (after := asked.get("after")) is not None:
             ids = [item["id"] for item in items]
@@ -208,11 +216,11 @@ class StoredResponses:
             items = items[ids.index(after) + 1 :]
         page = items[: int(limit)]
         first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
-        found = {"object": "list", "data": page, "first_id": first, "last_id": last}
-        return json_response({**found, "has_more": len(items) > len(page)})
+        ends = {"first_id": first, "last_id": last, "has_more": len(items) > len(page)}
+        return json_response({"object": "list", "data": page, **ends})
 
     async def _get(self, request: Request) -> Response:
-        name, kept = await self._kept(request)
+        found = await self._found(request)
         asked = request.query_params
         if (stream := asked.get("stream", "false")) not in ("true", "false"):
             raise InvalidArgument(f"stream={shortened(stream)}: must be true or false")
@@ -220,63 +228,61 @@ class StoredResponses:
         if after != "-1" and not (after.isascii() and after.isdecimal() and len(after) < 16):
             raise InvalidArgument(f"starting_after={shortened(after)}: must be an event's number")
         if stream == "false":
-            return json_response(kept.told())
-        if not kept.streamed:
-            raise InvalidArgument("stream=true: this response was made without events")
-        events = self._events(name, tenant_name(), int(after) + 1)
-        return StreamingResponse(events, headers=STREAM_HEADERS | {"x-request-id": name})
+            return _object(found)
+        if found.elsewhere:
+            return _conflict("stream=true: another server makes this response, and has its events")
+        if (running := self._responses.replayed.get(found.id)) is None:
+            raise InvalidArgument(f"stream=true: {_NO_EVENTS}")
+        events = self._events(running, int(after) + 1)
+        return StreamingResponse(events, headers=STREAM_HEADERS | {"x-request-id": found.id})
 
     async def _delete(self, request: Request) -> Response:
-        name, _ = await self._kept(request)
-        await asyncio.wrap_future(self._store.change(name, lambda book: book.delete(name)))
-        if (recording := self._store.live.get(name)) is not None:
-            self._store.cancel(recording)
-        return json_response({"id": name, "object": "response", "deleted": True})
+        found = await self._found(request)
+        if found.elsewhere and not await self._responses.store.cancel(found):
+            return _conflict(_ELSEWHERE)
+        await self._responses.store.delete(found.id)
+        self._responses.cancel(found.id)
+        return json_response({"id": found.id, "object": "response", "deleted": True})
 
     async def _cancel(self, request: Request) -> Response:
-        name, kept = await self._kept(request)
-        if (recording := self._store.live.get(name)) is not None:
-            self._store.cancel(recording)
-            deadline = asyncio.get_running_loop().time() + _CANCEL_S
-            while kept.status == RUNNING and asyncio.get_running_loop().time() < deadline:
-                await self._store.changed(name, _POLL_S)
-                _, kept = await self._kept(request)
-        elif kept.status == RUNNING:  # another worker's, which sees it when it writes next
-            cancelled: Object = {"status": "cancelled"}
-            ended = self._store.change(name, lambda book: book.end(name, cancelled))
-            await asyncio.wrap_future(ended)
-            _, kept = await self._kept(request)
-        return json_response(kept.told())
+        found = await self._found(request)
+        if found.elsewhere and not await self._responses.store.cancel(found):
+            return _conflict(_ELSEWHERE)
+        self._responses.cancel(found.id)
+        deadline = time.monotonic() + _CANCEL_S
+        while found.status == RUNNING and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+            found = await self._found(request)
+        return _object(found)
 
-    async def _kept(self, request: Request) -> tuple[str, Kept]:
-        name = request.path_params["id"]
-        return name, await asyncio.to_thread(self._store.read, name, tenant_name())
+    async def _found(self, request: Request) -> StoredResponse:
+        return await self._responses.read(request.path_params["id"], tenant_name())
 
-    async def _events(self, name: str, tenant: str, at: int) -> AsyncIterator[bytes]:
+    async def _events(self, running: RunningResponse, at: int) -> AsyncIterator[bytes]:
         """The events from number `at` on, until the last."""
-        store, loop = self._store, asyncio.get_running_loop()
-        told = loop.time()
-        last = b""
-        if at:
-            last = (await asyncio.to_thread(store.events, name, at - 1)).data.partition(END)[0]
-        with store.reading(name):
-            while True:
-                found = await asyncio.to_thread(store.events, name, at)
-                if found.data:
-                    at, told = at + found.number, loop.time()
-                    last = found.data[:-2].rpartition(END)[2]
-                    yield found.data
-                if found.left:
-                    continue
-                if found.status != RUNNING:
-                    break
-                if loop.time() - told > _COMMENT_S:
-                    told = loop.time()
-                    yield _COMMENT
-                await store.changed(name, _POLL_S)
-        if found.status in ("failed", "cancelled") and not last.startswith(_LAST):
-            kept = await asyncio.to_thread(store.read, name, tenant)
-            yield _last_event(kept.told(), at)
+        with self._responses.reading(running):
+            while not running.lost:
+                running.changed.clear()
+                if events := running.events[at : at + _MOST_EVENTS]:
+                    at += len(events)
+                    yield END.join([*events, b""])
+                elif running.ended:
+                    return
+                else:
+                    try:
+                        await asyncio.wait_for(running.changed.wait(), _COMMENT_S)
+                    except TimeoutError:
+                        yield _COMMENT
+        body = error_body(InvalidArgument(f"stream=true: {_NO_EVENTS}"))
+        yield named_event({**body["error"], **body, "type": "error", "sequence_number": at})
+
+
+def _object(found: StoredResponse) -> Response:
+    return Response(found.body, media_type="application/json")
+
+
+def _conflict(why: str) -> Response:
+    return error_response(InvalidArgument(why), 409)
 
 
 def _input_item(name: str, item: Object) -> Object:
@@ -288,9 +294,3 @@ def _input_item(name: str, item: Object) -> Object:
         extra: Object = {"annotations": []} if kind == "output_text" else {}
         found["content"] = [{"type": kind, "text": text, **extra}]
     return found
-
-
-def _last_event(response: Object, number: int) -> bytes:
-    """The event that its worker did not come to write."""
-    event: dict[str, Any] = {"type": "response.failed", "response": response}
-    return named_event({**event, "sequence_number": number})

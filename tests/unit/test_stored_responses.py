@@ -19,6 +19,7 @@ from loop_thread import call
 from openai_server import THREE, TOKENIZER, Served, api, tokens, wait
 from scripted_server import HANG, PATIENCE_S
 from scripted_triton import event
+from test_response_store import another
 
 from cog_triton.errors import DiskFull
 from cog_triton.front.keyring import sha256_of
@@ -345,6 +346,35 @@ def test_who_waits_has_an_answer_that_cannot_be_kept(
     assert events[-1].response.store is False  # type: ignore[union-attr]
     assert refused.status_code == 500
     assert "responses cannot be kept: database or disk is full" in refused.text
+
+
+def test_events_are_in_memory_within_bounds(
+    store: RunningResponses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Event()
+    with api(gated(gate), store=store) as served:
+        name, first = begun(served)
+        rest = served.client().responses.retrieve(name, stream=True)
+        assert next(rest).model_dump() == first[0].model_dump()
+        monkeypatch.setattr("cog_triton.serving.openai.running_responses._EVENT_BYTES", 1)
+        gate.set()
+        with pytest.raises(openai.APIError, match="no events of this response, or no longer"):
+            list(rest)
+        assert ended(served, name)["output"][0]["content"][0]["text"] == TEXT
+        assert (store._size, store.replayed) == (0, {})
+
+
+def test_another_server_of_the_directory_is_not_asked(
+    store: RunningResponses, tmp_path: Path
+) -> None:
+    file = f"ResponseFile(Path({str(tmp_path / 'responses')!r}), 1 << 20, 3600)"
+    with another(file), api(THREE, store=store) as served:
+        assert get(served, "resp-lost")["status"] == "in_progress"
+        url = f"{served.url}/v1/responses/resp-lost"
+        for method, path in (("GET", "?stream=true"), ("POST", "/cancel"), ("DELETE", "")):
+            answer = httpx.request(method, url + path)
+            assert (answer.status_code, answer.headers["x-error-code"]) == (409, "E1005")
+            assert "another server makes this response" in answer.text
 
 
 def test_items_of_the_input_are_listed_in_pages(store: RunningResponses) -> None:

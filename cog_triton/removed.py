@@ -33,6 +33,7 @@ REMOVED = {
     **dict.fromkeys(("COG_PROBE_PERIOD", "COG_PROBE_TIMEOUT", "COG_PROBE_FAILURES"), _PROBES),
     **dict.fromkeys(("TRITON_PROBE_PERIOD", "TRITON_PROBE_TIMEOUT"), _FIXED_PROBES),
     **dict.fromkeys(("MAX_JSON_DEPTH", "MAX_STOP_LENGTH", "MAX_IMAGE_PIXELS"), _FIXED),
+    "DETACHED_TIMEOUT": "a response without a reader ends after an hour (openai.md)",
     "MAX_LORAS_LOADED": "256 adapters may be loaded; start another server for more (lora.md)",
     "COG_TRITON_DRAIN_FILE": "send the server SIGTERM",
     "COG_TRITON_KEY_AT_DOOR": "set COG_TRITON_API_KEY",

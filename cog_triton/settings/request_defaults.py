@@ -87,12 +87,6 @@ class RequestSettings(SettingsGroup):
         " background, or of a stream whose client has left. Beyond, `background` gets 429 (E2107),"
         " and a client that leaves ends its own.",
     )
-    detached_timeout: float = Field(
-        3600,
-        gt=0,
-        description="A response that nobody waits for is cancelled after so many seconds; after"
-        " 60 at most if it is not in the background.",
-    )
     cog_max_concurrency: int = Field(
         1,
         ge=1,

@@ -28,6 +28,7 @@ FOLDER = "responses"
 END = b"\n\n"
 """End of an event."""
 _GRACE_S = 60.0
+_DETACHED_S = 3600.0
 _EVENT_BYTES = 64 << 20
 
 
@@ -72,7 +73,11 @@ class RunningResponses:
     """
 
     def __init__(
-        self, store: ResponseStore, detached: int, detached_s: float, grace_s: float = _GRACE_S
+        self,
+        store: ResponseStore,
+        detached: int,
+        detached_s: float = _DETACHED_S,
+        grace_s: float = _GRACE_S,
     ) -> None:
         self.store = store
         self.live: dict[str, RunningResponse] = {}
@@ -95,17 +100,17 @@ class RunningResponses:
         if not settings.response_store_bytes:
             return None
         bounds = settings.response_store_bytes, settings.response_store_age
-        limits = settings.detached_responses, settings.detached_timeout
+        most = settings.detached_responses
         if settings.response_store_url is not None:
             from cog_triton.serving.openai.response_redis import ResponseRedis
 
             shared = ResponseRedis(settings.response_store_url.get_secret_value(), *bounds)
-            found = cls(shared, *limits)
+            found = cls(shared, most)
             await shared.live(found.cancel)
             return found
         directory = settings.work_dir / FOLDER
         try:
-            return cls(ResponseFile(directory, *bounds), *limits)
+            return cls(ResponseFile(directory, *bounds), most)
         except (OSError, sqlite3.Error) as error:
             _log.error("responses are not kept in %s: %s", directory, error)
             return None

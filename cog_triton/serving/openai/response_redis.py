@@ -1,7 +1,6 @@
-"""Responses in Redis or Valkey, so that each of several replicas reads and cancels them.
+"""Responses in Redis or Valkey, which replicas share.
 
-A server that runs renews a key: one without it has ended. The client library may send a script
-again that a broken connection left unanswered, so each changes a response only once.
+A script may be sent again after a broken connection, so each changes a response only once.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _log = logging.getLogger(__name__)
 _PREFIX = "{cog-triton:responses:1}:"
 """Of all keys; in braces, so that a cluster has them in one slot."""
 _FIELDS = ("tenant", "status", "created", "previous", "input", "body", "owner")
-_LIFE_S, _BEAT_S, _TIMEOUT_S = 15.0, 3.0, 5.0
+_LIFE_S, _BEAT_S = 15.0, 3.0
 # r:ID is a response. Of those that ended, o:TENANT has "ID SIZE" by age, and bytes each sum.
 _REMOVE = """
 local P, id = KEYS[1], ARGV[1]
@@ -83,12 +82,11 @@ class ResponseRedis:
             rule = "needs the package redis, of cog-triton's extra `redis`"
             raise errors.InvalidArgument(f"{self._named}: {rule}") from error
         scheme, _, rest = url.partition("://")
-        url = f"{scheme.replace('valkey', 'redis')}://{rest}"
-        given: dict[str, Any] = {"decode_responses": True, "health_check_interval": 10}
-        given["retry_on_error"] = [redis.ConnectionError]  # once, as after its restart
-        for name in ("timeout", "socket_timeout", "socket_connect_timeout"):
-            given[name] = _TIMEOUT_S
+        timeouts = dict.fromkeys(("timeout", "socket_timeout", "socket_connect_timeout"), 5.0)
+        given: dict[str, Any] = {"decode_responses": True, "health_check_interval": 10, **timeouts}
+        given["retry_on_error"] = [redis.ConnectionError]  # once, as after a restart of Redis
         try:
+            url = f"{scheme.replace('valkey', 'redis')}://{rest}"
             pool = redis.BlockingConnectionPool.from_url(url, **given)
         except ValueError as error:
             rule = "must be redis://, rediss:// or unix:// and an address"
@@ -110,7 +108,6 @@ class ResponseRedis:
         except errors.CogTritonError as error:
             rule = "must be a Redis or Valkey that answers"
             raise errors.InvalidArgument(f"{self._named}: {rule}: {error.detail}") from error
-
         self._life = asyncio.create_task(self._live(cancel))
 
     async def add(self, response: StoredResponse) -> None:
@@ -129,11 +126,11 @@ class ResponseRedis:
         if found[0] != tenant:
             return None
         _, status, created, previous, given, body, owner = found
-        elsewhere = status == RUNNING and owner != self._owner
-        if elsewhere:
-            elsewhere = bool(await self._coded(self._redis.exists(f"{_PREFIX}w:{owner}")))
-        start = name, tenant, status, float(created), previous or None
-        return StoredResponse(*start, given, body, owner, elsewhere)
+        start = name, tenant, status, float(created), previous or None, given, body, owner
+        if status != RUNNING or owner == self._owner:
+            return StoredResponse(*start)
+        alive = await self._coded(self._redis.exists(f"{_PREFIX}w:{owner}"))
+        return StoredResponse(*start, alive == 1)
 
     async def delete(self, name: str) -> None:
         """See `ResponseStore.delete`."""

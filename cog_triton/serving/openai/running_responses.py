@@ -10,8 +10,8 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -29,6 +29,7 @@ END = b"\n\n"
 """End of an event."""
 _GRACE_S = 60.0
 _DETACHED_S = 3600.0
+_RETRIES, _RETRY_S = 12, 5.0
 _EVENT_BYTES = 64 << 20
 
 
@@ -81,11 +82,10 @@ class RunningResponses:
     ) -> None:
         self.store = store
         self.live: dict[str, RunningResponse] = {}
-        """Those that are made, by their ids."""
+        """Those whose end is not stored yet, by their ids."""
         self.replayed: dict[str, RunningResponse] = {}
         """Those whose events are in memory: until a minute after the end."""
-        self.tasks: set[asyncio.Task[None]] = set()
-        """Of those that were begun in the background."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._loop, self._size = asyncio.get_running_loop(), 0
         self._detached: dict[str, asyncio.TimerHandle] = {}
         self._most_detached, self._detached_s = detached, detached_s
@@ -169,17 +169,35 @@ class RunningResponses:
             self._forget(next(iter(self.replayed.values())))
 
     async def end(self, running: RunningResponse, body: Object, last: bytes = b"") -> None:
-        """Store how one ended, then add its last events; it reads as failed if it is not stored."""
+        """Store how one ended, then add its last events, even if it cannot be stored."""
         if (timer := self._detached.pop(running.id, None)) is not None:
             timer.cancel()
+        ended = running.id, body["status"], json.dumps(body)
         try:
-            await self.store.end(running.id, body["status"], json.dumps(body))
+            await self.store.end(*ended)
+            self.live.pop(running.id, None)
         except CogTritonError as error:
             _log.error("%s", error)
-        self.live.pop(running.id, None)
+            self.start(self._end_later(*ended))
         running.ended = True
         self.append(running, last)
         self._loop.call_later(_GRACE_S, self._forget, running)
+
+    async def _end_later(self, name: str, status: str, body: str) -> None:
+        """Store an end again for a minute, as while Redis restarts; then it reads as failed."""
+        for _ in range(_RETRIES):
+            await asyncio.sleep(_RETRY_S)
+            with suppress(CogTritonError):
+                await self.store.end(name, status, body)
+                break
+        self.live.pop(name, None)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task that no request waits for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     @contextmanager
     def reading(self, running: RunningResponse) -> Iterator[None]:

@@ -116,10 +116,7 @@ class RecordedResponse(GenerationResponse):
             elif begun.result()["status"] != 200:
                 body += message.get("body", b"")
 
-        sending = self._send_stream({**scope, BODY_SEND: sink}, receive, sink)
-        task = asyncio.create_task(sending)
-        self.responses.tasks.add(task)
-        task.add_done_callback(self.responses.tasks.discard)
+        task = self.responses.start(self._send_stream({**scope, BODY_SEND: sink}, receive, sink))
         start = await begun
         if start["status"] != 200:
             await task
@@ -152,7 +149,7 @@ class RecordedResponse(GenerationResponse):
             scope = {**scope, BODY_SEND: send_recorded}
             await GenerationResponse._send_stream(self, scope, receive, send_start)
         finally:
-            if running.id in responses.live:  # the server stops
+            if running.id in responses.live and not running.ended:  # the server stops
                 await responses.end(running, self._ended())
 
     async def _begin(self) -> None:

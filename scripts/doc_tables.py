@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from pydantic import BaseModel
 
@@ -20,8 +20,6 @@ from cog_triton.builder import checks, legacy_options, migration
 from cog_triton.builder.adapter_config import AdapterSource
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.sealed_config import CanaryConfig, SealedConfig
-from cog_triton.engines.tensorrt_llm.backend_settings import Parameters, choices_of, notation
-from cog_triton.engines.tensorrt_llm.releases import OLDEST, format_release
 from cog_triton.engines.tensorrt_llm.runtime_settings import RuntimeSettings
 from cog_triton.engines.vllm.vllm_version import known_versions
 from cog_triton.errors import all_errors
@@ -101,51 +99,6 @@ def _bounds(given: Mapping[str, float] | None) -> str:
     return " ".join(words[name].format(value) for name, value in given.items()) or "any"
 
 
-_KINDS = {
-    "_flag": "true, false",
-    "_whole": "whole number",
-    "_number": "number",
-    "_path": "path",
-    "_text": "text",
-    "_wholes": "whole numbers",
-    "_groups": "groups of whole numbers",
-    "_tree": "tree",
-}
-_SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-
-
-def serve_settings() -> str:
-    """Each setting of TensorRT-LLM's backend: values, default, first release, meaning."""
-    rows = ["| setting | value | default | since | meaning |", "|---|---|---|---|---|"]
-    for name, field in Parameters.model_fields.items():
-        extra: Any = field.json_schema_extra
-        unset = field.default is None
-        default = extra["unset"] if unset else f"`{notation(name, field.default)}`"
-        since = Parameters.since(name)
-        rows.append(
-            f"| `{name}` | {_allowed(field)} | {default} |"
-            f" {'' if since == OLDEST else format_release(since)} | {field.description} |"
-        )
-    return "\n".join(rows) + "\n"
-
-
-def _allowed(field: Any) -> str:
-    choices = choices_of(field.annotation)
-    if choices:
-        return ", ".join(f"`{choice}`" for choice in choices)
-    parts, limits = list(field.metadata), []
-    for part in (field.annotation, *get_args(field.annotation)):
-        parts += getattr(part, "__metadata__", ())
-    kind = ""
-    for part in parts:
-        kind = _KINDS.get(getattr(getattr(part, "func", None), "__name__", ""), kind)
-        for key, sign in _SIGNS.items():
-            limit = getattr(part, key, None)
-            if limit is not None and limit != 2**31 - 1:
-                limits.append(f"{sign} {limit}")
-    return " ".join([kind, ", ".join(dict.fromkeys(limits))]).strip()
-
-
 def build_keys() -> str:
     """docs/build.md's tables of keys."""
     return (
@@ -189,7 +142,6 @@ def oldest_drivers() -> str:
 TABLES = {
     "request fields": ("openai.md", request_fields),
     "settings": ("settings.md", settings_tables),
-    "serve settings": ("serve-config.md", serve_settings),
     "drivers": ("images.md", oldest_drivers),
     "errors": ("errors.md", error_codes),
     "vllm": ("vllm.md", vllm_versions),

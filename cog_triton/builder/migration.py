@@ -19,8 +19,8 @@ from cog_triton.builder.checks import breaches_of
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.plan import OWN, Families
 from cog_triton.builder.upgrade import translate_leniently
+from cog_triton.engines.tensorrt_llm import model_settings
 from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES
-from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.engines.tensorrt_llm.runtime_settings import carried
 from cog_triton.engines.vllm import argument_types
 from cog_triton.errors import EngineIncompatible, InvalidArgument, InvalidPredictorConfig
@@ -263,10 +263,10 @@ def _given(
         for option, given in _args(step).items():
             yield section, f"{name}.args.{option}", option, given
     for source, values in (("runtime", carried(config.runtime)), ("tensorrt_llm.args", settings)):
-        parsed = Parameters.parse(values)
-        for name in values:
-            if name in parsed.model_fields_set and not (source == "runtime" and name in settings):
-                yield "serve", f"{source}.{name}", name, getattr(parsed, name)
+        for name, value in model_settings.given(values).items():
+            if source != "runtime" or name not in settings:
+                typed = yaml.safe_load(value) if isinstance(value, str) else value
+                yield "serve", f"{source}.{name}", name, typed
 
 
 def _args(step: StepConfig) -> dict[str, ArgumentValue]:

@@ -25,10 +25,8 @@ from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.packed_adapters import PackedAdapter
 from cog_triton.builder.workspace import Echo
 from cog_triton.engines.openvino.family import OpenVINOFamily
-from cog_triton.engines.tensorrt_llm import render_config, setting_rules
-from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
+from cog_triton.engines.tensorrt_llm import setting_rules
 from cog_triton.engines.tensorrt_llm.engine_directory import Engine
-from cog_triton.engines.tensorrt_llm.releases import ReleaseContract
 from cog_triton.engines.tensorrt_llm.runtime_settings import carried
 from cog_triton.errors import BuildConfigInvalid, BuildStepFailed, EngineCorrupt, InvalidArgument
 from cog_triton.settings import load_group
@@ -238,12 +236,9 @@ def _check_settings(given: Mapping[str, Any], built: EngineConfig, directory: Pa
     Raises:
         BuildConfigInvalid: names every setting that this engine cannot be served with.
     """
-    engine = Engine(directory, built, ReleaseContract.of(built.version))
-    parameters = render_config.resolve_defaults(Parameters.parse(given), engine)
     problems = [
-        f"runtime.{name}: {shown}: {rule}"
-        for name, shown, rule in setting_rules.problems(parameters, engine)
-        if name in given
+        f"runtime.{name}: {given[name]!r}: {rule}"
+        for name, rule in setting_rules.problems(given, Engine(directory, built))
     ]
     if problems:
         raise BuildConfigInvalid("\n".join(problems))

@@ -16,10 +16,11 @@ from typing import Any
 
 from google.protobuf import text_format
 
+from cog_triton.engines import model_config_proto
 from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.generate_stream import ADAPTER_LOADER, STEP_MODEL
-from cog_triton.engines.model_config_proto import model_config_pb2
+from cog_triton.engines.model_config_proto import TEMPLATE_DEFAULTS, model_config_pb2
 from cog_triton.engines.tensor_contract import ALIASES, FINISH_REASON, LORA_NAME
 from cog_triton.errors import InvalidPredictorConfig, nearest
 from cog_triton.pictures.image_limits import ImageLimits
@@ -313,7 +314,7 @@ def _set_limits(
     if "max_input_len" not in config.parameters:
         return
     # With an encoder, the prompt is its input, whose length the engine alone knows.
-    if "encoder_model_path" not in engine_config.parameters:
+    if not Path(engine_config.parameters["encoder_model_path"].string_value).is_absolute():
         limits = family.limits
         longest = min(limits.max_input_len, limits.max_seq_len - 1)
         config.parameters["max_input_len"].string_value = str(max(longest, 1))
@@ -336,5 +337,5 @@ def max_batch_size(repository: Path) -> int:
 
 
 def read_config(path: Path) -> Any:
-    """Parse one ``config.pbtxt`` into tritonclient's ModelConfig."""
-    return text_format.Parse(path.read_text("utf-8"), model_config_pb2.ModelConfig())
+    """One ``config.pbtxt`` as tritonclient's ModelConfig; a template's with its defaults."""
+    return model_config_proto.parse(path.read_text("utf-8"), TEMPLATE_DEFAULTS)

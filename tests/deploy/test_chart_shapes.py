@@ -13,7 +13,7 @@ import yaml
 from chart_rendering import CHART, EXAMPLES, Manifests, example, faults, render, rendered
 
 from cog_triton import __version__
-from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
+from cog_triton.engines.tensorrt_llm import model_settings
 from cog_triton.engines.vllm.model_directory import read_arguments, read_model
 from cog_triton.settings import Settings
 from cog_triton.triton.serve_config import load_serve_config
@@ -335,7 +335,7 @@ def test_the_server_reads_what_the_chart_writes(shape: Manifests, tmp_path: Path
     if "serve.yaml" in written:
         arguments = load_serve_config(tmp_path / "serve.yaml").arguments_of("tensorrt_llm")
         assert arguments
-        Parameters.parse(arguments)
+        model_settings.given(arguments)
 
 
 def test_the_chart_is_of_this_version() -> None:

@@ -69,11 +69,10 @@ def unpacked(build_runs: BuildRuns) -> Path:
 
 
 def test_what_the_engine_cannot_do_is_refused_before_it_is_packed(build_runs: BuildRuns) -> None:
-    wrong = {"lora_cache_max_adapter_size": 8, "kv_cache_host_memory_bytes": 1 << 20}
+    wrong = {"enable_chunked_context": True, "kv_cache_free_gpu_mem_fraction": 0.5}
     error = build_runs.refused({**gpt(use_paged_context_fmha="disable"), "runtime": wrong})
-    assert error.startswith("E1300 BuildConfigInvalid: runtime.")
-    assert "runtime.lora_cache_max_adapter_size: 8: needs an engine built with lora_plugin" in error
-    assert "runtime.kv_cache_host_memory_bytes: 1048576: needs enable_kv_cache_reuse true" in error
+    refused = "runtime.enable_chunked_context: True: needs an engine built with a paged KV cache"
+    assert error.startswith(f"E1300 BuildConfigInvalid: {refused}")
 
 
 def with_adapters(**sources: Any) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from cog_triton.artifact.lora_adapter import read_adapter
 from cog_triton.engines.adapter_registry import AdapterRegistry, RegisteredAdapter
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import StepItem
+from cog_triton.engines.tensorrt_llm import model_settings
 from cog_triton.engines.tensorrt_llm.adapter_tensors import to_tensors
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.errors import EngineIncompatible, InvalidArgument, PromptTooLong
@@ -130,10 +131,14 @@ def served(
     registry: AdapterRegistry | None = None,
 ) -> Iterator[Served]:
     """`options` are added to tritonserver's."""
-    family = tensorrt_llm_engines.family(directory / "engine", config)
-    family.registry = registry
     target, seen = directory / "repo", directory / "seen"
-    model_repository.render_repository(family, load_serve_config(CONFIGS / serve), target)
+    with pytest.MonkeyPatch.context() as patch:
+        if config is tensorrt_llm_engines.V0_9:
+            old = tensorrt_llm_engines.OLD_TEMPLATE
+            patch.setattr(model_settings, "NVIDIAS_TEMPLATE", old)
+        family = tensorrt_llm_engines.family(directory / "engine", config)
+        family.registry = registry
+        model_repository.render_repository(family, load_serve_config(CONFIGS / serve), target)
     path = target / "tensorrt_llm" / "config.pbtxt"
     engine = model_repository.read_config(path)
     engine.backend = "python"
@@ -201,7 +206,7 @@ def test_text_models_use_the_contract_of_the_engines_release(triton: Served, mod
     said = triton.texts(
         model, stream=True, min_tokens=2, seed=7, bad_words=["fox"], stop_words=["dog"]
     )
-    old = triton.family.engine.contract.release < (0, 20)
+    old = triton.family.engine.release < (0, 20)
     # The config of the original has the BLS model repeat the text so far.
     accumulated = old and model == "tensorrt_llm_bls"
     assert (said[-1] if accumulated else "".join(said)) == "the quick fox"
@@ -222,7 +227,7 @@ def test_bls_passes_numbers_and_text_on_exactly(triton: Served) -> None:
     assert said
     triton.texts("tensorrt_llm_bls", stream=True, seed=2**64 - 1, top_k=-(2**31), **values)
     seen = triton.last()
-    old = triton.family.engine.contract.release < (0, 20)
+    old = triton.family.engine.release < (0, 20)
     assert seen["random_seed" if old else "seed"] == [2**64 - 1]
     assert seen["runtime_top_k"] == [-(2**31)]
     for name, theirs in (("temperature",) * 2, ("top_p", "runtime_top_p")):
@@ -370,7 +375,7 @@ def test_predictions_use_the_contract_of_the_engines_release(triton: Served) -> 
     text = generated(triton, ids, max_tokens=9, min_tokens=1, temperature=0, seed=3)
     assert text == "the quick fox"
     seen = triton.last()
-    old = triton.family.engine.contract.release < (0, 20)
+    old = triton.family.engine.release < (0, 20)
     assert seen["random_seed" if old else "seed"] == [3]
     assert seen["runtime_top_k"] == [1]
     assert seen["stop_words_list"] == [0, 1]  # the second end id, as a stop word
@@ -387,7 +392,7 @@ def test_backend_errors_have_codes_in_bls_and_in_predictions(triton: Served) -> 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
 def test_inputs_newer_than_the_engine_are_refused(triton: Served, model: str) -> None:
-    if triton.family.engine.contract.release >= (0, 19):
+    if triton.family.engine.release >= (0, 19):
         triton.texts(model, stream=True, guided_decoding_guide_type="json")
         assert triton.last()["guided_decoding_guide_type"]
         return

@@ -39,6 +39,7 @@ V0_9 = sample_engines.changed(
     "pretrained_config.mapping",
     {"world_size": 1, "tp_size": 1, "pp_size": 1},
 )
+OLD_TEMPLATE = Path(__file__).parents[1] / "tensorrt_llm_tree" / "template-0.9.pbtxt"
 END = 1  # <|im_end|> of the tokenizer
 INFO = {"encoded_vocab": ["a"], "tokenizer_str": "{}", "stop_token_ids": [END]}
 

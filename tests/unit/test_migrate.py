@@ -18,7 +18,8 @@ from cog_triton.builder.migration import (
     table,
 )
 from cog_triton.builder.options.script_options import known_options, known_scripts
-from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
+from cog_triton.engines import model_config_proto
+from cog_triton.engines.tensorrt_llm import model_settings
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.model_directory import read_arguments
 from cog_triton.errors import EngineIncompatible, InvalidPredictorConfig
@@ -110,7 +111,8 @@ def test_the_table_has_every_option_there_is() -> None:
         if section is not None:
             names = {n.replace("-", "_") for option in known.options.options for n in option.names}
             assert names - set(table()[section]) <= IMAGE_OPTIONS, script
-    assert set(Parameters.model_fields) <= set(table()["serve"])
+    template = model_settings.template_path().read_text("utf-8")
+    assert model_config_proto.variables(template) <= set(table()["serve"])
     of_steps = {"model_id", "convert", "convert_to_ft", "quantize", "build", "runtime"}
     assert set(BuildConfig.model_fields) - of_steps <= set(table()["config"])
 

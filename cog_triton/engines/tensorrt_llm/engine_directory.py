@@ -14,14 +14,15 @@ from cog_triton.artifact.engine_config import CONFIG_NAME, TENSORRT_LLM, EngineC
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.tensorrt_llm import runtime_settings
 from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES
-from cog_triton.engines.tensorrt_llm.releases import ReleaseContract
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, TritonTokenizerError
 from cog_triton.text.tokenizer import EngineTokenizer
 
 MAX_LORA_RANK = 64
 """trtllm-build's default of max_lora_rank."""
 _RANK = re.compile(r"rank\d+\.engine")
-_SPECULATIVE = {4: "medusa", 8: "lookahead", 16: "redrafter", 32: "eagle"}
+SPECULATIVE = {4: "medusa", 8: "lookahead", 16: "redrafter", 32: "eagle"}
+"""Decoding modes of engines that were built for one, by their SpeculativeDecodingMode."""
+_OLDEST = (0, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,16 @@ class Engine:
 
     directory: Path
     config: EngineConfig
-    contract: ReleaseContract
     end_ids: tuple[int, ...] = ()
     pad_id: int | None = None
     runtime: Mapping[str, Any] = field(default_factory=dict)
     adapters: tuple[str, ...] = ()
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """TensorRT-LLM's release that built it, under which alone it runs; (0, 0) if unknown."""
+        match = re.match(r"(\d+)\.(\d+)", self.config.version)
+        return (int(match[1]), int(match[2])) if match else (0, 0)
 
     @property
     def ranks(self) -> int:
@@ -54,7 +60,7 @@ class Engine:
     @property
     def decoding_mode(self) -> str | None:
         """Decoding mode of an engine built for speculative decoding, None for others."""
-        return _SPECULATIVE.get(self.config.build_config.speculative_decoding_mode or 0)
+        return SPECULATIVE.get(self.config.build_config.speculative_decoding_mode or 0)
 
 
 def matches(directory: Path) -> bool:
@@ -91,9 +97,14 @@ def read_engine(directory: Path) -> Engine:
     end_ids, pad_id = _special_ids(directory)
     manifest = engine_manifest.load(directory)
     runtime = runtime_settings.of_manifest(manifest, str(directory))
-    contract = ReleaseContract.of(config.version)
     adapters = tuple(manifest.lora_adapters) if manifest else ()
-    return Engine(directory, config, contract, end_ids, pad_id, runtime, adapters)
+    engine = Engine(directory, config, end_ids, pad_id, runtime, adapters)
+    if engine.release < _OLDEST:
+        raise EngineIncompatible(
+            f"version={config.version!r} of config.json: TensorRT-LLM 0.9 is the oldest whose"
+            " engines are served: build the engine anew"
+        )
+    return engine
 
 
 def _rank_files(directory: Path) -> set[str]:

@@ -17,15 +17,19 @@ from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.tensorrt_llm import (
     backend_errors,
     engine_directory,
-    render_config,
+    model_settings,
     runtime_settings,
     setting_rules,
 )
 from cog_triton.engines.tensorrt_llm.adapter_modules import task_id
-from cog_triton.engines.tensorrt_llm.backend_settings import Parameters
 from cog_triton.errors import ModelUnavailable
 from cog_triton.sizing import model_files
 from cog_triton.sizing.demand import Demand
+
+_BECOMES = {"decoder_text_input": "decoder_input_ids"}
+"""Inputs of the text models by the input of tensorrt_llm that they become."""
+_INDICES = ("batch_index", "sequence_index")
+"""Outputs that the text models make themselves, for engines of all releases."""
 
 
 class TensorRTLLMFamily(EngineFamily):
@@ -51,7 +55,15 @@ class TensorRTLLMFamily(EngineFamily):
             ),
         )
         self.engine = engine
-        self._parameters = render_config.resolve_defaults(Parameters(), engine)
+        self._settings: Mapping[str, Any] = model_settings.defaults(engine)
+        self._use(model_settings.fill(self._settings, engine))
+
+    def _use(self, config: Any) -> None:
+        """Take the inputs and outputs of this `config`, a template that is filled in."""
+        self._config = config
+        inputs = {tensor.name for tensor in config.input}
+        self._older = {n: old for old, n in tensor_contract.ALIASES.items() if old in inputs}
+        self._inputs = inputs | self._older.keys()
 
     @classmethod
     def matches(cls, directory: Path) -> bool:
@@ -80,24 +92,26 @@ class TensorRTLLMFamily(EngineFamily):
         return {"tensorrt_llm": self.engine.config.version}
 
     def render(self, config: Any, arguments: Mapping[str, Any]) -> None:
-        """See `EngineFamily.render`; arguments are the fields of `Parameters`.
+        """See `EngineFamily.render`; arguments are variables of NVIDIA's template.
 
         They go before the settings that the engine carries.
         """
-        chosen = runtime_settings.below(arguments, self.engine.runtime)
-        parameters = render_config.resolve_defaults(Parameters.parse(chosen), self.engine)
-        own = chosen.keys() - arguments.keys()
-        setting_rules.check(parameters, self.engine, own)
-        render_config.render_engine_config(config, parameters, self.engine)
-        self._parameters = parameters
-        chunked = parameters.enable_chunked_context
+        given = model_settings.given(arguments)
+        carried = runtime_settings.below(given.keys(), self.engine.runtime)
+        self._settings = {**model_settings.defaults(self.engine), **carried, **given}
+        setting_rules.check(self._settings, self.engine, carried.keys())
+        self._use(model_settings.fill(self._settings, self.engine))
+        known = {tensor.name for tensor in (*config.input, *config.output)}
+        self._lacks = known - self._inputs - {tensor.name for tensor in self._config.output}
+        config.CopyFrom(self._config)
+        chunked = str(self._settings.get("enable_chunked_context")).lower() == "true"
         longest = self.engine.config.longest_prompt(chunked=chunked)
         self.limits = replace(self.limits, max_input_len=longest)
 
     @property
     def abilities(self) -> Abilities:
         """See `EngineFamily.abilities`; ``guided_decoding_backend`` turns guided decoding on."""
-        guided = self._parameters.guided_decoding_backend is not None
+        guided = "guided_decoding_backend" in self._settings
         return Abilities(
             guides={"json_schema", "regex", "grammar"} if guided else frozenset(),
             sampling={"logit_bias"} if self._vocab_size is not None else frozenset(),
@@ -120,7 +134,20 @@ class TensorRTLLMFamily(EngineFamily):
         }
 
     def adapt_text_model(self, config: Any) -> None:
-        render_config.adapt_text_config(config, self._parameters, self.engine)
+        """See `EngineFamily.adapt_text_model`; without what the engine's release lacks."""
+        types = {tensor.name: tensor.data_type for tensor in self._config.output}
+        for tensors in (config.input, config.output):
+            for place in reversed(range(len(tensors))):
+                name = tensors[place].name
+                if _BECOMES.get(name, name) in self._lacks and name not in _INDICES:
+                    del tensors[place]
+                elif name.endswith("_logits") and name in types:
+                    tensors[place].data_type = types[name]
+        own = {"end_id": self.limits.end_id, "pad_id": self.limits.pad_id}
+        renamed = ",".join(f"{name}:{older}" for name, older in self._older.items())
+        for key, value in {**own, "engine_input_names": renamed}.items():
+            if key in config.parameters and value is not None:
+                config.parameters[key].string_value = str(value)
 
     def encode_request(self, request: EngineRequest) -> dict[str, Any]:
         """See `EngineFamily.encode_request`; with the input names of the engine's release.
@@ -130,8 +157,8 @@ class TensorRTLLMFamily(EngineFamily):
         not cut off; they are special tokens, without text. A model that is not decoupled refuses
         to stream.
         """
-        if not self._parameters.decoupled_mode:
-            whole = self.engine.contract.has_input("exclude_input_in_output")
+        if not self._config.model_transaction_policy.decoupled:
+            whole = "exclude_input_in_output" in self._inputs
             request = replace(request, streaming=False, exclude_input_in_output=whole)
         if request.end_id is not None and request.end_id == self.limits.end_id:
             ends = tuple((token,) for token in self.engine.end_ids[1:])
@@ -147,13 +174,12 @@ class TensorRTLLMFamily(EngineFamily):
             values["embedding_bias"] = self._embedding_bias(bias)
         if values["runtime_top_p"] == 0:
             del values["runtime_top_p"]
-        release = self.engine.contract
-        for name in values:
-            if not release.has_input(name):
-                raise errors.InvalidArgument(
-                    f"{name}={values[name]!r}: TensorRT-LLM {release.version} does not have it"
-                )
-        return {release.renamed.get(name, name): value for name, value in values.items()}
+        for name in values.keys() - self._inputs:
+            version = self.engine.config.version
+            raise errors.InvalidArgument(
+                f"{name}={values[name]!r}: TensorRT-LLM {version} does not have it"
+            )
+        return {self._older.get(name, name): value for name, value in values.items()}
 
     def _embedding_bias(self, bias: Mapping[int, float]) -> list[float]:
         """A weight for each token of the vocabulary."""

@@ -8,64 +8,66 @@ server would not give by itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest
-from cog_triton.engines.tensorrt_llm.backend_settings import Parameters, rule_of
-from cog_triton.errors import EngineCorrupt
+from cog_triton.errors import EngineCorrupt, nearest
 from cog_triton.system.host_memory import host_memory
 
 _log = logging.getLogger(__name__)
 
-NAMES = (
-    "kv_cache_free_gpu_mem_fraction",
-    "max_tokens_in_paged_kv_cache",
-    "kv_cache_host_memory_bytes",
-    "enable_kv_cache_reuse",
-    "enable_chunked_context",
-    "batch_scheduler_policy",
-    "lora_cache_optimal_adapter_size",
-    "lora_cache_max_adapter_size",
-    "lora_cache_gpu_memory_fraction",
-    "lora_cache_host_memory_bytes",
-    "medusa_choices",
-    "eagle_choices",
-    "lookahead_window_size",
-    "lookahead_ngram_size",
-    "lookahead_verification_set_size",
-)
-"""The settings of `Parameters` that an engine may carry."""
-MOST_GPU_FRACTION: float = Parameters.model_fields["kv_cache_free_gpu_mem_fraction"].default
-"""Largest KV cache fraction that an engine may ask for: what a server gives by itself."""
-_LIMITS = {"kv_cache_free_gpu_mem_fraction": (Field(le=MOST_GPU_FRACTION),)}
+MOST_GPU_FRACTION = 0.9
+"""Largest KV cache fraction that an engine may ask for: what the backend takes by itself."""
 _HOST_BYTES = ("kv_cache_host_memory_bytes", "lora_cache_host_memory_bytes")
 _HOST_SHARE = 4
 
-
-def _fields() -> Iterator[tuple[str, Any]]:
-    for name in NAMES:
-        field = Parameters.model_fields[name]
-        kind: Any = field.annotation
-        for limit in (*field.metadata, *_LIMITS.get(name, ())):
-            kind = Annotated[kind, limit]
-        yield name, (kind | None, Field(None, description=field.description))
+_Count = Annotated[int, Field(ge=1)]
+_Tree = str | list[list[int]]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class RuntimeSettings(BaseModel):
+    """Settings of a TensorRT-LLM engine, as defaults of its servers."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
+
+    kv_cache_free_gpu_mem_fraction: float | None = Field(None, gt=0, le=MOST_GPU_FRACTION)
+    """Fraction of the GPU memory left after loading that the cache takes."""
+    max_tokens_in_paged_kv_cache: _Count | None = None
+    """Tokens that the cache holds at most."""
+    kv_cache_host_memory_bytes: int | None = Field(None, ge=0)
+    """Bytes of host memory for cache blocks pushed off the GPU."""
+    enable_kv_cache_reuse: bool | None = None
+    """Keep keys and values for prompts with the same beginning."""
+    enable_chunked_context: bool | None = None
+    """Prefill long prompts in pieces."""
+    batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] | None = None
+    """Never pause a request once begun, or pack as many as fit."""
+    lora_cache_optimal_adapter_size: _Count | None = None
+    """Rank of an adapter that fills one cache page."""
+    lora_cache_max_adapter_size: _Count | None = None
+    """Rank of the largest adapter."""
+    lora_cache_gpu_memory_fraction: float | None = Field(None, gt=0, lt=1)
+    """Fraction of the GPU memory left for adapters."""
+    lora_cache_host_memory_bytes: _Count | None = None
+    """Bytes of host memory for adapters."""
+    medusa_choices: _Tree | None = None
+    """Tree as "{0}, {0, 0}"."""
+    eagle_choices: _Tree | None = None
+    """Tree as "{0}, {0, 0}"."""
+    lookahead_window_size: _Count | None = None
+    """Window of lookahead decoding, tokens."""
+    lookahead_ngram_size: _Count | None = None
+    """N-gram of lookahead decoding, tokens."""
+    lookahead_verification_set_size: _Count | None = None
+    """N-grams verified in one step."""
 
 
-if TYPE_CHECKING:
-
-    class RuntimeSettings(_Strict):
-        """`runtime` of a build config: the settings of `NAMES`, unset ones None."""
-
-else:
-    RuntimeSettings = create_model("RuntimeSettings", __base__=_Strict, **dict(_fields()))
-    RuntimeSettings.__doc__ = "Settings of a TensorRT-LLM engine, as defaults of its servers."
+NAMES = tuple(RuntimeSettings.model_fields)
 
 
 def carried(settings: BaseModel | None) -> dict[str, Any]:
@@ -86,30 +88,29 @@ def of_manifest(manifest: Manifest | None, origin: str) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name, value = str(first["loc"][0])[:80], repr(first["input"])[:80]
-        rule = rule_of(first, name, NAMES)
+        rule = first["msg"].replace("Input should be", "must be").replace("'", "")
+        if first["type"] == "extra_forbidden":
+            rule = f"unknown setting of a TensorRT-LLM engine{nearest(name, NAMES)}"
         raise EngineCorrupt(f"{origin}: {MANIFEST_NAME}: runtime.{name}={value}: {rule}") from error
 
 
-def below(given: Mapping[str, Any], carries: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a serve config, `given`, over what the engine `carries`.
+def below(given: Collection[str], carries: Mapping[str, Any]) -> dict[str, Any]:
+    """What the engine `carries` that the serve config, which names those `given`, leaves to it.
 
     Of host memory, an engine by itself gets a quarter of what is free for each of its caches; a
     log line tells where it asks for more.
     """
-    chosen = {name: value for name, value in given.items() if value not in (None, "")}
-    defaults = {name: value for name, value in carries.items() if name not in chosen}
-    wanted = [name for name in _HOST_BYTES if name in defaults]
-    if wanted:
-        most = host_memory().free // _HOST_SHARE
-        for name in wanted:
-            if defaults[name] > most:
-                _log.warning(
-                    "the engine's %s=%d is lowered to %d, a quarter of the host memory that is"
-                    " free: a serve config may say more",
-                    *(name, defaults[name], most),
-                )
-                defaults[name] = most
-    if defaults:
-        shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
+    chosen = {name: value for name, value in carries.items() if name not in given}
+    most = host_memory().free // _HOST_SHARE if chosen.keys() & {*_HOST_BYTES} else 0
+    for name in _HOST_BYTES:
+        if chosen.get(name, 0) > most:
+            _log.warning(
+                "the engine's %s=%d is lowered to %d, a quarter of the host memory that is free:"
+                " a serve config may say more",
+                *(name, chosen[name], most),
+            )
+            chosen[name] = most
+    if chosen:
+        shown = ", ".join(f"{name}={value}" for name, value in chosen.items())
         _log.info("settings that the engine carries: %s", shown)
-    return {**defaults, **chosen}
+    return chosen

@@ -1,94 +1,65 @@
-"""Setting rules: what settings require of each other, of the engine and of its release.
+"""Setting rules: ten mistakes that cost GPU hours, refused before Triton starts.
 
-The backend answers most violations with a warning and other behaviour than requested; here they
-are refused before it starts.
+The backend finds them after it has loaded the engine, or answers with other behaviour than was
+requested. All other values and combinations are left to it.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from cog_triton.engines.tensorrt_llm.backend_settings import Parameters, notation
-from cog_triton.engines.tensorrt_llm.engine_directory import Engine
-from cog_triton.engines.tensorrt_llm.releases import format_release
+from cog_triton.engines.tensorrt_llm import model_settings
+from cog_triton.engines.tensorrt_llm.engine_directory import SPECULATIVE, Engine
 from cog_triton.errors import InvalidPredictorConfig
 from cog_triton.settings.environment_types import IMAGE_ENGINE_DIR
 
-Problems = Iterator[tuple[str, str]]
-_LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
-_TOKENIZER_INFO = ("encoded_vocab", "tokenizer_str", "stop_token_ids")
-DATA_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}
+Rule = Callable[[str, Engine, Mapping[str, str]], str | None]
+"""What a value would have to be for this engine, given all settings; None if it is."""
 
 
-def check(parameters: Parameters, engine: Engine, own: Collection[str] = ()) -> None:
-    """Raise E1202 naming every setting that cannot be honoured, with its value and the rule.
+def check(values: Mapping[str, Any], engine: Engine, own: Collection[str] = ()) -> None:
+    """Raise E1202 naming every setting that breaks a rule, with its value and the rule.
 
-    `parameters` are resolved: see `render_config.resolve_defaults`. `own` are the names of those
-    that the engine carries itself.
+    `own` are names of those that the engine carries itself.
     """
     broken = [
-        f"tensorrt_llm.args.{name}={shown}: {rule}"
+        f"tensorrt_llm.args.{name}={values[name]!r}: {rule}"
         + ("; it is one that the engine carries, and a serve config overrides" * (name in own))
-        for name, shown, rule in problems(parameters, engine)
+        for name, rule in problems(values, engine)
     ]
     if broken:
         raise InvalidPredictorConfig("; ".join(broken))
 
 
-def problems(parameters: Parameters, engine: Engine) -> Iterator[tuple[str, str, str]]:
-    """Every setting that cannot be honoured: its name, its value and the rule, see `check`."""
-    for rules in (_release, _batching, _cache, _parallel, _decoding, _guided, _lora, _types):
-        for name, rule in rules(parameters, engine):
-            yield name, _shown(parameters, name), rule
+def problems(values: Mapping[str, Any], engine: Engine) -> Iterator[tuple[str, str]]:
+    """Every setting that breaks a rule: its name and the rule, see `check`."""
+    settings = {name: model_settings.notation(name, value) for name, value in values.items()}
+    for name, rule in RULES.items():
+        if name in settings and (must := rule(settings[name], engine, settings)):
+            yield name, must
 
 
-def _shown(parameters: Parameters, name: str) -> str:
-    value: Any = getattr(parameters, name)
-    return repr(value if isinstance(value, bool | int | float | None) else notation(name, value))
+def _at_most(value: str, limit: int, name: str) -> str | None:
+    if value.isdecimal() and 1 <= int(value) <= limit:
+        return None
+    return f"must be a whole number, and not be above the engine's {name}, {limit}"
 
 
-def _release(parameters: Parameters, engine: Engine) -> Problems:
-    contract = engine.contract
-    for name in parameters.model_fields_set:
-        since = Parameters.since(name)
-        if contract.release < since:
-            yield (
-                name,
-                f"TensorRT-LLM {contract.version} has no such setting; it came with"
-                f" {format_release(since)}",
-            )
-    mode = parameters.decoding_mode
-    if mode is not None and not contract.has_decoding_mode(mode):
-        yield "decoding_mode", f"TensorRT-LLM {contract.version} has no such mode"
-    if parameters.batching_strategy.lower() == "v1" and not contract.static_batching:
-        yield (
-            "batching_strategy",
-            f"TensorRT-LLM {format_release(contract.release)} has no static batching any more:"
-            " must be inflight_fused_batching",
-        )
+def _batch(value: str, engine: Engine, settings: Mapping[str, str]) -> str | None:
+    return _at_most(value, engine.config.build_config.max_batch_size, "max_batch_size")
 
 
-def _batching(parameters: Parameters, engine: Engine) -> Problems:
-    limits = engine.config.build_config
-    if (parameters.triton_max_batch_size or 0) > limits.max_batch_size:
-        yield (
-            "triton_max_batch_size",
-            f"must not be above the engine's max_batch_size, {limits.max_batch_size}",
-        )
-    if parameters.max_beam_width > (limits.max_beam_width or 1):
-        yield (
-            "max_beam_width",
-            f"must not be above the engine's max_beam_width, {limits.max_beam_width or 1}",
-        )
-    if parameters.enable_chunked_context and not engine.paged_context:
-        yield "enable_chunked_context", _needs_paged_context(engine)
-    if parameters.cuda_graph_cache_size and not parameters.cuda_graph_mode:
-        yield "cuda_graph_cache_size", "needs cuda_graph_mode true"
+def _beams(value: str, engine: Engine, settings: Mapping[str, str]) -> str | None:
+    return _at_most(value, engine.config.build_config.max_beam_width or 1, "max_beam_width")
 
 
-def _needs_paged_context(engine: Engine) -> str:
+def _paged(value: str, engine: Engine, settings: Mapping[str, str]) -> str | None:
+    if value.lower() not in ("true", "false"):
+        return "must be true or false"
+    if value.lower() == "false" or engine.paged_context:
+        return None
     limits = engine.config.build_config
     return (
         "needs an engine built with a paged KV cache and use_paged_context_fmha; this one has"
@@ -97,110 +68,59 @@ def _needs_paged_context(engine: Engine) -> str:
     )
 
 
-def _cache(parameters: Parameters, engine: Engine) -> Problems:
-    if parameters.enable_kv_cache_reuse and not engine.paged_context:
-        yield "enable_kv_cache_reuse", _needs_paged_context(engine)
-    if parameters.kv_cache_host_memory_bytes and not parameters.enable_kv_cache_reuse:
-        yield "kv_cache_host_memory_bytes", "needs enable_kv_cache_reuse true"
-    if min(parameters.max_attention_window_size or (1,)) < 1:
-        yield "max_attention_window_size", "must be 1 or more"
-    encoder = parameters.encoder_engine_dir
-    if encoder is not None and not encoder.is_dir():
-        yield "encoder_engine_dir", "no such directory"
-    if encoder is not None and parameters.cross_kv_cache_fraction is None:
-        yield "encoder_engine_dir", "needs cross_kv_cache_fraction"
-    if encoder is None and parameters.cross_kv_cache_fraction is not None:
-        yield "cross_kv_cache_fraction", "needs encoder_engine_dir"
-
-
-def _parallel(parameters: Parameters, engine: Engine) -> Problems:
-    served = engine.directory.resolve()
-    if parameters.engine_dir not in (None, IMAGE_ENGINE_DIR):
-        assert parameters.engine_dir is not None
-        if parameters.engine_dir.resolve() != served:
-            yield "engine_dir", f"{served} is served: say which by ENGINE_DIR or COG_WEIGHTS"
-    nodes, ranks = parameters.num_nodes, engine.ranks
-    if ranks % nodes:
-        yield "num_nodes", f"the engine has {ranks} ranks, which must be equally many on each"
-    count = max(ranks // nodes, 1)
-    for group in parameters.gpu_device_ids or ():
-        if len(set(group)) != count or len(group) != count or min(group) < 0:
-            rule = f"must be {count} different ids, of 0 or more, for each instance"
-            yield "gpu_device_ids", rule
-            break
-    if (
-        parameters.gpu_weights_percent or 1
-    ) < 1 and not engine.config.build_config.weight_streaming:
-        yield "gpu_weights_percent", "below 1 needs an engine built with weight_streaming"
-
-
-def _decoding(parameters: Parameters, engine: Engine) -> Problems:
-    mode, own = parameters.decoding_mode, engine.decoding_mode
-    if mode != own and (own or mode in ("medusa", "redrafter", "lookahead", "eagle")):
-        built = own or "none of the speculative ones"
-        yield "decoding_mode", f"the engine was built for {built} (speculative_decoding_mode)"
-    if mode == "beam_search" and parameters.max_beam_width == 1:
-        yield "decoding_mode", "needs max_beam_width above 1"
-    if mode not in (None, "beam_search") and parameters.max_beam_width > 1:
-        yield "decoding_mode", f"has no beams, and max_beam_width is {parameters.max_beam_width}"
-    for name, wanted in (("medusa_choices", "medusa"), ("eagle_choices", "eagle")):
-        if getattr(parameters, name) is not None and mode != wanted:
-            yield name, f"needs an engine built for {wanted}"
-    for name in _LOOKAHEAD:
-        missing = getattr(parameters, name) is None
-        if missing and mode == "lookahead":
-            yield name, "must be set for an engine built for lookahead"
-        if not missing and mode != "lookahead":
-            yield name, "needs an engine built for lookahead"
-
-
-def _guided(parameters: Parameters, engine: Engine) -> Problems:
-    if parameters.tokenizer_dir is not None:
-        yield "tokenizer_dir", "is not read by the backend: see xgrammar_tokenizer_info_path"
-    backend, info = parameters.guided_decoding_backend, parameters.xgrammar_tokenizer_info_path
-    if backend is not None and info is None:
-        yield "guided_decoding_backend", "needs xgrammar_tokenizer_info_path"
-    if backend is not None and parameters.max_beam_width > 1:
-        yield "guided_decoding_backend", "cannot be used with beams; max_beam_width must be 1"
-    if info is None:
-        return
-    if backend is None:
-        yield "xgrammar_tokenizer_info_path", "needs guided_decoding_backend xgrammar"
+def _share(value: str, engine: Engine, settings: Mapping[str, str]) -> str | None:
     try:
-        content = json.loads((engine.directory / info).read_text("utf-8"))
-        missing = [key for key in _TOKENIZER_INFO if key not in content]
-    except (OSError, ValueError, TypeError) as error:
-        yield "xgrammar_tokenizer_info_path", f"cannot be read: {error}"
-    else:
-        if missing:
-            yield "xgrammar_tokenizer_info_path", f"has no {', '.join(missing)}"
+        return None if 0 < float(value) < 1 else "must be greater than 0 and less than 1"
+    except ValueError:
+        return "must be a number"
 
 
-def _lora(parameters: Parameters, engine: Engine) -> Problems:
-    given = sorted(name for name in parameters.model_fields_set if name.startswith("lora_"))
-    if not engine.config.build_config.plugin_config.lora_plugin:
-        for name in given:
-            yield name, "needs an engine built with lora_plugin"
-    optimal = parameters.lora_cache_optimal_adapter_size or 8
-    largest = parameters.lora_cache_max_adapter_size or 64
-    if optimal > largest:
-        name = "lora_cache_optimal_adapter_size"
-        yield (
-            name if name in given else "lora_cache_max_adapter_size",
-            f"lora_cache_optimal_adapter_size, {optimal}, must not be above"
-            f" lora_cache_max_adapter_size, {largest}",
-        )
-    folder = parameters.lora_prefetch_dir
-    if folder is not None and not folder.is_dir():
-        yield "lora_prefetch_dir", "no such directory"
+def _served(value: str, engine: Engine, settings: Mapping[str, str]) -> str | None:
+    served = engine.directory.resolve()
+    if Path(value) == IMAGE_ENGINE_DIR or Path(value).resolve() == served:
+        return None
+    return f"{served} is served: say which by ENGINE_DIR or COG_WEIGHTS"
 
 
-def _types(parameters: Parameters, engine: Engine) -> Problems:
-    model = engine.config.pretrained_config
-    for name, kind in (
-        ("logits_datatype", model.logits_dtype),
-        ("prompt_embedding_table_data_type", model.dtype),
-    ):
-        expected = DATA_TYPES.get(kind)
-        if expected is not None and getattr(parameters, name) != expected:
-            yield name, f"must be {expected}: the engine's is {kind}"
+def _nodes(value: str, engine: Engine, settings: Mapping[str, str]) -> str | None:
+    if value.isdecimal() and int(value) and not engine.ranks % int(value):
+        return None
+    return f"the engine has {engine.ranks} ranks, which must be equally many on each"
+
+
+def _gpus(value: str, engine: Engine, settings: Mapping[str, str]) -> str | None:
+    nodes = settings.get("num_nodes", "1")
+    count = engine.ranks // max(int(nodes), 1) if nodes.isdecimal() else engine.ranks
+    for group in value.split(";"):
+        ids = [number.strip() for number in group.split(",")]
+        if len(ids) != count or len({*ids}) != count or not all(map(str.isdecimal, ids)):
+            return f"must be {count} different ids, of 0 or more, for each instance"
+    return None
+
+
+def _mode(value: str, engine: Engine, settings: Mapping[str, str]) -> str | None:
+    own = engine.decoding_mode
+    if value == own or (own is None and value not in SPECULATIVE.values()):
+        return None
+    built = own or "none of the speculative ones"
+    return f"the engine was built for {built} (speculative_decoding_mode)"
+
+
+def _logits(value: str, engine: Engine, settings: Mapping[str, str]) -> str | None:
+    expected = model_settings.defaults(engine)["logits_datatype"]
+    kind = engine.config.pretrained_config.logits_dtype
+    return None if value == expected else f"must be {expected}: the engine's is {kind}"
+
+
+RULES: Mapping[str, Rule] = {
+    "triton_max_batch_size": _batch,
+    "max_beam_width": _beams,
+    "enable_chunked_context": _paged,
+    "enable_kv_cache_reuse": _paged,
+    "kv_cache_free_gpu_mem_fraction": _share,
+    "engine_dir": _served,
+    "num_nodes": _nodes,
+    "gpu_device_ids": _gpus,
+    "decoding_mode": _mode,
+    "logits_datatype": _logits,
+}

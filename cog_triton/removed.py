@@ -45,7 +45,6 @@ REMOVED = {
     **dict.fromkeys(("TRTLLM_ORCHESTRATOR", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"), _MPI),
     **dict.fromkeys(("executor_worker_path", "participant_ids"), _MPI),
     "speculative_decoding_fast_logits": _MPI,
-    "REPORT_CUSTOM_METRICS": "/metrics of OPENAI_PORT has vLLM's metrics (metrics.md)",
     **{
         f"cog-triton serve --{option}": f"set MOCK_{variable} (settings.md)"
         for option, variable in {
@@ -59,6 +58,7 @@ REMOVED = {
         }.items()
     },
     **{f"cog-triton bench --{option}": _BENCH for option in ("plot", "csv", "sweep", "slo")},
+    "REPORT_CUSTOM_METRICS": "/metrics has names of vLLM for platforms (metrics.md)",
     "llmapi.yaml": "serve the model with vLLM: `cog-triton migrate` writes its model.json",
     "cog-triton migrate --to": "migrate writes model.json for vLLM",
     "q4_1": "take q4_0 or q8_0",

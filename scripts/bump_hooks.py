@@ -18,7 +18,7 @@ _USERS = {
     "cog": ["cog_triton/serving/coglet/*.py"],
     "triton": ["cog_triton/triton/infer_stream.py", "cog_triton/triton/launch.py",
                "cog_triton/front/triton_schema.py", "cog_triton/front/triton_gate.py",
-               "cog_triton/backend/bls_engine.py"],
+               "cog_triton/backend/triton_engine.py"],
     "vllm": [f"{_VLLM}/engine_*.py", f"{_VLLM}/*_arguments.py", f"{_VLLM}/model_directory.py"],
 }  # fmt: skip
 """By what is bumped: modules that rely on how it works inside."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cog_triton.backend import python_backend, triton_log
-from cog_triton.backend.bls_engine import Engine, EngineRequest
+from cog_triton.backend.triton_engine import ModelRequest, TritonEngine
 from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
 from cog_triton.engines.tensor_contract import LORA_NAME, scalar
 from cog_triton.engines.tensorrt_llm.adapter_modules import task_id
@@ -34,7 +34,7 @@ class TritonPythonModel:
         triton_log.install()
         parameters = python_backend.Parameters(args)
         self._registry = AdapterRegistry(Path(parameters.text(REGISTRY)))
-        self._engine = Engine(_MODEL, {}, reports_finish_reason=False)
+        self._engine = TritonEngine(_MODEL, {})
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Make a token with each adapter and its weights; answers the lora_task_id."""
@@ -58,7 +58,7 @@ class TritonPythonModel:
             "lora_task_id": number,
             **load_tensors(adapter.directory),
         }
-        request = EngineRequest(f"lora-{uuid.uuid4().hex}", inputs, ())
+        request = ModelRequest(f"lora-{uuid.uuid4().hex}", inputs, ())
         for _ in self._engine.call(request):
             pass
         _log.info("LoRA adapter %r is in the engine's cache", name)

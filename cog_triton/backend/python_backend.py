@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +38,18 @@ class Parameters:
             raise InvalidPredictorConfig(f"{self._model}.args.{name}: missing")
         return self._values[name]
 
-    def flag(self, name: str) -> bool:
+    def optional(self, name: str) -> str:
+        """A parameter's text, empty if it is missing."""
+        return self._values.get(name, "")
+
+    def flag(self, name: str, default: str = "") -> bool:
         """A parameter that is true or false; raises E1202 for anything else."""
-        value = self.text(name).lower()
+        value = (self._values.get(name) or default or self.text(name)).lower()
         if value not in ("true", "false"):
             raise InvalidPredictorConfig(
                 f"{self._model}.args.{name}={value!r}: must be true or false"
             )
         return value == "true"
-
-    def choice(self, name: str, known: Sequence[str]) -> str:
-        """A parameter that is one of `known`, in lower case; raises E1202 for anything else."""
-        value = self.text(name).lower()
-        if value not in known:
-            raise InvalidPredictorConfig(
-                f"{self._model}.args.{name}={value!r}: must be one of {', '.join(known)}"
-            )
-        return value
 
     def positive_int(self, name: str) -> int:
         """A parameter that is a positive whole number; raises E1202 for anything else."""

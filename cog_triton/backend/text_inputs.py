@@ -35,18 +35,11 @@ ENGINE_NAMES = {
     "lora_weights": "lora_weights",
     "lora_config": "lora_config",
 }
-# Inputs that are converted before they reach the engine.
-TEXT_NAMES = (
-    "text_input",
-    "decoder_text_input",
-    "end_id",
-    "pad_id",
-    "stop_words",
-    "bad_words",
-    "embedding_bias_words",
-    "embedding_bias_weights",
-)
-KNOWN_INPUTS = [*TEXT_NAMES, *ENGINE_NAMES, *ALIASES, "stop"]
+
+# Inputs that are converted before they reach the engine, and all of any release.
+_TEXT_NAMES = "text_input decoder_text_input end_id pad_id stop_words bad_words"
+_BIAS_NAMES = "embedding_bias_words embedding_bias_weights"
+KNOWN_INPUTS = [*f"{_TEXT_NAMES} {_BIAS_NAMES} stop".split(), *ENGINE_NAMES, *ALIASES]
 
 
 def decode_strings(name: str, tensor: npt.NDArray[Any] | None) -> list[list[str]]:
@@ -242,11 +235,6 @@ def rename(inputs: Tensors, aliases: Mapping[str, str]) -> None:
         if name in inputs and not np.array_equal(inputs[name], tensor):
             raise InvalidArgument(f"{alias} and {name}: two names of one input; set one of them")
         inputs[name] = tensor
-
-
-def is_stop(inputs: Mapping[str, npt.NDArray[Any]]) -> bool:
-    """Whether a request stops another one."""
-    return "stop" in inputs and bool(inputs["stop"].any())
 
 
 def _encode(

@@ -52,7 +52,6 @@ class Preprocessing:
         responses = []
         for request in requests:
             try:
-                # An ensemble passes its parameters on, so its misspelt inputs arrive here.
                 check_parameters(python_backend.request_parameters(request), KNOWN_INPUTS)
                 responses.append(
                     python_backend.response(self._encode(python_backend.input_tensors(request)))

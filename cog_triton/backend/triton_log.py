@@ -7,7 +7,6 @@ import os
 import time
 from typing import Any
 
-from cog_triton.engines.generate_stream import TEXT_MODELS
 from cog_triton.errors import CogTritonError, UserError
 from cog_triton.system import log_format
 
@@ -53,10 +52,7 @@ def install() -> None:
 
 
 class RequestLine:
-    """Line in the server's log of a request that came by Triton's own API, HTTP or gRPC.
-
-    One that a text model makes of a request has none: the model's has.
-    """
+    """Line in the server's log of a request that came by Triton's own API, HTTP or gRPC."""
 
     def __init__(self, model: str, request_id: str) -> None:
         self._began = time.perf_counter()
@@ -72,8 +68,6 @@ class RequestLine:
     def ended(self, outcome: str | CogTritonError | None) -> None:
         """Log it, with its finish reason or error."""
         error = outcome if isinstance(outcome, CogTritonError) else None
-        if self._named["id"].startswith(TEXT_MODELS):
-            return
         if isinstance(error, UserError) and not self.output_tokens:
             log_format.log_refusal(error=error, **self._named)
             return

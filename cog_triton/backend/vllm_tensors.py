@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cog_triton.backend.answers import Part
+from cog_triton.backend.text_inputs import Tensors
 from cog_triton.engines.vllm import sampling_arguments
 from cog_triton.engines.vllm.argument_types import ArgumentTypes
 from cog_triton.engines.vllm.host_messages import EmbeddingRequest, TextEvent, TextRequest
@@ -65,8 +67,6 @@ def _check_names(values: Any, where: str, known: tuple[str, ...]) -> None:
             hint = nearest(name, list(known)) or f"; known: {', '.join(known)}"
             raise InvalidArgument(f"{where}: {name[:80]}: not taken{hint}")
 
-
-Tensors = Mapping[str, npt.NDArray[Any]]
 
 _RETURNS = (
     "return_finish_reason",
@@ -150,20 +150,31 @@ def parse_request(
     return ParsedRequest(request, "" if excluded else prompt, wanted, images)
 
 
-def output_tensors(parsed: ParsedRequest, event: TextEvent) -> dict[str, npt.NDArray[Any]]:
-    """The output tensors that the client requested."""
-    outputs = {"text_output": _strings(parsed.prefix + text for text in event.texts)}
-    if "return_finish_reason" in parsed.wanted:
-        outputs["finish_reason"] = _strings(map(str, event.finish_reasons))
-    if "return_cumulative_logprob" in parsed.wanted:
-        outputs["cumulative_logprob"] = np.array(event.cumulative_logprobs, dtype=np.float32)
-    if "return_logprobs" in parsed.wanted:
-        outputs["logprobs"] = _strings(event.logprobs)
-    if "return_num_input_tokens" in parsed.wanted:
-        outputs["num_input_tokens"] = np.array([event.input_token_count], dtype=np.uint32)
-    if "return_num_output_tokens" in parsed.wanted:
-        outputs["num_output_tokens"] = np.array(event.output_token_counts, dtype=np.uint32)
-    return outputs
+class VLLMPart(Part):
+    """A request to vLLM; each of its events becomes a response."""
+
+    def __init__(self, parsed: ParsedRequest) -> None:
+        request = parsed.request
+        # What tells prompts apart: token ids, else bytes of the text, as vLLM encodes it itself.
+        ids = request.input_ids if isinstance(request, EmbeddingRequest) else ()
+        super().__init__(request, ids or request.prompt.encode())
+        self._parsed = parsed
+
+    def feed(self, event: TextEvent) -> list[Tensors]:
+        """See `Part.feed`: the output tensors that the client requested."""
+        self.prompt_tokens = event.input_token_count
+        self.tokens = sum(event.output_token_counts)
+        self.outcome = next(filter(None, event.finish_reasons), self.outcome)
+        made: Tensors = {
+            "text_output": _strings(self._parsed.prefix + text for text in event.texts),
+            "finish_reason": _strings(map(str, event.finish_reasons)),
+            "cumulative_logprob": np.array(event.cumulative_logprobs, dtype=np.float32),
+            "logprobs": _strings(event.logprobs),
+            "num_input_tokens": np.array([event.input_token_count], dtype=np.uint32),
+            "num_output_tokens": np.array(event.output_token_counts, dtype=np.uint32),
+        }
+        wanted = {"return_text_output", *self._parsed.wanted}
+        return [{name: tensor for name, tensor in made.items() if f"return_{name}" in wanted}]
 
 
 def _sampling(

@@ -95,15 +95,15 @@ ENGINE = "engine"
 """Parameter of a rendered engine model: the class of the engine's process, ``module:class``."""
 COALESCE = "coalesce"
 """Another: whether events of a request that are late leave as one response."""
-_NOT_OPTIONS = frozenset({COALESCE, "engine_dir", ENGINE, REGISTRY})
+REQUEST_DECODER = "request_decoder"
+"""Another, also of text models: the function that makes requests of tensors, ``module:function``;
+none for an engine that computes inside tritonserver."""
+_NOT_OPTIONS = frozenset({COALESCE, "engine_dir", ENGINE, REGISTRY, REQUEST_DECODER})
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
-from cog_triton.backend.token_model import TokenModel
-from {module} import {function}
+from cog_triton.backend.token_model import TritonPythonModel
 
-
-class TritonPythonModel(TokenModel):
-    decode_request = staticmethod({function})
+__all__ = ["TritonPythonModel"]
 '''
 _TRITON_ENDS = re.compile(
     r"Stub process .{0,200} is not healthy|stopped accepting new inference requests"
@@ -116,7 +116,8 @@ _TRITON_ENDS = re.compile(
 class EngineStats:
     """Request counts: `active` are unfinished, `waiting` those of them without a slot.
 
-    `kv_cache` is None until the engine has reported it. `step_requests` are those of front ends.
+    `kv_cache` is None until the engine has reported it. `step_requests` are those of front ends,
+    which are not among the others.
     """
 
     active: int
@@ -235,10 +236,10 @@ class EngineFamily(ABC):
         config.ClearField("dynamic_batching")  # the engine batches in flight by itself
         config.parameters.clear()
         own = {"engine_dir": self.directory.resolve(), ENGINE: self.engine_class}
+        own[REQUEST_DECODER] = self.request_decoder
         for name, value in {COALESCE: "true", **options, **own}.items():
             config.parameters[name].string_value = str(value)
-        module, _, function = self.request_decoder.partition(":")
-        return _MODEL_PY.format(module=module, function=function)
+        return _MODEL_PY
 
     def render_extra_model(self, config: Any, arguments: Mapping[str, Any]) -> None:  # noqa: B027
         """Fill `config` of one of `extra_models`, Triton models that only this family has.

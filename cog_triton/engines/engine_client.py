@@ -95,7 +95,7 @@ class EngineClient:
     def __init__(self, addresses: Sequence[str], role: Role, *, coalesce: bool = True) -> None:
         """Without `coalesce` each event is emitted by itself. It connects at its `start`."""
         self.on_kv_cache: Callable[[], None] = lambda: None
-        """Called, on any thread, when `kv_cache` or `step_requests` of `stats` have changed."""
+        """Called, on any thread, when an engine has reported what changes `stats`."""
         self._choice = ReplicaChoice()
         self._closing = asyncio.Event()
         self._links = [
@@ -145,9 +145,10 @@ class EngineClient:
     def stats(self) -> EngineStats:
         """Current request counts: sums."""
         links = self._links
+        active = [len(link.emitters) + link.other_requests for link in links]
         return EngineStats(
-            sum(len(link.emitters) for link in links),
-            sum(max(0, len(link.emitters) - link.slots) for link in links),
+            sum(active),
+            sum(max(0, n - link.slots) for n, link in zip(active, links, strict=True)),
             sum(link.slots for link in links),
             KVCacheStats.of_engines([link.stats for link in links if link.stats is not None]),
             sum(link.step_requests for link in links),

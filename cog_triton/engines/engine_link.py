@@ -31,13 +31,13 @@ class EngineLink(asyncio.Protocol):
     def __init__(
         self, address: str, role: Role, on_report: Callable[[], None], *, coalesce: bool
     ) -> None:
-        """`on_report` is called when `stats` or `step_requests` have changed."""
+        """`on_report` is called when `stats`, or the requests of other clients, have changed."""
         self.linked = threading.Event()
         """Set once an engine has welcomed us."""
         self.slots = 0
         """Requests that the engine computes at once."""
         self.stats: KVCacheStats | None = None
-        self.step_requests = 0
+        self.step_requests = self.other_requests = 0
         self._before: KVCacheStats | None = None
         self._address = address
         self._role = role
@@ -102,7 +102,7 @@ class EngineLink(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End all requests with E2105: the engine's process is gone."""
         self._transport = None
-        self._before, self.step_requests = self.stats, 0
+        self._before, self.step_requests, self.other_requests = self.stats, 0, 0
         self._lost.set()
         self._fail_all()
         self._on_report()
@@ -116,7 +116,7 @@ class EngineLink(asyncio.Protocol):
             self.slots = message.max_batch_size
             self.linked.set()
         elif isinstance(message, StepLoad):
-            self.step_requests = message.requests
+            self.step_requests, self.other_requests = message.requests, message.others
         elif isinstance(message, KVCacheStats):
             self.stats = message.after(self._before)
         self._on_report()

@@ -74,9 +74,10 @@ class Others:
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """To an owner: how many requests run of clients that get steps."""
+    """To an owner: how many requests run of clients that get steps, and of other stubs."""
 
     requests: int
+    others: int = 0
 
 
 @dataclass(frozen=True, slots=True)

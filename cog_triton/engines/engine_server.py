@@ -277,10 +277,13 @@ class EngineServer:
             if peer.role == "steps" and (others or not peer.is_behind):
                 peer.report(Others(others))
 
+    def _load(self, role: Role) -> int:
+        return sum(len(peer.numbers) for peer in self.peers if peer.role == role)
+
     def _tell_stats(self) -> None:
         """Report to owners, unless they are behind."""
         self._telling = None
-        load = StepLoad(sum(len(peer.numbers) for peer in self.peers if peer.role == "steps"))
+        load = StepLoad(self._load("steps"), self._load("tokens"))
         owners = [peer for peer in self.peers if peer.role == "owner" and not peer.is_behind]
         stats = self._engine.kv_cache() if owners else None
         for owner in owners:

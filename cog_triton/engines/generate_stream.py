@@ -33,8 +33,6 @@ STEP_MODEL = "engine_steps"
 ADAPTER_LOADER = "lora_loader"
 PRIVATE_MODELS = (STEP_MODEL, ADAPTER_LOADER)
 """Models for our own front end, which the front does not publish."""
-TEXT_MODELS = "cog-triton-text:"
-"""What the ids of requests begin with that text models make of their own."""
 
 _decode = json.JSONDecoder().decode  # json.loads guesses the encoding of bytes first
 _READ_SIZE = 65536

@@ -18,7 +18,7 @@ from google.protobuf import text_format
 
 from cog_triton.engines import model_config_proto
 from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry
-from cog_triton.engines.base import EngineFamily
+from cog_triton.engines.base import COALESCE, REQUEST_DECODER, EngineFamily
 from cog_triton.engines.generate_stream import ADAPTER_LOADER, STEP_MODEL
 from cog_triton.engines.model_config_proto import TEMPLATE_DEFAULTS, model_config_pb2
 from cog_triton.engines.tensor_contract import ALIASES, FINISH_REASON, LORA_NAME
@@ -41,11 +41,11 @@ _TOKENIZER_TYPES = ("auto", "llama", "t5")
 _INTERNAL_PARAMETERS = (
     "engine_input_names",
     "engine_streams",
-    "engine_takes_bias",
     "max_input_len",
     "max_words",
     "max_word_length",
-    "reports_finish_reason",
+    COALESCE,
+    REQUEST_DECODER,
 )
 _NO_IMAGES = "images are not served here, text alone is"
 _UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
@@ -251,7 +251,7 @@ def render_repository(
             if "tokenizer_dir" in config.parameters:
                 config.parameters["tokenizer_dir"].string_value = str(family.tokenizer_dir)
             _set_limits(config, engine_config, family, word_limits)
-            _set_abilities(config, engine_config, family)
+            _set_abilities(config, engine_config)
             family.adapt_text_model(config)
             apply_arguments(config, serve_config.arguments_of(model), family.tokenizer_dir)
         code = source / model / "1" / "model.py"
@@ -295,16 +295,17 @@ def _render_python_engine(config: Any, decoupled_mode: Any) -> None:
             config.input[-1].name = alias
 
 
-def _set_abilities(config: Any, engine_config: Any, family: EngineFamily) -> None:
-    """Tell a text model what the engine's model can do."""
+def _set_abilities(config: Any, engine_config: Any) -> None:
+    """Tell a text model what the engine's model can do, and how its requests are made."""
+    streams = str(engine_config.model_transaction_policy.decoupled).lower()
+    engines = {name: item.string_value for name, item in engine_config.parameters.items()}
     abilities = {
-        "reports_finish_reason": family.backend == "python",
-        "engine_streams": engine_config.model_transaction_policy.decoupled,
-        "engine_takes_bias": family.backend != "python",
+        "engine_streams": streams,
+        COALESCE: engines.get(COALESCE, "true"),
+        REQUEST_DECODER: engines.get(REQUEST_DECODER, ""),
     }
-    for name, able in abilities.items():
-        if name in config.parameters:
-            config.parameters[name].string_value = str(able).lower()
+    for name in abilities.keys() & config.parameters.keys():
+        config.parameters[name].string_value = abilities[name]
 
 
 def _set_limits(

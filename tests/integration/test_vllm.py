@@ -310,10 +310,10 @@ def test_platforms_read_the_kv_cache_of_vllm(vllm: VLLMStack) -> None:
         )
         return float(queries), float(hits)
 
-    before: tuple[float, float] | None = None
-    while before != (before := counts()):  # those of the tests before
-        time.sleep(1)
-    queries, hits = counts()
+    hits = -1.0
+    while hits != (hits := counts()[1]):  # those of earlier requests have arrived
+        time.sleep(2)
+    queries = counts()[0]
     for _ in range(2):
         vllm.generate(text_input="a prompt of 32 bytes, no other's", parameters={"max_tokens": 4})
     wait_until(lambda: counts() == (queries + 64, hits + 32))

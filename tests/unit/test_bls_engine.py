@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scripted_server import HANG, PATIENCE_S, ScriptedServer, event, serving, stream
 
-from cog_triton.errors import InvalidArgument, TritonMalformedEvent, TritonUnavailable
+from cog_triton.errors import InvalidArgument, TritonMalformedEvent
 
 OUTPUTS = (
     {"name": "output_log_probs", "data_type": "TYPE_FP32", "dims": [-1, -1]},
@@ -38,7 +38,7 @@ DTYPES = {"TYPE_FP32": np.float32, "TYPE_INT32": np.int32}
 def module() -> Iterator[Any]:
     stand_in = ModuleType("triton_python_backend_utils")
     vars(stand_in).update(triton_string_to_numpy=DTYPES.__getitem__)
-    name = "cog_triton.backend.bls_engine"
+    name = "cog_triton.backend.triton_engine"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, stand_in.__name__, stand_in)
         sys.modules.pop(name, None)
@@ -48,14 +48,14 @@ def module() -> Iterator[Any]:
             del sys.modules[name]
 
 
-def call(module: Any, server: ScriptedServer, reports: bool = True, **inputs: Any) -> Any:
+def call(module: Any, server: ScriptedServer, **inputs: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_HOST", "127.0.0.1")
         patch.setenv("TRITON_HTTP_PORT", str(urlsplit(server.url).port))
         types = {output["name"]: module.OutputType.of(output) for output in OUTPUTS}
-        engine = module.Engine("tensorrt_llm", types, reports_finish_reason=reports)
+        engine = module.TritonEngine("tensorrt_llm", types)
     names = [output["name"] for output in OUTPUTS]
-    return engine.call(module.EngineRequest("a-1", {**INPUTS, **inputs}, names))
+    return engine.call(module.ModelRequest("a-1", {**INPUTS, **inputs}, names))
 
 
 def token(**outputs: Any) -> bytes:
@@ -66,7 +66,7 @@ def test_outputs_get_their_types_and_shapes_back(module: Any) -> None:
     first = event(
         output_ids=[5, 6, 0], sequence_length=2, output_log_probs=[-0.5, -1.5], cum_log_probs=-2.0
     )
-    last = token(finish_reason="stop", num_output_tokens=3, batch_index=0)
+    last = token(num_output_tokens=3, batch_index=0)
     with serving(stream(first, last)) as server:
         one, two = call(module, server)
     assert one.beams == [[5, 6]]
@@ -94,19 +94,6 @@ def test_text_survives_json_and_other_bytes_are_refused(module: Any) -> None:
     assert module._json_value("x", np.array([["ü\0".encode(), b""]], dtype=object)) == ["ü\0", ""]
     with pytest.raises(InvalidArgument, match="guide: not UTF-8"):
         module._json_value("guide", np.array([[b"\xff"]], dtype=object))
-
-
-def test_the_finish_reason_ends_it_before_the_connection(module: Any) -> None:
-    answer = [*stream(token(finish_reason="length"), end=False), HANG]
-    with serving(answer) as server:
-        assert [response.beams for response in call(module, server)] == [[[7]]]
-
-
-def test_a_lost_end_is_an_error_where_the_engine_tells_it(module: Any) -> None:
-    with serving(stream(token())) as server:
-        assert len(list(call(module, server, reports=False))) == 1
-        with pytest.raises(TritonUnavailable, match="lost the end of the answer"):
-            list(call(module, server))
 
 
 def test_a_response_without_tokens_is_refused(module: Any) -> None:

@@ -124,9 +124,3 @@ def test_biases_of_words_become_those_of_tokens() -> None:
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(PromptRequired):
         text_inputs.to_prompt(OPTIONS, inputs(""))
-
-
-def test_a_stop_request_is_told() -> None:
-    assert text_inputs.is_stop(inputs("", stop=True))
-    assert not text_inputs.is_stop(inputs("", stop=False))
-    assert not text_inputs.is_stop(inputs(""))

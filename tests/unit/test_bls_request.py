@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from cog_triton.engines.tensor_contract import check_parameters
+
 FINAL = 1
 
 
@@ -58,12 +60,12 @@ class TritonError(str):
 
 
 @pytest.fixture
-def bls() -> Iterator[Any]:
+def engine_model() -> Iterator[Any]:
     stand_in: Any = ModuleType("triton_python_backend_utils")
     stand_in.TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
     stand_in.TritonError = TritonError
     stand_in.InferenceResponse = lambda error: error
-    names = [f"cog_triton.backend.{name}" for name in ("bls", "bls_engine", "python_backend")]
+    names = [f"cog_triton.backend.{name}" for name in ("engine_model", "python_backend")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, stand_in.__name__, stand_in)
         for name in names:  # an import finds either
@@ -74,10 +76,13 @@ def bls() -> Iterator[Any]:
             sys.modules.pop(name, None)
 
 
-def test_refused_request_leaves_no_reference_cycle(bls: Any) -> None:
+def test_refused_request_leaves_no_reference_cycle(engine_model: Any) -> None:
+    def parse(asked: Any) -> Any:
+        check_parameters(asked.parameters, ["max_tokens"])
+
     sender = Sender()
-    options = SimpleNamespace(inputs=SimpleNamespace(model="ensemble"))
-    request = bls._TextRequest(options, Request(sender))
+    model = SimpleNamespace(name="ensemble", parse=parse, active=set(), changed=lambda: None)
+    request = engine_model._ClientRequest(model, Request(sender), {})
     freed = weakref.ref(request)
     gc.disable()
     try:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from small_tokenizers import byte_level
 
-from cog_triton.backend.bls_responses import EngineResponse, PromptResponses, joined
+from cog_triton.backend.answers import EngineResponse, TextPart, joined
 from cog_triton.backend.text_inputs import Prompt, Tensors
 from cog_triton.text.tokenizer import EngineTokenizer
 
@@ -38,8 +38,8 @@ def prompt(**values: Any) -> Prompt:
     return Prompt(**{**plain, **values})
 
 
-def responses(outputs: tuple[str, ...] = ALL, place: int = 0, **values: Any) -> PromptResponses:
-    return PromptResponses(TOKENIZER, prompt(**values), outputs, batch_index=place)
+def responses(outputs: tuple[str, ...] = ALL, place: int = 0, **values: Any) -> TextPart:
+    return TextPart(None, TOKENIZER, prompt(**values), outputs, batch_index=place)
 
 
 def response(*beams: str, index: int = 0, **outputs: Any) -> EngineResponse:
@@ -52,7 +52,7 @@ def plain(tensors: Tensors) -> dict[str, Any]:
 
 def test_a_text_has_no_dimension_of_the_batch_and_indices_have_one() -> None:
     found = responses(place=3)
-    assert found.feed(response("a")) == {}
+    assert found.feed(response("a")) == []
     (last,) = found.finish()
     assert plain(last) == {
         "text_output": [b"a"],
@@ -64,7 +64,8 @@ def test_a_text_has_no_dimension_of_the_batch_and_indices_have_one() -> None:
 
 def test_outputs_that_nobody_asked_for_are_not_sent() -> None:
     found = responses(("text_output",), streaming=True)
-    assert plain(found.feed(response("a"))) == {"text_output": [b"a"]}
+    (sent,) = found.feed(response("a"))
+    assert plain(sent) == {"text_output": [b"a"]}
 
 
 @pytest.mark.parametrize("echo", [True, False])
@@ -79,20 +80,20 @@ def test_output_ids_of_all_responses_follow_the_prompt_once(echo: bool) -> None:
 
 def test_streamed_output_ids_are_those_of_each_text() -> None:
     found = responses(streaming=True)
-    sent = [found.feed(response(text)) for text in ("ab", "c")]
+    sent = [tensors for text in ("ab", "c") for tensors in found.feed(response(text))]
     assert [tensors["output_ids"].tolist() for tensors in sent] == [[ids("ab")], [ids("c")]]
 
 
 def test_sequences_by_turns_have_texts_and_stops_of_their_own() -> None:
     found = responses(sequences=2, streaming=True, stop_words=["."])
     sent = [
-        found.feed(response("a", index=0)),
-        found.feed(response("b", index=1)),
-        found.feed(response(".x", index=0)),
-        found.feed(response("lost", index=0)),
+        *found.feed(response("a", index=0)),
+        *found.feed(response("b", index=1)),
+        *found.feed(response(".x", index=0)),
+        *found.feed(response("lost", index=0)),
     ]
     assert not found.finished
-    sent.append(found.feed(response("c.", index=1)))
+    sent += found.feed(response("c.", index=1))
     assert found.finished
     sent += found.finish()
     texts = [(t["sequence_index"].item(), t["text_output"].item()) for t in sent if t]
@@ -101,7 +102,7 @@ def test_sequences_by_turns_have_texts_and_stops_of_their_own() -> None:
 
 def test_beams_come_in_one_response() -> None:
     found = responses(beams=2, echo=True, stop_words=["."])
-    sent = found.feed(response("ab.c", "d"))
+    (sent,) = found.feed(response("ab.c", "d"))
     assert sent["text_output"].tolist() == [b"Q:ab", b"Q:d"]
     assert sent["output_ids"].shape == (2, len(ids("Q:ab.c")))
     assert not found.finished

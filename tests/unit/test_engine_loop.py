@@ -344,7 +344,7 @@ def test_a_peer_that_dies_leaves_nothing_and_has_a_successor(world: World, role:
     assert successor.items()[0].handle == 1
 
 
-def test_owners_get_the_kv_cache_and_the_number_of_requests_of_steps(world: World) -> None:
+def test_owners_get_the_kv_cache_and_the_requests_of_other_clients(world: World) -> None:
     world.engine.has_kv_cache = True
     steps, tokens = world.greeted(), world.greeted("tokens")
     assert world.owner.receive() == KVCacheStats(0)
@@ -352,7 +352,7 @@ def test_owners_get_the_kv_cache_and_the_number_of_requests_of_steps(world: Worl
     clients = ((steps, 1), (steps, 2), (tokens, 1))
     for client, handle in clients:
         submit(client, handle, 100, FOREVER)
-    while world.owner.receive() != StepLoad(2):
+    while world.owner.receive() != StepLoad(2, 1):
         pass  # at once, however late the next step is
     world.engine.hangs = False
     tokens.cancel(77)

@@ -201,12 +201,16 @@ from cog_triton.text.sampling import SamplingParams
 
 asked = request.EngineRequest(input_ids=[1, 2], sampling=SamplingParams(max_tokens=5))
 sys.stdout.buffer.write(engine_messages.submit(7, asked))
-event = engine_messages.TextEvent(
-    texts=["a"], finish_reasons=[None], cumulative_logprobs=[1.0], logprobs=["null"],
-    output_token_counts=[1], input_token_count=2,
+told = engine_messages.TextEvent(
+    texts=["a"],
+    finish_reasons=[None],
+    cumulative_logprobs=[0.0],
+    logprobs=["null"],
+    output_token_counts=[1],
+    input_token_count=2,
 )
-sent = engine_messages.encode(engine_messages.Event(7, event))
-assert engine_messages.decode(sent).event == event
+sent = engine_messages.encode(engine_messages.Event(7, told))
+assert engine_messages.decode(sent).event == told
 """
 
 

@@ -215,15 +215,15 @@ def test_models_of_triton_log_to_its_log(
     monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
     monkeypatch.setenv("LOG_LEVEL", "debug")
     triton_log.install()
-    model = logging.getLogger("cog_triton.backend.bls")
+    model = logging.getLogger("cog_triton.backend.text_model")
     contextvars.copy_context().run(lambda: (request_id.set("r"), model.warning("%d left", 1)))
     for write in (model.debug, model.info, model.error):
         write("text")
     assert stand_in.Logger.lines == [
-        ("log_warn", "cog_triton.backend.bls: 1 left id=r"),
-        ("log_info", "cog_triton.backend.bls: text"),
-        ("log_info", "cog_triton.backend.bls: text"),
-        ("log_error", "cog_triton.backend.bls: text"),
+        ("log_warn", "cog_triton.backend.text_model: 1 left id=r"),
+        ("log_info", "cog_triton.backend.text_model: text"),
+        ("log_info", "cog_triton.backend.text_model: text"),
+        ("log_error", "cog_triton.backend.text_model: text"),
     ]
 
 

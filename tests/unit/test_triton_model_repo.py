@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from small_tokenizers import byte_fallback, byte_level
 
 from cog_triton.backend import text_inputs
-from cog_triton.backend.bls_responses import TextResponses
+from cog_triton.backend.answers import TextResponses
 from cog_triton.engines import tensor_contract
 from cog_triton.errors import InvalidArgument, PromptRequired
 from cog_triton.system.paths import triton_model_repo

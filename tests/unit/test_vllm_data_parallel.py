@@ -8,11 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from scripted_server import PATIENCE_S
 from vllm_engines import vllm_engine
 from vllm_hosts import (
     ABC,
     HANDLES,
-    PATIENCE_S,
     Inbox,
     Running,
     over_double,

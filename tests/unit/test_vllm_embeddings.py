@@ -23,7 +23,7 @@ from vllm_hosts import (
     tokens,
 )
 
-from cog_triton.backend.vllm_tensors import output_tensors, parse_request
+from cog_triton.backend.vllm_tensors import VLLMPart, parse_request
 from cog_triton.engines.request import (
     EngineRequest,
     TokenEvent,
@@ -207,7 +207,7 @@ def test_embedding_request_is_that_of_vllm_backend(
 def test_its_answer_is_a_text_and_counts(pooling: Running) -> None:
     request = parsed({"input": "abc"}, return_num_input_tokens=True, return_num_output_tokens=True)
     (event,) = ask(pooling.guest(), request.request)
-    outputs = output_tensors(request, event)
+    outputs = VLLMPart(request).feed(event)[0]
     assert outputs.keys() == {"text_output", "num_input_tokens", "num_output_tokens"}
     assert json.loads(outputs["text_output"].item()) == embedding(3, *ABC)
     assert (outputs["num_input_tokens"].tolist(), outputs["num_output_tokens"].tolist()) == (

@@ -81,6 +81,7 @@ def test_repository_has_the_token_model_and_the_text_model(tmp_path: Path) -> No
     engine, text = configs["tensorrt_llm"], configs["vllm_model"]
     assert engine.backend == text.backend == "python"
     assert (engine.max_batch_size, text.max_batch_size) == (16, 0)
+    assert text.parameters["max_input_len"].string_value == str(MAX_MODEL_LEN - 1)
     assert text.parameters["vllm_version"].string_value == "0.33.0"
     for name in ("tensorrt_llm", "vllm_model"):
         code = (tmp_path / "repo" / name / "1" / "model.py").read_text("utf-8")
@@ -118,7 +119,7 @@ def test_serve_config_sets_arguments_of_both_models(tmp_path: Path) -> None:
         ("tensorrt_llm", "kv_cache_free_gpu_mem_fraction", 0.9, "its own are in model.json"),
         ("tensorrt_llm", "engine_pyton", "x", "did you mean 'engine_python'"),
         ("tensorrt_llm", "cancellation_check_period_ms", 0, "at least 1"),
-        ("vllm_model", "cancellation_check_period", 1, "did you mean 'cancellation"),
+        ("vllm_model", "cancellation_check_ms", 5, "did you mean 'cancellation_check_period_ms'"),
         ("vllm_model", "vllm_vers", "x", "unknown argument"),
         ("vllm_model", "cancellation_check_period_ms", "soon", "at least 1"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cog_triton.backend.vllm_tensors import ParsedRequest, output_tensors, parse_request
+from cog_triton.backend.vllm_tensors import ParsedRequest, VLLMPart, parse_request
 from cog_triton.engines.vllm.host_messages import TextEvent
 from cog_triton.errors import InvalidArgument, PromptRequired
 
@@ -177,8 +177,8 @@ EVENT = TextEvent(
 
 
 def test_only_requested_outputs_are_returned() -> None:
-    assert output_tensors(parsed(), EVENT).keys() == {"text_output"}
-    assert output_tensors(parsed(), EVENT)["text_output"].tolist() == [b"Hello a", b"Hello b"]
+    assert VLLMPart(parsed()).feed(EVENT)[0].keys() == {"text_output"}
+    assert VLLMPart(parsed()).feed(EVENT)[0]["text_output"].tolist() == [b"Hello a", b"Hello b"]
 
 
 def test_all_outputs_can_be_requested() -> None:
@@ -187,7 +187,7 @@ def test_all_outputs_can_be_requested() -> None:
     asked = parsed(stream=True, **{f"return_{name}": True for name in names})
     assert asked.request.return_logprobs
     assert asked.request.return_cumulative_logprob
-    made = {name: tensor.tolist() for name, tensor in output_tensors(asked, EVENT).items()}
+    made = {name: tensor.tolist() for name, tensor in VLLMPart(asked).feed(EVENT)[0].items()}
     assert made == {
         "text_output": [b" a", b" b"],
         "finish_reason": [b"None", b"stop"],

@@ -34,19 +34,19 @@ _log = logging.getLogger(__name__)
 # A fork would inherit our connections, and the death of the host would go unnoticed.
 _ENVIRONMENT = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1"}
 
-RecordCache = Callable[[float, int, int], None]
-"""Takes the use of the KV cache, and how many tokens of prompts were looked for and found there."""
+RecordMetrics = Callable[[float, int, int], None]
+"""Takes the used share of the KV cache, and tokens that a step looked up and found there."""
 Put = Callable[[Any], None]
 
 
 def open_engine(
     arguments: Mapping[str, Any],
-    record: RecordCache,
+    record: RecordMetrics,
     *,
     allow_untested: bool = False,
     core: CoreProcess | None = None,
 ) -> Any:
-    """Load AsyncLLM; `record` is called after each step unless ``disable_log_stats``.
+    """Load AsyncLLM; `record` gets its KV cache's statistics unless ``disable_log_stats``.
 
     `core` becomes its EngineCore, or the first of several.
 
@@ -343,10 +343,10 @@ def kv_cache_blocks(engine: Any) -> tuple[int | None, int | None]:
     return cache.block_size or None, cache.num_gpu_blocks or None
 
 
-def _stat_logger(record: RecordCache) -> Any:
+def _stat_logger(record: RecordMetrics) -> Any:
     from vllm.v1.metrics.loggers import StatLoggerBase
 
-    latest: dict[int, Any] = {}  # statistics by engine: with data parallelism there are several
+    latest: dict[int, float] = {}  # usage by engine: with data parallelism there are several
 
     class StatLogger(StatLoggerBase):  # type: ignore[misc, unused-ignore]
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
@@ -360,10 +360,9 @@ def _stat_logger(record: RecordCache) -> Any:
             engine_idx: int = 0,
         ) -> None:
             if scheduler_stats is not None:
-                latest[engine_idx] = scheduler_stats
+                latest[engine_idx] = scheduler_stats.kv_cache_usage
                 prefix = scheduler_stats.prefix_cache_stats
-                usage = sum(each.kv_cache_usage for each in latest.values()) / len(latest)
-                record(usage, prefix.queries, prefix.hits)
+                record(sum(latest.values()) / len(latest), prefix.queries, prefix.hits)
 
         def log_engine_initialized(self) -> None:
             pass

@@ -50,7 +50,7 @@ class KVCacheMonitor:
         self._queries = self._hits = 0
 
     def record(self, usage: float, queries: int, hits: int) -> None:
-        """Take what vLLM says after a step: use, as a part; prompt tokens asked for, and found."""
+        """Take the used share after a step, and the tokens that it looked up and found."""
         self._usage = usage
         self._queries += queries
         self._hits += hits
@@ -147,11 +147,9 @@ class VLLMHost(AsyncEngine):
 
     async def _open(self, core: CoreProcess | None) -> Any:
         """Load the engine inside the event loop, which AsyncLLM needs to watch EngineCore."""
+        record, untested = self._kv_cache.record, self._allow_untested
         return engine_api.open_engine(
-            self.model.arguments,
-            self._kv_cache.record,
-            allow_untested=self._allow_untested,
-            core=core,
+            self.model.arguments, record, allow_untested=untested, core=core
         )
 
     def kv_cache(self) -> KVCacheStats | None:

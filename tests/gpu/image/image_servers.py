@@ -68,7 +68,6 @@ class Container:
             "TRITON_GRPC_PORT": str(grpc),
             "TRITON_METRICS_PORT": str(measures),
             "COG_WEIGHTS": str(engine),
-            "COG_TRITON_CONFIG": f"{_WORK}/serve.yaml",
             "TRITON_START_TIMEOUT": str(START_TIMEOUT_S),
             "SERVED_MODEL_NAME": "verify",
             **environment,

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from world import World
 
-from cog_triton.backend.token_model import TokenModel
+from cog_triton.backend import token_model
 
 
-class TritonPythonModel(TokenModel):
+class TritonPythonModel(token_model.TritonPythonModel):
     def initialize(self, args: Mapping[str, str]) -> None:
         self._world = World()
         self._world.meet()

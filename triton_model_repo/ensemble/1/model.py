@@ -1,3 +1,3 @@
 """Triton model `ensemble`; the code is in the package."""
 
-from cog_triton.backend.bls import TritonPythonModel as TritonPythonModel
+from cog_triton.backend.text_model import TritonPythonModel as TritonPythonModel

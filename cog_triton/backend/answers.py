@@ -1,4 +1,4 @@
-"""Text responses of the models that stream text: made from the engine's responses to a prompt."""
+"""Answers: the tensors of responses, made from the events of an engine request."""
 
 from __future__ import annotations
 
@@ -10,20 +10,74 @@ import numpy as np
 import numpy.typing as npt
 
 from cog_triton.backend.text_inputs import Prompt, Tensors
+from cog_triton.engines.request import EngineRequest, TokenEvent
+from cog_triton.errors import CogTritonError
 from cog_triton.text.stop_strings import TextStream
 from cog_triton.text.tokenizer import EngineTokenizer
 
 _GROWING = ("output_log_probs", "output_ids")
 
 
+class Part:
+    """One engine request of a client's request, and the responses that its events become."""
+
+    tokens = 0
+    """Output tokens of the last event."""
+    prompt_tokens = 0
+    outcome: str | None = None
+    """Why it ended, where the last event does not say it."""
+    finished = False
+    """Whether the engine can be stopped, as the answer is complete."""
+
+    def __init__(self, request: Any, prompt: Sequence[int] | None = None) -> None:
+        """`prompt` distinguishes prompts for the choice of a replica: see `EngineClient.submit`."""
+        self.request = request
+        self.prompt = prompt
+
+    def feed(self, event: Any) -> list[Tensors]:
+        """The responses to send now."""
+        raise NotImplementedError
+
+    def finish(self) -> list[Tensors]:
+        """The responses that are left to send in the end."""
+        return []
+
+
+class TokenOutputs:
+    """Outputs of ``tensorrt_llm`` beside its tokens, counted over the events of a request."""
+
+    def __init__(self, request: EngineRequest) -> None:
+        self._request = request
+        self._tokens = 0
+        self._log_prob = 0.0
+
+    def of(self, event: TokenEvent) -> Tensors:
+        """Those that the request asks for."""
+        self._tokens += len(event.token_ids)
+        self._log_prob += sum(event.log_probs)
+        found: Tensors = {}
+        if self._request.return_log_probs:
+            found["output_log_probs"] = np.array([[event.log_probs]], np.float32)
+            found["cum_log_probs"] = np.array([[self._log_prob]], np.float32)
+        if self._request.return_num_input_tokens:
+            found["num_input_tokens"] = np.array([[len(self._request.input_ids)]], np.int32)
+        if self._request.return_num_output_tokens:
+            found["num_output_tokens"] = np.array([[self._tokens]], np.int32)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class EngineResponse:
-    """New token ids of each beam, and the requested outputs that came with them."""
+    """New token ids of each beam, and the requested outputs that came with them.
+
+    The last one of a request has a `finish` or an `error`.
+    """
 
     beams: list[list[int]]
     outputs: Tensors
     sequence_index: int = 0
     finish: str | None = None
+    error: CogTritonError | None = None
 
 
 class TextResponses:
@@ -81,15 +135,16 @@ class TextResponses:
         return response
 
 
-class PromptResponses:
-    """Responses to one prompt: of one sequence, of several by turns, or of all beams at once.
+class TextPart(Part):
+    """A prompt's answer as text: of one sequence, of several by turns, or of all beams at once.
 
-    Each has the indices of its prompt in the batch and of its sequence, as far as `outputs`, the
-    names that the client asked for, has them.
+    Each response has the indices of its prompt in the batch and of its sequence, as far as
+    `outputs`, the names that the client asked for, has them.
     """
 
     def __init__(
         self,
+        request: Any,
         tokenizer: EngineTokenizer,
         prompt: Prompt,
         outputs: Collection[str],
@@ -97,9 +152,12 @@ class PromptResponses:
         batch_index: int = 0,
         accumulate: bool = False,
     ) -> None:
+        super().__init__(request)
+        self.prompt_tokens = len(prompt.ids)
         self._prompt = prompt
         self._outputs = outputs
         self._batch_index = batch_index
+        self._others = TokenOutputs(request) if isinstance(request, EngineRequest) else None
         self._new: Callable[[], TextResponses] = lambda: TextResponses(
             tokenizer,
             prompt.stop_words,
@@ -109,41 +167,46 @@ class PromptResponses:
             prompt_ids=prompt.ids if prompt.echo else (),
         )
         self._texts: dict[int, TextResponses] = {}
-        self.tokens = 0
-        """Tokens that the last response had."""
 
-    @property
-    def finished(self) -> bool:
-        """Whether the engine can be stopped: each sequence has met a stop string."""
-        complete = len(self._texts) >= self._prompt.sequences
-        return (
-            complete
-            and self._prompt.beams == 1
-            and all(text.finished for text in self._texts.values())
-        )
-
-    def feed(self, response: EngineResponse) -> Tensors:
-        """Add an engine response; returns the response to send now, empty if there is none yet."""
+    def feed(self, event: TokenEvent | EngineResponse) -> list[Tensors]:
+        """See `Part.feed`."""
+        response = self._response(event) if isinstance(event, TokenEvent) else event
         rows = [self._prompt.without_input(row) for row in response.beams]
         self.tokens = sum(map(len, rows))
+        if not rows:
+            return []
+        outputs = dict(response.outputs)
         if self._prompt.beams > 1:
-            return self._indexed(0, self._beams(rows, response.outputs))
-        index, outputs = response.sequence_index, response.outputs
+            return [self._indexed(0, self._beams(rows, outputs))]
+        index = response.sequence_index
         if index not in self._texts:
             self._texts[index] = self._new()
             outputs |= self._ids(rows)
         elif "output_ids" in self._outputs:
             outputs["output_ids"] = padded(rows)
         text = self._texts[index]
-        return {} if text.finished else self._indexed(index, text.feed(rows[0], outputs))
+        if text.finished:
+            return []
+        sent = text.feed(rows[0], outputs)
+        if len(self._texts) >= self._prompt.sequences:
+            self.finished = all(text.finished for text in self._texts.values())
+            self.outcome = "stop" if self.finished else None
+        return [self._indexed(index, sent)] if sent else []
 
     def finish(self) -> list[Tensors]:
-        """The last responses, one for each sequence that has anything left to send."""
+        """See `Part.finish`: one for each sequence that has anything left to send."""
         if self._prompt.beams > 1:
             return []
         self._texts = self._texts or {0: self._new()}
-        last = [self._indexed(index, text.finish()) for index, text in self._texts.items()]
-        return [tensors for tensors in last if tensors]
+        last = [(index, text.finish()) for index, text in self._texts.items()]
+        return [self._indexed(index, tensors) for index, tensors in last if tensors]
+
+    def _response(self, event: TokenEvent) -> EngineResponse:
+        assert self._others is not None
+        made = self._others.of(event)
+        outputs = {name: tensor for name, tensor in made.items() if name in self._outputs}
+        last = event.finish is not None
+        return EngineResponse([event.token_ids] if event.token_ids or last else [], outputs)
 
     def _beams(self, rows: list[list[int]], outputs: Tensors) -> Tensors:
         texts = []
@@ -161,8 +224,6 @@ class PromptResponses:
         return {"output_ids": padded([[*before, *row] for row in rows])}
 
     def _indexed(self, sequence: int, tensors: Tensors) -> Tensors:
-        if not tensors:
-            return {}
         indices = {"batch_index": self._batch_index, "sequence_index": sequence}
         return tensors | {
             name: np.array([[index]], dtype=np.int32)
@@ -173,6 +234,8 @@ class PromptResponses:
 
 def joined(responses: Sequence[Tensors]) -> Tensors:
     """One response for a whole batch: tensors in a row, padded with zeros to the longest."""
+    if len(responses) < 2:
+        return responses[0] if responses else {}
     names = set.intersection(*(set(tensors) for tensors in responses))
     return {name: _stacked([tensors[name] for tensors in responses]) for name in sorted(names)}
 

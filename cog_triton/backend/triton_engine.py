@@ -1,6 +1,6 @@
-"""Requests of ``tensorrt_llm_bls`` to the engine's model: over HTTP, or as a BLS call for tensors
-that JSON does not carry.
+"""Engines that compute inside tritonserver, as clients in stubs call them: TensorRT-LLM's.
 
+Requests go to the engine's model over HTTP, or as a BLS call for tensors that JSON does not carry.
 BLS calls that run at once lock up the stub of Triton 24.10: one thread has the GIL and waits for
 the map of response iterators, the queue monitor has the map and waits for an iterator, and the
 thread in that one's `Next` waits for the GIL. So there is one at a time.
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from cog_triton.backend.bls_responses import EngineResponse
+from cog_triton.backend.answers import EngineResponse
 from cog_triton.backend.text_inputs import Tensors
 from cog_triton.engines.generate_stream import GenerateEndpoint
-from cog_triton.engines.tensor_contract import FINISH_REASON
 from cog_triton.engines.tensorrt_llm import backend_errors
 from cog_triton.errors import (
     CogTritonError,
@@ -63,7 +63,7 @@ class OutputType:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineRequest:
+class ModelRequest:
     """A request to the engine's model; `outputs` are those to return beside the token ids."""
 
     request_id: str
@@ -71,24 +71,43 @@ class EngineRequest:
     outputs: Collection[str]
 
 
-class Engine:
-    """The engine's model, as its clients in stubs call it; thread-safe."""
+class TritonEngine:
+    """The engine's model, with the interface of `EngineClient`; thread-safe."""
 
-    def __init__(
-        self, model: str, output_types: Mapping[str, OutputType], *, reports_finish_reason: bool
-    ) -> None:
-        """With `reports_finish_reason`, a stream that lacks its last response is E2105."""
+    def __init__(self, model: str, output_types: Mapping[str, OutputType]) -> None:
         self.model = model
         self.endpoint = GenerateEndpoint(model, to_error)
         self.output_types = output_types
-        self.reports_finish_reason = reports_finish_reason
         self.turn = threading.Lock()
+        self._calls: dict[int, _HTTPCall | _BLSCall] = {}
 
-    def call(self, request: EngineRequest) -> _HTTPCall | _BLSCall:
+    def start(self) -> None:
+        """Nothing: each request has a connection of its own."""
+
+    def close(self) -> None:
+        """Nothing: Triton has ended all requests."""
+
+    def submit(
+        self,
+        handle: int,
+        request: ModelRequest,
+        emit: Callable[[EngineResponse], None],
+        prompt: object = None,
+    ) -> None:
+        """Send a request under a new handle; `emit` runs on a thread of its own."""
+        call = self._calls[handle] = self.call(request)
+        threading.Thread(target=self._run, args=[handle, call, emit], daemon=True).start()
+
+    def cancel(self, handle: int) -> None:
+        """Stop a request; it ends with what it has. May need to be repeated."""
+        if call := self._calls.get(handle):
+            call.cancel()
+
+    def call(self, request: ModelRequest) -> _HTTPCall | _BLSCall:
         """Prepare a request, which is sent when it is iterated; raises the engine's coded error.
 
         Closing the iterator stops the engine. Its `cancel` does, too, from any thread; then it ends
-        without an error. May need to be repeated.
+        without an error.
         """
         inputs = request.inputs
         # LoRA weights and logits have several variable dimensions and may be FP16: not for JSON.
@@ -97,11 +116,34 @@ class Engine:
         return _HTTPCall(self, request)
 
     def stop(self, request_id: str, *, streaming: bool = True) -> None:
-        """Stop a request by its id."""
+        """Stop a request by its id, in a round trip."""
         try:
             self.endpoint.stop(request_id, streaming=streaming)
         except CogTritonError as error:
             _log.warning("could not stop request %s: %s", request_id, error)
+
+    def stop_soon(self, request_id: str, *, streaming: bool) -> None:
+        """Stop a request by its id, without waiting for it."""
+        stop = threading.Thread(
+            target=self.stop, args=[request_id], kwargs={"streaming": streaming}, daemon=True
+        )
+        stop.start()
+
+    def _run(
+        self, handle: int, call: _HTTPCall | _BLSCall, emit: Callable[[EngineResponse], None]
+    ) -> None:
+        error: CogTritonError | None = None
+        try:
+            with closing(iter(call)) as responses:
+                for response in responses:
+                    emit(response)
+        except CogTritonError as caught:
+            error = caught
+        except Exception:  # noqa: BLE001 - the client must have an answer
+            _log.exception("a request to the engine failed")
+            error = TritonUnknownError("a text model failed; see Triton's log")
+        del self._calls[handle]
+        emit(EngineResponse([], {}, finish="stop", error=error))
 
 
 def to_error(text: str) -> CogTritonError:
@@ -110,7 +152,7 @@ def to_error(text: str) -> CogTritonError:
 
 
 class _HTTPCall:
-    def __init__(self, engine: Engine, request: EngineRequest) -> None:
+    def __init__(self, engine: TritonEngine, request: ModelRequest) -> None:
         self._engine = engine
         self._request = request
         values = {name: _json_value(name, tensor) for name, tensor in request.inputs.items()}
@@ -125,12 +167,6 @@ class _HTTPCall:
             for event in events:
                 seen = True
                 yield self._response(event)
-                if FINISH_REASON in event:  # a starved Triton loses the connection's end
-                    return
-            if self._engine.reports_finish_reason:
-                raise TritonUnavailable(
-                    "Triton was too busy and lost the end of the answer; try again"
-                )
         except TritonUnavailable:
             if not self._cancelled:
                 raise
@@ -146,7 +182,7 @@ class _HTTPCall:
         if self._streaming:
             self._stream.abort()
         else:  # stopped, it answers with what it has
-            self._engine.stop(self._request.request_id, streaming=False)
+            self._engine.stop_soon(self._request.request_id, streaming=False)
 
     def _response(self, event: dict[str, Any]) -> EngineResponse:
         if not event.keys() >= {*_TOKENS}:
@@ -160,14 +196,13 @@ class _HTTPCall:
                 if name in event and name in types
             },
             event.get("sequence_index", 0),
-            event.get(FINISH_REASON),
         )
 
 
 class _BLSCall:
     """A BLS call, one at a time from `exec` to its last response; it is stopped over HTTP."""
 
-    def __init__(self, engine: Engine, request: EngineRequest) -> None:
+    def __init__(self, engine: TritonEngine, request: ModelRequest) -> None:
         self._engine = engine
         self._request = request
         self._cancelled = False
@@ -191,7 +226,7 @@ class _BLSCall:
     def cancel(self) -> None:
         self._cancelled = True
         streaming = bool(self._request.inputs["streaming"].any())
-        self._engine.stop(self._request.request_id, streaming=streaming)
+        self._engine.stop_soon(self._request.request_id, streaming=streaming)
 
     def _responses(self, responses: Iterator[Any]) -> Iterator[EngineResponse]:
         try:

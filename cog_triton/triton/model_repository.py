@@ -31,35 +31,106 @@ from cog_triton.triton.serve_config import FAMILY_MODELS, MODELS, ServeConfig
 
 _log = logging.getLogger(__name__)
 
-_INSTANCE_COUNTS: Mapping[str, str] = {
-    "preprocessing": "preprocessing_instance_count",
-    "postprocessing": "postprocessing_instance_count",
-    "tensorrt_llm_bls": "bls_instance_count",
-}
+ENGINE_MODEL = "tensorrt_llm"
 _TOKENIZER_TYPES = ("auto", "llama", "t5")
 # Parameters that only our own rendering sets.
-_INTERNAL_PARAMETERS = (
-    "engine_input_names",
-    "engine_streams",
-    "max_input_len",
-    "max_words",
-    "max_word_length",
-    COALESCE,
-    REQUEST_DECODER,
+_INTERNAL_PARAMETERS = frozenset(
+    {"engine_input_names", "engine_streams", "max_input_len", "max_words", "max_word_length"}
+    | {COALESCE, REQUEST_DECODER}
 )
 _NO_IMAGES = "images are not served here, text alone is"
-_UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
+_NO_DRAFT = "no draft engine is served beside another: name a draft model in vLLM's"
+
+Setter = Callable[[Any, Any], None]
+"""Sets an argument's value on a config; raises ValueError with the rule that it breaks."""
+
+
+def _whole(least: int, put: Setter) -> Setter:
+    def setter(config: Any, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"must be a whole number, {least} or more")
+        put(config, value)
+
+    return setter
+
+
+def _refuse(reason: str) -> Setter:
+    def setter(config: Any, value: Any) -> None:
+        raise ValueError(reason)
+
+    return setter
+
+
+def _set_batch_size(config: Any, value: int) -> None:
+    config.max_batch_size = value
+
+
+def _set_instances(config: Any, value: int) -> None:
+    if config.name == "postprocessing" and value > 1:
+        _log.warning(
+            "postprocessing.args.postprocessing_instance_count=%s: one instance is started: with"
+            " more, Triton reorders the text of a stream",
+            value,
+        )
+        value = 1
+    config.instance_group[0].count = value
+
+
+def _set_queue_delay(config: Any, value: int) -> None:
+    config.dynamic_batching.max_queue_delay_microseconds = value
+
+
+def _set_queue_size(config: Any, value: int) -> None:
+    config.dynamic_batching.default_queue_policy.max_queue_size = value
+
+
+def _check_tokenizer_type(config: Any, value: Any) -> None:
+    """Check and ignore: tokenizer.json has the type, and TensorRT-LLM dropped the argument."""
+    if value not in _TOKENIZER_TYPES:
+        raise ValueError(f"must be {', '.join(_TOKENIZER_TYPES)}; better leave it out")
+
+
+def _check_engine_dir(config: Any, value: Any) -> None:
+    served = config.parameters["tokenizer_dir"].string_value
+    if not isinstance(value, str) or Path(value) != Path(served):
+        raise ValueError(_NO_IMAGES + ", so nothing reads it")
+
+
+def _check_logits(config: Any, value: Any) -> None:
+    (kind,) = {item.data_type for item in config.output if item.name == "context_logits"}
+    if value != model_config_pb2.DataType.Name(kind):
+        raise ValueError(f"must be {model_config_pb2.DataType.Name(kind)}, as of tensorrt_llm")
+
+
+def _set_decoupled(config: Any, value: Any) -> None:
+    config.model_transaction_policy.decoupled = to_flag(config.name, value)
+
+
+_TEXT: Mapping[str, Setter] = {"logits_datatype": _check_logits, "decoupled_mode": _set_decoupled}
+_SETTERS: Mapping[str, Mapping[str, Setter]] = {
     "preprocessing": {
-        "multimodal_model_path": _NO_IMAGES,
-        "max_num_images": _NO_IMAGES,
-        "hf_model_path": _NO_IMAGES,
+        "preprocessing_instance_count": _whole(1, _set_instances),
+        "tokenizer_type": _check_tokenizer_type,
+        "engine_dir": _check_engine_dir,
+        "max_queue_delay_microseconds": _whole(0, _set_queue_delay),
+        "max_queue_size": _whole(0, _set_queue_size),
+        **dict.fromkeys(
+            ("multimodal_model_path", "max_num_images", "hf_model_path"), _refuse(_NO_IMAGES)
+        ),
     },
+    "postprocessing": {
+        "postprocessing_instance_count": _whole(1, _set_instances),
+        "tokenizer_type": _check_tokenizer_type,
+    },
+    "ensemble": _TEXT,
     "tensorrt_llm_bls": {
-        "multimodal_encoders_name": _NO_IMAGES,
-        "tensorrt_llm_draft_model_name": "no draft engine is served beside another: name a draft"
-        " model in vLLM's speculative_config",
+        **_TEXT,
+        "bls_instance_count": _whole(1, _set_instances),
+        "multimodal_encoders_name": _refuse(_NO_IMAGES),
+        "tensorrt_llm_draft_model_name": _refuse(f"{_NO_DRAFT} speculative_config"),
     },
 }
+"""Arguments of the text models that are no parameters of their configs."""
 
 
 def apply_arguments(config: Any, arguments: Mapping[str, Any], engine_dir: Path) -> None:
@@ -68,107 +139,25 @@ def apply_arguments(config: Any, arguments: Mapping[str, Any], engine_dir: Path)
     Raises:
         InvalidPredictorConfig: names the argument, its value and the rule or the nearest name.
     """
-    for name, value in arguments.items():
-        where = f"{config.name}.args.{name}={value!r}"
-        reason = _UNSUPPORTED.get(config.name, {}).get(name)
-        if reason is not None:
-            raise InvalidPredictorConfig(f"{where}: {reason}")
-        setter = _setters(config).get(name)
-        if setter is None:
-            known = sorted(_setters(config))
-            raise InvalidPredictorConfig(
-                f"{where}: unknown argument{nearest(name, known)}; known: {', '.join(known)}"
-            )
+    own = {**_SETTERS[config.name], "triton_max_batch_size": _whole(1, _set_batch_size)}
+    parameters = config.parameters.keys() - _INTERNAL_PARAMETERS
+    for name, given in arguments.items():
+        where, value = f"{config.name}.args.{name}={given!r}", given
+        if name.endswith("_dir") and isinstance(given, str) and Path(given) == IMAGE_ENGINE_DIR:
+            value = str(engine_dir)  # which the original's configs name so
         try:
-            setter(
-                config,
-                name,
-                _resolve_engine_dir(value, engine_dir) if name.endswith("_dir") else value,
-            )
+            if name in own:
+                own[name](config, value)
+            elif name not in parameters:
+                known = sorted({*own, *parameters})
+                hint = f"{nearest(name, known)}; known: {', '.join(known)}"
+                raise ValueError(f"unknown argument{hint}")
+            elif isinstance(value, str | int | float):
+                config.parameters[name].string_value = str(value)
+            else:
+                raise ValueError("must be text, a number, true or false")
         except ValueError as error:
             raise InvalidPredictorConfig(f"{where}: {error}") from None
-
-
-Setter = Callable[[Any, str, Any], None]
-
-
-def _setters(config: Any) -> dict[str, Setter]:
-    found: dict[str, Setter] = {
-        name: _set_parameter for name in config.parameters if name not in _INTERNAL_PARAMETERS
-    }
-    found["triton_max_batch_size"] = _set_batch_size
-    if config.name in _INSTANCE_COUNTS:
-        found[_INSTANCE_COUNTS[config.name]] = _set_instances
-    if config.name in ("preprocessing", "postprocessing"):
-        found["tokenizer_type"] = _check_tokenizer_type
-    if config.name == "preprocessing":
-        found |= {
-            "engine_dir": _check_engine_dir,
-            "max_queue_delay_microseconds": _set_queue_delay,
-            "max_queue_size": _set_queue_size,
-        }
-    if config.name in ("ensemble", "tensorrt_llm_bls"):
-        found["logits_datatype"] = _check_logits
-        found["decoupled_mode"] = _set_decoupled
-    return found
-
-
-def _resolve_engine_dir(value: Any, engine_dir: Path) -> Any:
-    """Replace the image's engine directory, which the original's configs name, by the real one."""
-    return str(engine_dir) if isinstance(value, str) and Path(value) == IMAGE_ENGINE_DIR else value
-
-
-def _set_parameter(config: Any, name: str, value: Any) -> None:
-    if not isinstance(value, str | int | float):
-        raise ValueError("must be text, a number, true or false")
-    config.parameters[name].string_value = str(value)
-
-
-def _set_batch_size(config: Any, name: str, value: Any) -> None:
-    config.max_batch_size = _integer(value, 1)
-
-
-def _set_instances(config: Any, name: str, value: Any) -> None:
-    count = _integer(value, 1)
-    if config.name == "postprocessing" and count > 1:
-        count = 1
-        _log.warning(
-            "postprocessing.args.%s=%s: one instance is started: with more, Triton reorders the"
-            " text of a stream",
-            name,
-            value,
-        )
-    config.instance_group[0].count = count
-
-
-def _set_queue_delay(config: Any, name: str, value: Any) -> None:
-    config.dynamic_batching.max_queue_delay_microseconds = _integer(value, 0)
-
-
-def _set_queue_size(config: Any, name: str, value: Any) -> None:
-    config.dynamic_batching.default_queue_policy.max_queue_size = _integer(value, 0)
-
-
-def _check_tokenizer_type(config: Any, name: str, value: Any) -> None:
-    """Check and ignore: tokenizer.json has the type, and TensorRT-LLM dropped the argument."""
-    if value not in _TOKENIZER_TYPES:
-        raise ValueError(f"must be {', '.join(_TOKENIZER_TYPES)}; better leave it out")
-
-
-def _check_engine_dir(config: Any, name: str, value: Any) -> None:
-    served = config.parameters["tokenizer_dir"].string_value
-    if not isinstance(value, str) or Path(value) != Path(served):
-        raise ValueError(_NO_IMAGES + ", so nothing reads it")
-
-
-def _check_logits(config: Any, name: str, value: Any) -> None:
-    (kind,) = {item.data_type for item in config.output if item.name == "context_logits"}
-    if value != model_config_pb2.DataType.Name(kind):
-        raise ValueError(f"must be {model_config_pb2.DataType.Name(kind)}, as of tensorrt_llm")
-
-
-def _set_decoupled(config: Any, name: str, value: Any) -> None:
-    config.model_transaction_policy.decoupled = to_flag(config.name, value)
 
 
 def to_flag(model: str, value: Any) -> bool:
@@ -180,13 +169,6 @@ def to_flag(model: str, value: Any) -> bool:
     return str(value).lower() == "true"
 
 
-def _integer(value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"must be a whole number, {least} or more")
-    return value
-
-
-ENGINE_MODEL = "tensorrt_llm"
 _MODEL_PY = '''"""Written by cog_triton when the model repository was rendered."""
 
 from cog_triton.backend.{module} import TritonPythonModel
@@ -204,6 +186,10 @@ input { name: "lora_name" data_type: TYPE_STRING dims: [1] }
 output { name: "lora_task_id" data_type: TYPE_UINT64 dims: [1] }
 instance_group { count: 1 kind: KIND_CPU }
 """
+
+
+_COPIES = {"tensorrt_llm_bls": "ensemble"}
+"""Models that are another one under their own name, without its output_ids."""
 
 
 def render_repository(
@@ -227,7 +213,13 @@ def render_repository(
         if model not in family.extra_models and serve_config.arguments_of(model):
             raise InvalidPredictorConfig(f"{model}.args: a {family.name} engine has no {model}")
     for model in (ENGINE_MODEL, *others, *family.extra_models):
-        config = read_config(source / model / "config.pbtxt")
+        of = source / _COPIES.get(model, model)
+        config = read_config(of / "config.pbtxt")
+        config.name = model
+        if model in _COPIES:
+            outputs = [item for item in config.output if item.name != "output_ids"]
+            config.ClearField("output")
+            config.output.extend(outputs)
         version = target / model / "1"
         version.mkdir(parents=True)
         if model == ENGINE_MODEL:
@@ -254,7 +246,7 @@ def render_repository(
             _set_abilities(config, engine_config)
             family.adapt_text_model(config)
             apply_arguments(config, serve_config.arguments_of(model), family.tokenizer_dir)
-        code = source / model / "1" / "model.py"
+        code = of / "1" / "model.py"
         if code.is_file():
             shutil.copy(code, version)
         (target / model / "config.pbtxt").write_text(text_format.MessageToString(config), "utf-8")

@@ -17,7 +17,7 @@ from cog_triton.system.paths import triton_model_repo
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.model_repository import read_config
 
-MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
+MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble")
 REPOSITORY = triton_model_repo()
 CONFIGS: dict[str, Any] = {
     model: read_config(REPOSITORY / model / "config.pbtxt") for model in MODELS
@@ -57,7 +57,7 @@ def test_postprocessing_has_one_instance():
     assert group.count == 1
 
 
-@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"])
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble"])
 def test_models_that_stream_are_decoupled(model):
     assert CONFIGS[model].model_transaction_policy.decoupled
 
@@ -81,24 +81,10 @@ def test_engine_inputs_are_scalars_ragged_or_positions():
             assert name in ("mrope_rotary_cos_sin", "mrope_position_deltas")
 
 
-def test_ensemble_is_bls_with_output_ids():
-    kinds = [
-        {
-            side: {name: shape(tensor) for name, tensor in tensors(model).items()}
-            for side, tensors in (("in", inputs), ("out", outputs))
-        }
-        for model in ("ensemble", "tensorrt_llm_bls")
-    ]
-    assert kinds[0]["in"] == kinds[1]["in"]
-    ids = kinds[0]["out"].pop("output_ids")
-    assert kinds[0]["out"] == kinds[1]["out"]
-    assert ids == (*shape(outputs("tensorrt_llm")["output_ids"])[:1], (-1,))
-
-
 def test_text_models_and_text_inputs_have_the_same_names():
-    assert sorted(text_inputs.KNOWN_INPUTS) == sorted(inputs("tensorrt_llm_bls"))
+    assert sorted(text_inputs.KNOWN_INPUTS) == sorted(inputs("ensemble"))
     for name, theirs in text_inputs.ENGINE_NAMES.items():
-        ours, engines = inputs("tensorrt_llm_bls")[name], inputs("tensorrt_llm")[theirs]
+        ours, engines = inputs("ensemble")[name], inputs("tensorrt_llm")[theirs]
         assert (ours.data_type, len(ours.dims)) == (engines.data_type, len(engines.dims))
 
 

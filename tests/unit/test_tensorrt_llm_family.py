@@ -264,11 +264,6 @@ SAID: list[tuple[str, type[errors.CogTritonError], str]] = [
     ),
     ("Prompt length (9) exceeds maximum sequence length (8).", errors.PromptTooLong, "length (8)"),
     (
-        "Prompt length + number of draft tokens (10 + 5) exceeds maximum input length (12).",
-        errors.PromptTooLong,
-        "(10 + 5) exceed maximum input length (12)",
-    ),
-    (
         "Encoder length (3) exceeds maximum encoder input length (2).",
         errors.PromptTooLong,
         "encoder input length (2)",
@@ -293,18 +288,6 @@ SAID: list[tuple[str, type[errors.CogTritonError], str]] = [
     (CHECK + "beamWidth > 0 && beamWidth <= x (/x)", InvalidArgument, "beam_width: must"),
     ("Requested value: 0 for beamWidth is invalid.", InvalidArgument, "beam_width: must"),
     (
-        CHECK + "Sparse list must not have out-of-bound offsets: 1 2 (/utils.cc)",
-        InvalidArgument,
-        "stop_words_list or bad_words_list: must not have out-of-bound offsets",
-    ),
-    (CHECK + "Invalid size for tensor end_id (/utils.h)", InvalidArgument, "end_id: must hold one"),
-    (
-        "input_ids or encoder_input_features is not present in the request.",
-        InvalidArgument,
-        "input_ids: missing",
-    ),
-    ("request_output_len is not present in the request", InvalidArgument, "request_output_len: m"),
-    (
         "LoRA task 10 not found in cache. Please send LoRA weights with request",
         InvalidArgument,
         "lora_task_id=10: not loaded",
@@ -316,18 +299,6 @@ SAID: list[tuple[str, type[errors.CogTritonError], str]] = [
         "without guided_decoding_backend",
     ),
     ("Guided decoding does not support with beam search.", InvalidArgument, "beam_width"),
-    (
-        "Cannot set the request lookahead decoding configuration when model instance lookahead"
-        " parameters are not set.",
-        InvalidArgument,
-        "lookahead",
-    ),
-    (
-        "retention_token_range_ends must be provided, and have the same length as"
-        " retention_token_range_starts",
-        InvalidArgument,
-        "retention_token_range_ends: must be provided",
-    ),
     (
         "Trying to stop a request but request ID is not provided",
         InvalidArgument,

@@ -16,30 +16,44 @@ from cog_triton.text.sampling import SAMPLING
 from cog_triton.text.stop_strings import WordLimits
 from cog_triton.text.tokenizer import EngineTokenizer
 
-# Inputs of the ensemble and of tensorrt_llm_bls that are passed on: the engine's name by ours.
+_PASSED_ON = [
+    "guided_decoding_guide_type",
+    "guided_decoding_guide",
+    "num_return_sequences",
+    "beam_width",
+    "exclude_input_in_output",
+    "return_log_probs",
+    "return_context_logits",
+    "return_generation_logits",
+    "return_perf_metrics",
+    "return_num_input_tokens",
+    "return_num_output_tokens",
+    "lora_task_id",
+    "lora_weights",
+    "lora_config",
+]
 ENGINE_NAMES = {
     **{item.name: item.tensor for item in SAMPLING if item.tensor},
-    "guided_decoding_guide_type": "guided_decoding_guide_type",
-    "guided_decoding_guide": "guided_decoding_guide",
-    "num_return_sequences": "num_return_sequences",
-    "beam_width": "beam_width",
+    **{name: name for name in _PASSED_ON},
     "stream": "streaming",
-    "exclude_input_in_output": "exclude_input_in_output",
-    "return_log_probs": "return_log_probs",
-    "return_context_logits": "return_context_logits",
-    "return_generation_logits": "return_generation_logits",
-    "return_perf_metrics": "return_perf_metrics",
-    "return_num_input_tokens": "return_num_input_tokens",
-    "return_num_output_tokens": "return_num_output_tokens",
-    "lora_task_id": "lora_task_id",
-    "lora_weights": "lora_weights",
-    "lora_config": "lora_config",
 }
+"""Inputs of ensemble and tensorrt_llm_bls that are passed on: the engine's name by ours."""
+_ENCODED = [
+    "text_input",
+    "decoder_text_input",
+    "end_id",
+    "pad_id",
+    "stop_words",
+    "bad_words",
+    "embedding_bias_words",
+    "embedding_bias_weights",
+]
+KNOWN_INPUTS = [*_ENCODED, "stop", *ENGINE_NAMES, *ALIASES]
+"""All inputs of those two, whatever the engine."""
+OWN_OUTPUTS = ("text_output", "output_ids", "batch_index", "sequence_index")
+"""Outputs of those two that are made here, not by the engine."""
 
-# Inputs that are converted before they reach the engine, and all of any release.
-_TEXT_NAMES = "text_input decoder_text_input end_id pad_id stop_words bad_words"
-_BIAS_NAMES = "embedding_bias_words embedding_bias_weights"
-KNOWN_INPUTS = [*f"{_TEXT_NAMES} {_BIAS_NAMES} stop".split(), *ENGINE_NAMES, *ALIASES]
+Tensors = dict[str, npt.NDArray[Any]]
 
 
 def decode_strings(name: str, tensor: npt.NDArray[Any] | None) -> list[list[str]]:
@@ -53,30 +67,25 @@ def decode_strings(name: str, tensor: npt.NDArray[Any] | None) -> list[list[str]
         raise InvalidArgument(f"{name}: not UTF-8: {error.reason} at {error.start}") from error
 
 
-def refuse_bias(*tensors: npt.NDArray[Any] | None) -> None:
-    """Refuse embedding_bias_words and embedding_bias_weights, given in this order, unless empty."""
-    names = ("embedding_bias_words", "embedding_bias_weights")
-    for name, tensor in zip(names, tensors, strict=True):
-        if tensor is not None and any(tensor.ravel().tolist()):
-            raise InvalidArgument(
-                f"{name}: not supported here; tensorrt_llm takes an embedding_bias, one weight"
-                " for each token id"
-            )
-
-
 def embedding_bias(
-    tokenizer: EngineTokenizer,
+    tokenizer: EngineTokenizer | None,
     words: npt.NDArray[Any] | None,
     weights: npt.NDArray[Any] | None,
 ) -> npt.NDArray[np.float32] | None:
     """A bias for each token id as FP32 [1, vocabulary]: for each word, its weight on all its ids.
 
-    None without words; raises E1005 if there are not as many words as weights.
+    None without words; raises E1005 if there are not as many words as weights. Without a tokenizer
+    all but empty ones are refused.
     """
-    texts = [] if words is None else [w for row in decode_strings("", words) for w in row]
+    texts = [word for row in decode_strings("embedding_bias_words", words) for word in row]
     values = [] if weights is None else weights.ravel().tolist()
     if not texts and not any(values):
         return None
+    if tokenizer is None:
+        raise InvalidArgument(
+            f"embedding_bias_{'words' if texts else 'weights'}: not supported here; tensorrt_llm"
+            " takes an embedding_bias, one weight for each token id"
+        )
     if len(texts) != len(values):
         raise InvalidArgument(
             f"embedding_bias_words: {len(texts)} words; embedding_bias_weights has {len(values)}"
@@ -121,9 +130,6 @@ def pad_rows(rows: Sequence[Sequence[int]], pad: int) -> npt.NDArray[np.int32]:
     for target, row in zip(batch, rows, strict=True):
         target[: len(row)] = row
     return batch
-
-
-Tensors = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +217,13 @@ def to_prompt(options: InputOptions, inputs: Tensors) -> Prompt:
         tensor = encode_word_lists(options.tokenizer, [words])
         if tensor is not None and (whole or name == "bad_words_list"):
             engine[name] = tensor
-    engine |= _bias(options, inputs)
+    bias = embedding_bias(
+        options.tokenizer if options.takes_bias else None,
+        inputs.get("embedding_bias_words"),
+        inputs.get("embedding_bias_weights"),
+    )
+    if bias is not None:
+        engine["embedding_bias"] = bias
     engine["streaming"] = np.array([[options.engine_streams and (streaming or beams == 1)]])
     engine.pop("exclude_input_in_output", None)
     if options.excludes_input and not engine["streaming"].any():
@@ -249,15 +261,6 @@ def _encode(
     return ids
 
 
-def _bias(options: InputOptions, inputs: Tensors) -> Tensors:
-    words, weights = (inputs.get(f"embedding_bias_{name}") for name in ("words", "weights"))
-    if not options.takes_bias:
-        refuse_bias(words, weights)
-        return {}
-    bias = embedding_bias(options.tokenizer, words, weights)
-    return {} if bias is None else {"embedding_bias": bias}
-
-
 def _words(options: InputOptions, inputs: Tensors, name: str) -> list[str]:
     words = [word for row in decode_strings(name, inputs.get(name)) for word in row]
     options.word_limits.check(name, words)
@@ -267,7 +270,3 @@ def _words(options: InputOptions, inputs: Tensors, name: str) -> list[str]:
 def _scalar(inputs: Tensors, name: str, default: int) -> int:
     tensor = inputs.get(name)
     return default if tensor is None else int(tensor.flat[0])
-
-
-OWN_OUTPUTS = ("text_output", "output_ids", "batch_index", "sequence_index")
-"""Outputs that are made here, not by the engine."""

@@ -12,10 +12,10 @@ from cog_triton.backend.text_inputs import (
     KNOWN_INPUTS,
     Tensors,
     decode_strings,
+    embedding_bias,
     encode_prompt,
     encode_word_lists,
     pad_rows,
-    refuse_bias,
 )
 from cog_triton.engines.tensor_contract import check_parameters
 from cog_triton.errors import CogTritonError
@@ -61,7 +61,8 @@ class Preprocessing:
         return responses
 
     def _encode(self, tensors: Tensors) -> Tensors:
-        refuse_bias(tensors.get("EMBEDDING_BIAS_WORDS"), tensors.get("EMBEDDING_BIAS_WEIGHTS"))
+        bias = (tensors.get(f"EMBEDDING_BIAS_{name}") for name in ("WORDS", "WEIGHTS"))
+        embedding_bias(None, *bias)
         pad_id = self._defaults["PAD_ID"] or 0
         if "PAD_ID" in tensors:
             pad_id = int(tensors["PAD_ID"].flat[0])

@@ -1,5 +1,6 @@
 """Model repository: consistency of the config.pbtxt files, and the text models' helpers."""
 
+import functools
 from itertools import pairwise
 from typing import Any
 
@@ -96,13 +97,14 @@ def test_decode_strings_drops_empty_words_and_refuses_invalid_utf8():
         text_inputs.decode_strings("stop_words", np.array([[b"\xff"]], dtype=object))
 
 
-def test_refuse_bias_accepts_empty_values():
-    text_inputs.refuse_bias(None, None)
-    text_inputs.refuse_bias(np.array([[b""]], dtype=object), np.zeros((1, 0), np.float32))
+def test_a_bias_is_refused_unless_it_is_empty():
+    refuse = functools.partial(text_inputs.embedding_bias, None)
+    assert refuse(None, None) is None
+    assert refuse(np.array([[b""]], dtype=object), np.zeros((1, 0), np.float32)) is None
     with pytest.raises(InvalidArgument, match="embedding_bias_words"):
-        text_inputs.refuse_bias(np.array([[b"x"]], dtype=object), None)
+        refuse(np.array([[b"x"]], dtype=object), None)
     with pytest.raises(InvalidArgument, match="embedding_bias_weights"):
-        text_inputs.refuse_bias(None, np.array([[1.5]], np.float32))
+        refuse(None, np.array([[1.5]], np.float32))
 
 
 @given(st.lists(st.lists(st.text("abc ü日", min_size=1)), min_size=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,23 +43,20 @@ class Parameters:
         """A parameter's text, empty if it is missing."""
         return self._values.get(name, "")
 
+    def _matching(self, name: str, value: str, pattern: str, rule: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise InvalidPredictorConfig(f"{self._model}.args.{name}={value!r}: must be {rule}")
+        return value
+
     def flag(self, name: str, default: str = "") -> bool:
         """A parameter that is true or false; raises E1202 for anything else."""
         value = (self._values.get(name) or default or self.text(name)).lower()
-        if value not in ("true", "false"):
-            raise InvalidPredictorConfig(
-                f"{self._model}.args.{name}={value!r}: must be true or false"
-            )
-        return value == "true"
+        return self._matching(name, value, "true|false", "true or false") == "true"
 
     def positive_int(self, name: str) -> int:
         """A parameter that is a positive whole number; raises E1202 for anything else."""
-        value = self.text(name)
-        if not value.isdecimal() or not int(value):
-            raise InvalidPredictorConfig(
-                f"{self._model}.args.{name}={value!r}: must be a whole number, at least 1"
-            )
-        return int(value)
+        rule = "a whole number, at least 1"
+        return int(self._matching(name, self.text(name), "0*[1-9][0-9]*", rule))
 
     def count(self, name: str) -> int | None:
         """A parameter that is a positive whole number, None if it is empty; raises E1202."""
@@ -77,9 +75,7 @@ class Parameters:
 
     def token_id(self, name: str) -> int | None:
         """A parameter that is a token id, None if it is empty; raises E1202 for anything else."""
-        value = self._values.get(name, "")
-        if value and not value.isdecimal():
-            raise InvalidPredictorConfig(f"{self._model}.args.{name}={value!r}: must be a token id")
+        value = self._matching(name, self._values.get(name, ""), "[0-9]*", "a token id")
         return int(value) if value else None
 
     def names(self, name: str) -> dict[str, str]:

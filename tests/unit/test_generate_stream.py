@@ -8,13 +8,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scripted_server import (
     HANG,
     PATIENCE_S,
@@ -83,21 +80,6 @@ def test_request_has_path_inputs_and_id_and_is_sent_on_first_read() -> None:
 
 def test_empty_stream_has_no_events() -> None:
     assert read(stream()) == ([], None)
-
-
-@given(st.lists(st.one_of(st.integers(0, 10**6), st.lists(st.integers(0, 10**6)))), st.data())
-def test_events_survive_any_chunking(outputs: list[Any], data: st.DataObject) -> None:
-    rest: dict[str, Any] = {"model_name": "ü", "sequence_length": 1}
-    body = b"".join(event(output_ids=found, **rest) for found in outputs)
-    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(body) - 1)), max_size=6)))
-    pieces = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)]
-    expected = [{**each, **rest} for each in ids(*outputs)]
-    assert read(stream(*filter(None, pieces))) == (expected, None)
-
-
-def test_events_may_end_their_lines_with_crlf() -> None:
-    pieces = [b'data: {"output_ids": 1}\r\n\r', b'\ndata: {"output_ids": 2}\r\n\r\n']
-    assert read(stream(*pieces)) == (ids(1, 2), None)
 
 
 ENSEMBLE = "in ensemble 'ensemble', E1005 InvalidArgument: top_k=-1: must not be negative"
@@ -221,17 +203,6 @@ def test_abort_ends_a_waiting_reader(before: list[int]) -> None:
     assert seen == ids(*before)
 
 
-def test_abort_between_two_reads_ends_the_stream() -> None:
-    with connected([*stream(event(output_ids=1), end=False), HANG]) as (endpoint, server):
-        request = endpoint.request({}, "id")
-        with closing(request.events()) as events:
-            assert next(events) == {"output_ids": 1}
-            request.abort()
-            assert server.request().left.wait(PATIENCE_S)
-            with pytest.raises(TritonUnavailable):
-                next(events)
-
-
 def test_aborted_request_is_not_sent() -> None:
     with connected(stream(event(output_ids=1))) as (endpoint, server):
         request = endpoint.request({}, "aborted")
@@ -244,18 +215,6 @@ def test_aborted_request_is_not_sent() -> None:
     assert [request.json["id"] for request in server.requests] == ["other"]
 
 
-def test_abort_leaves_other_requests_alone() -> None:
-    seen = Event()
-    with connected(stream(event(output_ids=1), seen, event(output_ids=2))) as (endpoint, _):
-        requests = [endpoint.request({}, str(number)) for number in range(3)]
-        readers = [request.events() for request in requests]
-        assert [next(events) for events in readers] == ids(1, 1, 1)
-        requests[1].abort()
-        seen.set()
-        assert list(readers[0]) == list(readers[2]) == ids(2)
-        readers[1].close()
-
-
 def test_stop_is_a_request_with_the_same_id() -> None:
     with connected(stream()) as (endpoint, server):
         endpoint.stop("a-1")
@@ -263,17 +222,6 @@ def test_stop_is_a_request_with_the_same_id() -> None:
     assert server.requests[0].json["stop"] is True
     with connected([RESET]) as (endpoint, _), pytest.raises(TritonUnavailable):
         endpoint.stop("7-1")
-
-
-def test_endpoint_is_thread_safe() -> None:
-    count = 100
-    all_here = Event()
-    answer = stream(event(output_ids=1), all_here, event(output_ids=2))
-    with ThreadPoolExecutor(count) as pool, connected(answer) as (endpoint, server):
-        results = pool.map(lambda n: list(endpoint.request({}, str(n)).events()), range(count))
-        server.request(count - 1)
-        all_here.set()
-        assert list(results) == [ids(1, 2)] * count
 
 
 def test_it_needs_no_wheels() -> None:

@@ -26,8 +26,7 @@ REMOVED = {
     **dict.fromkeys(("TRITON_GRPC_PUBLIC", "TRITON_GRPC_HOST"), _GRPC),
     **dict.fromkeys(("PARK_ENGINE", "cog-triton park", "cog-triton serve --park"), _SPARE),
     "PARK_CHECKPOINT": "spare engines sleep (parking.md)",
-    **dict.fromkeys(("OIDC_ISSUER", "OIDC_AUDIENCE", "OIDC_JWKS_URL"), _OIDC),
-    **dict.fromkeys(("OIDC_TENANT_CLAIM", "OIDC_LEEWAY"), _OIDC),
+    **{f"OIDC_{n}": _OIDC for n in ("ISSUER", "AUDIENCE", "JWKS_URL", "TENANT_CLAIM", "LEEWAY")},
     **dict.fromkeys(("SWAP_RESIDENCE", "SWAP_DRAIN", "COG_TRITON_SWAP"), _SWAP),
     **dict.fromkeys(("COG_TRITON_ENGINE_KEEPER_NAME", "cog-triton serve --swap"), _SWAP),
     **dict.fromkeys(("COG_PROBE_PERIOD", "COG_PROBE_TIMEOUT", "COG_PROBE_FAILURES"), _PROBES),
@@ -58,7 +57,7 @@ REMOVED = {
         }.items()
     },
     **{f"cog-triton bench --{option}": _BENCH for option in ("plot", "csv", "sweep", "slo")},
-    "REPORT_CUSTOM_METRICS": "/metrics has names of vLLM for platforms (metrics.md)",
+    "REPORT_CUSTOM_METRICS": "see metrics.md",
     "llmapi.yaml": "serve the model with vLLM: `cog-triton migrate` writes its model.json",
     "cog-triton migrate --to": "migrate writes model.json for vLLM",
     "q4_1": "take q4_0 or q8_0",

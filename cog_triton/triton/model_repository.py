@@ -1,8 +1,7 @@
 """Model repository: ``triton_model_repo/`` rendered for one engine, through protobuf.
 
-Argument names of text models (preprocessing, postprocessing, ensemble, BLS) are those of
-TensorRT-LLM's templates and of the original cog-triton. Every variable of those templates is either
-applied or rejected with the reason.
+Argument names of the text models are those of TensorRT-LLM's templates and of the original
+cog-triton. Each variable of those templates is applied, or refused with the reason.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _NO_IMAGES = "images are not served here, text alone is"
 _NO_DRAFT = "no draft engine is served beside another: name a draft model in vLLM's"
 
 Setter = Callable[[Any, Any], None]
-"""Sets an argument's value on a config; raises ValueError with the rule that it breaks."""
+"""Sets a value on a config; raises ValueError with the rule that it breaks."""
 
 
 def _whole(least: int, put: Setter) -> Setter:
@@ -85,7 +84,7 @@ def _set_queue_size(config: Any, value: int) -> None:
 
 
 def _check_tokenizer_type(config: Any, value: Any) -> None:
-    """Check and ignore: tokenizer.json has the type, and TensorRT-LLM dropped the argument."""
+    """Check and ignore: tokenizer.json has the type."""
     if value not in _TOKENIZER_TYPES:
         raise ValueError(f"must be {', '.join(_TOKENIZER_TYPES)}; better leave it out")
 
@@ -130,7 +129,7 @@ _SETTERS: Mapping[str, Mapping[str, Setter]] = {
         "tensorrt_llm_draft_model_name": _refuse(f"{_NO_DRAFT} speculative_config"),
     },
 }
-"""Arguments of the text models that are no parameters of their configs."""
+"""Arguments that are no parameters of a config."""
 
 
 def apply_arguments(config: Any, arguments: Mapping[str, Any], engine_dir: Path) -> None:
@@ -189,7 +188,7 @@ instance_group { count: 1 kind: KIND_CPU }
 
 
 _COPIES = {"tensorrt_llm_bls": "ensemble"}
-"""Models that are another one under their own name, without its output_ids."""
+"""Models that are another one, without output_ids."""
 
 
 def render_repository(
@@ -201,9 +200,8 @@ def render_repository(
 ) -> Path:
     """Write every model's ``config.pbtxt`` and ``1/`` under `target`; returns `target`.
 
-    `word_limits` replace those of the text models' own configs, `image_limits` are for models that
-    take images. Raises E1202 naming an argument
-    that its model does not have.
+    `word_limits` replace those of the text models' configs, `image_limits` are for models that take
+    images. Raises E1202 naming an argument that its model does not have.
     """
     source = triton_model_repo()
     shutil.rmtree(target, ignore_errors=True)
@@ -288,14 +286,12 @@ def _render_python_engine(config: Any, decoupled_mode: Any) -> None:
 
 
 def _set_abilities(config: Any, engine_config: Any) -> None:
-    """Tell a text model what the engine's model can do, and how its requests are made."""
+    """Tell a text model how the engine's model answers, and what makes its requests."""
     streams = str(engine_config.model_transaction_policy.decoupled).lower()
-    engines = {name: item.string_value for name, item in engine_config.parameters.items()}
-    abilities = {
-        "engine_streams": streams,
-        COALESCE: engines.get(COALESCE, "true"),
-        REQUEST_DECODER: engines.get(REQUEST_DECODER, ""),
-    }
+    abilities = {"engine_streams": streams}
+    for name in (COALESCE, REQUEST_DECODER):
+        if name in engine_config.parameters:
+            abilities[name] = engine_config.parameters[name].string_value
     for name in abilities.keys() & config.parameters.keys():
         config.parameters[name].string_value = abilities[name]
 

@@ -7,11 +7,12 @@ server would not give by itself.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest
 from cog_triton.errors import EngineCorrupt, nearest
@@ -25,7 +26,15 @@ _HOST_BYTES = ("kv_cache_host_memory_bytes", "lora_cache_host_memory_bytes")
 _HOST_SHARE = 4
 
 _Count = Annotated[int, Field(ge=1)]
-_Tree = str | list[list[int]]
+
+
+def _tree(value: Any) -> Any:
+    """A tree as TensorRT-LLM writes it, "{0}, {0, 0}", as lists."""
+    return json.loads(f"[{value.translate(_BRACKETS)}]") if isinstance(value, str) else value
+
+
+_BRACKETS = str.maketrans("{}", "[]")
+_Tree = Annotated[list[list[int]], BeforeValidator(_tree)]
 
 
 class RuntimeSettings(BaseModel):
@@ -36,13 +45,13 @@ class RuntimeSettings(BaseModel):
     )
 
     kv_cache_free_gpu_mem_fraction: float | None = Field(None, gt=0, le=MOST_GPU_FRACTION)
-    """Fraction of the GPU memory left after loading that the cache takes."""
+    """Share of the GPU memory left after loading that the cache takes."""
     max_tokens_in_paged_kv_cache: _Count | None = None
-    """Tokens that the cache holds at most."""
+    """Most tokens that the cache holds."""
     kv_cache_host_memory_bytes: int | None = Field(None, ge=0)
-    """Bytes of host memory for cache blocks pushed off the GPU."""
+    """Bytes of host memory for blocks pushed off the GPU."""
     enable_kv_cache_reuse: bool | None = None
-    """Keep keys and values for prompts with the same beginning."""
+    """Keep keys and values for prompts that begin alike."""
     enable_chunked_context: bool | None = None
     """Prefill long prompts in pieces."""
     batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] | None = None
@@ -52,7 +61,7 @@ class RuntimeSettings(BaseModel):
     lora_cache_max_adapter_size: _Count | None = None
     """Rank of the largest adapter."""
     lora_cache_gpu_memory_fraction: float | None = Field(None, gt=0, lt=1)
-    """Fraction of the GPU memory left for adapters."""
+    """Share of the GPU memory left for adapters."""
     lora_cache_host_memory_bytes: _Count | None = None
     """Bytes of host memory for adapters."""
     medusa_choices: _Tree | None = None

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import GenericAlias, MappingProxyType
 from typing import Any, get_type_hints
@@ -148,6 +149,7 @@ def _bytes_of(connection: socket.socket, size: int) -> memoryview:
 
 
 _RETURNED, _RAISED = b"R", b"E"
+_hints = cache(get_type_hints)
 
 
 def call(where: PythonChild, function: Callable[..., Any], *arguments: object) -> Any:
@@ -162,7 +164,7 @@ def call(where: PythonChild, function: Callable[..., Any], *arguments: object) -
     if kind == _RAISED:
         text = str(data, "utf-8", "replace")
         raise from_text(text) or RuntimeError(text)
-    return msgspec.msgpack.decode(data, type=get_type_hints(function).get("return", Any))
+    return msgspec.msgpack.decode(data, type=_hints(function).get("return", Any))
 
 
 def serve_calls(descriptor: int) -> None:
@@ -173,9 +175,8 @@ def serve_calls(descriptor: int) -> None:
 def _called(request: memoryview) -> tuple[bytes, bytes]:
     module, name, arguments = msgspec.msgpack.decode(request, type=tuple[str, str, msgspec.Raw])
     function = getattr(importlib.import_module(module), name)
-    hints = get_type_hints(function)
-    hints.pop("return", None)
-    kinds = GenericAlias(tuple, tuple(hints.values())) if hints else list
+    given = tuple(kind for parameter, kind in _hints(function).items() if parameter != "return")
+    kinds = GenericAlias(tuple, given) if given else list
     try:
         result = function(*msgspec.msgpack.decode(arguments, type=kinds))
         return _RETURNED, msgspec.msgpack.encode(result)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -133,19 +134,23 @@ class _ClientRequest:
 
     def run(self) -> None:
         """Submit it, or refuse it, or stop others with the same id."""
-        try:
+        with self._answering_errors():
             inputs = self._asked.inputs
             if "stop" in inputs and inputs["stop"].any():
                 self._stop_others()
                 return
-            parts = self._model.parse(self._asked)
-            self._all = parts
-            self._parts = {next(self._model.numbers): part for part in parts}
+            self._all = self._model.parse(self._asked)
+            self._parts = {next(self._model.numbers): part for part in self._all}
             self._model.active.add(self)
             for handle, part in list(self._parts.items()):
                 emit = partial(self._emit, handle)
                 self._model.engine.submit(handle, part.request, emit, part.prompt)
             self._model.changed()
+
+    @contextmanager
+    def _answering_errors(self) -> Iterator[None]:
+        try:
+            yield
         except CogTritonError as error:
             # A name that outlived this block would be a reference cycle, and keep the prompt.
             self._fail(python_backend.error_response(error), error)
@@ -184,7 +189,8 @@ class _ClientRequest:
 
         Triton (24.10) mixes up the outputs of responses that are sent at once.
         """
-        with self._lock:
+        failure = None
+        with self._answering_errors(), self._lock:
             part = self._parts.get(handle)
             if part is None:
                 return

@@ -1,18 +1,21 @@
-"""A refused request of a text model: its prompt is freed at once, not at a later GC."""
+"""Requests of a text model that fail: refused, or while they are answered."""
 
 from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import json
 import sys
 import weakref
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from cog_triton.backend.answers import Part
+from cog_triton.engines.request import TokenEvent
 from cog_triton.engines.tensor_contract import check_parameters
 
 FINAL = 1
@@ -94,3 +97,33 @@ def test_refused_request_leaves_no_reference_cycle(engine_model: Any) -> None:
     [(text, flags)] = sender.sent
     assert "max_tokenz" in text
     assert flags == FINAL
+
+
+def test_a_request_whose_answer_fails_is_ended_and_its_engine_stopped(engine_model: Any) -> None:
+    class Broken(Part):
+        def feed(self, event: Any) -> Any:
+            raise ZeroDivisionError
+
+    class Engine:
+        emits: ClassVar[dict[int, Any]] = {}
+        cancelled: ClassVar[list[int]] = []
+
+        def submit(self, handle: int, request: Any, emit: Any, prompt: Any) -> None:
+            self.emits[handle] = emit
+
+        def cancel(self, handle: int) -> None:
+            self.cancelled.append(handle)
+
+    sender, engine = Sender(), Engine()
+    model = SimpleNamespace(name="ensemble", active=set(), changed=lambda: None, engine=engine)
+    model.numbers, model.parse = itertools.count(1), lambda asked: [Broken(None), Broken(None)]
+    model.failure = lambda event: None
+    engine_model._ClientRequest(model, Request(sender), {}).run()
+    assert len(model.active) == 1
+    for number in (1, 2):
+        engine.emits[number](TokenEvent([5], []))
+    [(text, flags)] = sender.sent
+    assert "E2100" in text
+    assert flags == FINAL
+    assert engine.cancelled == [1, 2]
+    assert not model.active

@@ -53,23 +53,21 @@ class MockInputs(PredictionInputs):
             raise InvalidArgument(f"buffer_size={self.buffer_size}: only with output_method=buffer")
         if self.inject is None and self.inject_after:
             raise InvalidArgument(f"inject_after={self.inject_after}: only with inject")
-        given_chat = self.messages is not None and self.prompt == _PROMPT
         # The original's performance script reads the metrics.
-        found = replace(
-            self, prompt="" if given_chat else self.prompt, log_performance_metrics=True
-        )
-        if self.n_output_tokens is None:
-            return found
-        count = int(self.n_output_tokens)
-        for name in ("max_tokens", "max_new_tokens", "min_tokens", "min_new_tokens"):
-            value = getattr(self, name)
-            if value not in (None, count) and (name, value) != ("max_tokens", DEFAULT_MAX_TOKENS):
-                raise InvalidArgumentMaxTokens(
-                    f"Can't set both n_output_tokens ({count}) and {name} ({value})"
-                )
-        return replace(
-            found, max_tokens=count, min_tokens=count, max_new_tokens=None, min_new_tokens=None
-        )
+        own: dict[str, Any] = {"log_performance_metrics": True}
+        if self.messages is not None and self.prompt == _PROMPT:
+            own["prompt"] = ""
+        if self.n_output_tokens is not None:
+            count = int(self.n_output_tokens)
+            for name in ("max_tokens", "max_new_tokens", "min_tokens", "min_new_tokens"):
+                value = getattr(self, name)
+                if value not in (None, count, DEFAULT_MAX_TOKENS if name == "max_tokens" else None):
+                    raise InvalidArgumentMaxTokens(
+                        f"Can't set both n_output_tokens ({count}) and {name} ({value})"
+                    )
+            own |= {"max_tokens": count, "min_tokens": count}
+            own |= {"max_new_tokens": None, "min_new_tokens": None}
+        return replace(self, **own)
 
     @property
     def of_engine(self) -> dict[str, Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from cog_triton.engines import tensor_contract
@@ -15,8 +14,26 @@ from cog_triton.errors import InvalidArgument, InvalidPredictorConfig, nearest
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_LEAST = {"tokens_per_response": 1, "max_batch_size": 1, "cancellation_check_period_ms": 1}
-_MOST = {"jitter": 1.0}
+_RANGES = {
+    "jitter": (0, 1),
+    **dict.fromkeys(
+        ("tokens_per_response", "max_batch_size", "cancellation_check_period_ms"),
+        (1, sys.float_info.max),
+    ),
+}
+_KINDS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "float": (float, "a finite number, "),
+    "int": (int, "a whole number, "),
+    "bool": (lambda text: {"true": True, "false": False}[text.lower()], "true or false"),
+}
+
+
+def _broken_range(name: str, value: float) -> str:
+    """The range of option `name` if `value` is outside it; else empty."""
+    least, most = _RANGES.get(name, (0, sys.float_info.max))
+    if least <= value <= most:
+        return ""
+    return f"from {least} to {most}" if most == 1 else f"at least {least}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,57 +72,30 @@ class MockOptions:
             return 1000 * self.tokens_per_response / self.step_ms
         return self.tps if requested is None else requested
 
+    def of(self, request: MockRequest) -> Self:
+        """These options with those that the request has of its own."""
+        own = {name: getattr(request, name) for name in _OF_REQUESTS}
+        return replace(self, **{name: value for name, value in own.items() if value is not None})
+
     @classmethod
     def parse(cls, arguments: Mapping[str, Any]) -> Self:
         """Options from a serve config's or a model's parameters; raises E1202."""
         kinds = {field.name: str(field.type) for field in fields(cls)}
         values: dict[str, Any] = {}
         for name, value in arguments.items():
+            place = f"tensorrt_llm.args.{name}={value!r}"
             if name not in kinds:
-                raise InvalidPredictorConfig(
-                    f"tensorrt_llm.args.{name}={value!r}: the mock engine has no such option"
-                    f"{nearest(name, list(kinds))}"
-                )
+                hint = nearest(name, list(kinds))
+                raise InvalidPredictorConfig(f"{place}: the mock engine has no such option{hint}")
             read, kind = _KINDS[kinds[name]]
-            values[name] = found = read(value)
-            rule = broken_rule(name, -1 if found is None else found)
-            if found is None or rule:
-                must = kind if read is _bool else f"{kind}, {rule}"
-                raise InvalidPredictorConfig(f"tensorrt_llm.args.{name}={value!r}: must be {must}")
+            try:
+                values[name] = found = read(str(value))
+            except (ValueError, LookupError):
+                found = float("nan")
+            if rule := _broken_range(name, found):
+                must = kind + rule if read in (int, float) else kind
+                raise InvalidPredictorConfig(f"{place}: must be {must}")
         return cls(**values)
-
-
-def broken_rule(name: str, value: float) -> str | None:
-    """The rule of option `name` that `value` breaks, None if it breaks none."""
-    least, most = _LEAST.get(name, 0), _MOST.get(name, math.inf)
-    if least <= value <= most and value < math.inf:
-        return None
-    return f"at least {least}" if most == math.inf else f"from {least} to {most:g}"
-
-
-def _float(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    with suppress(ValueError):
-        return float(value)
-    return None
-
-
-def _int(value: Any) -> int | None:
-    with suppress(ValueError):
-        return None if _float(value) is None else int(str(value))
-    return None
-
-
-def _bool(value: Any) -> bool | None:
-    return {"true": True, "false": False}.get(str(value).lower())
-
-
-_KINDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
-    "float": (_float, "a finite number"),
-    "int": (_int, "a whole number"),
-    "bool": (_bool, "true or false"),
-}
 
 
 Injection = Literal["error", "crash", "hang"]
@@ -118,6 +108,7 @@ INPUTS = {
     "inject_after": "TYPE_INT32",
 }
 """Optional inputs beside the tensor contract, each of one value: Triton type by name."""
+_OF_REQUESTS = ("tps", "jitter", "prefill_ms", "tokens_per_response")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,26 +130,22 @@ class MockRequest(EngineRequest):
 def decode_request(tensors: Mapping[str, npt.NDArray[Any]]) -> MockRequest:
     """Decode a request from input tensors; raises E1005 naming what is wrong."""
     common = {name: tensor for name, tensor in tensors.items() if name not in INPUTS}
-    own = {name: tensor for name, tensor in tensors.items() if name in INPUTS}
+    own = {name: tensors[name] for name in INPUTS if name in tensors}
     values = {name: tensor_contract.scalar(name, tensor) for name, tensor in own.items()}
     return request_of(tensor_contract.decode_request(common), values)
 
 
 def request_of(request: EngineRequest, inputs: Mapping[str, Any]) -> MockRequest:
     """The request with its `inputs` of `INPUTS`; raises E1005 naming what is wrong."""
-    return MockRequest(
-        **{field.name: getattr(request, field.name) for field in fields(request)},
-        **{name: _checked(name, value) for name, value in inputs.items()},
-    )
-
-
-def _checked(name: str, value: Any) -> Any:
-    if name == "inject":
-        text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-        if text not in get_args(Injection):
-            known = ", ".join(get_args(Injection))
-            raise InvalidArgument(f"inject={text[:80]!r}: must be one of {known}")
-        return text
-    if rule := broken_rule(name, value):
-        raise InvalidArgument(f"{name}={value:g}: must be {rule}")
-    return value
+    own = dict(inputs)
+    for name, value in own.items():
+        if name == "inject":
+            text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+            if text not in get_args(Injection):
+                known = ", ".join(get_args(Injection))
+                raise InvalidArgument(f"inject={text[:80]!r}: must be one of {known}")
+            own[name] = text
+        elif rule := _broken_range(name, value):
+            raise InvalidArgument(f"{name}={value:g}: must be {rule}")
+    common = {field.name: getattr(request, field.name) for field in fields(request)}
+    return MockRequest(**common, **own)

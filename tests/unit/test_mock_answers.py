@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mock_requests import request
@@ -32,7 +31,6 @@ def scripted(directory: Path, script: object = SCRIPT) -> Path:
     return mock_directory.make_engine(directory / "engines", path)
 
 
-@pytest.mark.parametrize("options", [{"tps": 0}, {"step_ms": 1}], ids=["flat out", "steps"])
 @pytest.mark.parametrize(
     ("prompt", "answer"),
     [
@@ -42,42 +40,33 @@ def scripted(directory: Path, script: object = SCRIPT) -> Path:
         ("<|im_start|>user\nweather\n15 Thanks<|im_end|>", SCRIPT[2]["say"]),
     ],
 )
-def test_the_entry_that_comes_last_answers(
-    tmp_path: Path, prompt: str, answer: str, options: dict[str, Any]
-) -> None:
+def test_the_entry_that_comes_last_answers(tmp_path: Path, prompt: str, answer: str) -> None:
     engine = scripted(tmp_path)
     tokenizer = Tokenizer.from_file(str(engine / "tokenizer.json"))
-    now = 0.0
-    mock = MockEngine(mock_directory.read_model(engine), MockOptions(**options), lambda: now)
+    mock = MockEngine(mock_directory.read_model(engine), MockOptions(tps=0))
 
-    def rest() -> tuple[list[int], str | None]:
-        nonlocal now
+    def rest() -> list[int]:
         events: list[TokenEvent] = []
         while not (events and events[-1].finish):
-            now += 1
             events += [event for _, event in mock.step()]
-        return [token for event in events for token in event.token_ids], events[-1].finish
+        assert events[-1].finish == "stop"
+        return [token for event in events for token in event.token_ids]
 
     ids = tokenizer.encode(prompt).ids
-    whole = request(max_tokens=100)
-    mock.submit(1, replace(whole, input_ids=ids, guide=Guide("regex", ".*")))
-    said, finish = rest()
+    whole = replace(request(100, guide=Guide("regex", ".*")), input_ids=ids)
+    mock.submit(1, whole)
+    said = rest()
     assert tokenizer.decode(said) == answer
-    assert finish == "stop"
-
     # Taken up after an engine's death: the same answer, although the prompt has grown by it.
-    mock.submit(2, replace(whole, input_ids=ids, made=tuple(said[:2])))
-    assert rest()[0] == said[2:]
+    mock.submit(2, replace(whole, made=said[:2]))
+    assert rest() == said[2:]
 
 
-def test_a_prompt_that_nothing_is_scripted_for_gets_the_passage(tmp_path: Path) -> None:
-    model = mock_directory.read_model(scripted(tmp_path))
+def test_without_an_entry_the_passage_answers_and_guides_need_a_script(tmp_path: Path) -> None:
+    engine, plain = scripted(tmp_path), mock_directory.make_engine(tmp_path / "engines")
+    model = mock_directory.read_model(engine)
     assert model.output_for([5, 6]) == model.output_ids
-
-
-def test_guides_are_an_ability_of_scripts_alone(tmp_path: Path) -> None:
-    assert "json_schema" in MockFamily.open(scripted(tmp_path)).abilities.guides
-    plain = mock_directory.make_engine(tmp_path / "engines")
+    assert "json_schema" in MockFamily.open(engine).abilities.guides
     assert not MockFamily.open(plain).abilities.guides
 
 

@@ -60,7 +60,7 @@ class Stream:
         self.alike = 0  # of so many tokens the events are those of any stream at that place
 
     def start(self, now: float) -> None:
-        """Begin the prefill, in a slot."""
+        """Begin the prefill."""
         self._begin = now + self._prefill_s
         self.due = self._next_due()
 

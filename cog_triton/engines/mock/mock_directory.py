@@ -114,14 +114,14 @@ def _files(script: list[_Answer]) -> dict[str, bytes]:
     def ids_of(text: str) -> list[int]:
         return list(made.encode(text, add_special_tokens=False).ids)
 
-    end = ids_of(word_tokenizer.END)
+    end, vocabulary = ids_of(word_tokenizer.END), made.get_vocab()
     model = MockModel(
         output_ids=ids_of(word_tokenizer.PASSAGE),
         eos_ids=end,
-        vocab_size=made.get_vocab_size(),
+        vocab_size=len(vocabulary),
         max_seq_len=_MAX_SEQ_LEN,
         answers=[(word_tokenizer.spelled(each.after), ids_of(each.say) + end) for each in script],
-        pieces=word_tokenizer.pieces(made) if script else [],
+        pieces=sorted(vocabulary, key=vocabulary.__getitem__) if script else [],
     )
     files = {
         MODEL_FILE: msgspec.json.encode(model),

@@ -14,13 +14,7 @@ from cog_triton.errors import InvalidArgument, InvalidPredictorConfig, nearest
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_RANGES = {
-    "jitter": (0, 1),
-    **dict.fromkeys(
-        ("tokens_per_response", "max_batch_size", "cancellation_check_period_ms"),
-        (1, sys.float_info.max),
-    ),
-}
+_AT_LEAST_1 = ("tokens_per_response", "max_batch_size", "cancellation_check_period_ms")
 _KINDS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "float": (float, "a finite number, "),
     "int": (int, "a whole number, "),
@@ -30,7 +24,7 @@ _KINDS: Mapping[str, tuple[Callable[[str], Any], str]] = {
 
 def _broken_range(name: str, value: float) -> str:
     """The range of option `name` if `value` is outside it; else empty."""
-    least, most = _RANGES.get(name, (0, sys.float_info.max))
+    least, most = int(name in _AT_LEAST_1), 1 if name == "jitter" else sys.float_info.max
     if least <= value <= most:
         return ""
     return f"from {least} to {most}" if most == 1 else f"at least {least}"
@@ -74,7 +68,7 @@ class MockOptions:
 
     def of(self, request: MockRequest) -> Self:
         """These options with those that the request has of its own."""
-        own = {name: getattr(request, name) for name in _OF_REQUESTS}
+        own = {name: getattr(request, name) for name in INPUTS if hasattr(self, name)}
         return replace(self, **{name: value for name, value in own.items() if value is not None})
 
     @classmethod
@@ -108,7 +102,6 @@ INPUTS = {
     "inject_after": "TYPE_INT32",
 }
 """Optional inputs beside the tensor contract, each of one value: Triton type by name."""
-_OF_REQUESTS = ("tps", "jitter", "prefill_ms", "tokens_per_response")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

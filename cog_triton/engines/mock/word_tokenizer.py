@@ -53,17 +53,14 @@ write year yes yet you young your
 
 
 _OPENING, END = "<|im_start|>", "<|im_end|>"
-_CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 CONFIG: dict[str, Any] = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "bos_token": None,
     "eos_token": END,
-    "chat_template": _CHAT_TEMPLATE,
+    "chat_template": "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
 }
 """Content of tokenizer_config.json."""
 
@@ -86,14 +83,8 @@ def spelled(text: str) -> str:
     return "".join(piece for piece, _ in split.pre_tokenize_str(text))
 
 
-def pieces(tokenizer: Tokenizer) -> list[str]:
-    """Every token in the byte alphabet, by its id."""
-    return sorted(vocabulary := tokenizer.get_vocab(), key=vocabulary.__getitem__)
-
-
 def _spelled_words() -> list[str]:
     """Every word in the byte alphabet, with and without a capital and a space before it."""
-    told = filter(str.isascii, re.findall(r"\w+", PASSAGE))
-    words = sorted({*WORDS.split(), *told})
+    words = sorted({*WORDS.split(), *filter(str.isascii, re.findall(r"\w+", PASSAGE))})
     cases = dict.fromkeys(form for word in words for form in (word, word.capitalize()))
     return [spelled(space + word) for word in cases for space in ("", " ")]

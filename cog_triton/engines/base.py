@@ -299,8 +299,14 @@ class EngineFamily(ABC):
         """Arguments of its engine model by the settings, which override those of others."""
         return {}
 
-    def check_environment(self, settings: Settings) -> None:  # noqa: B027
+    def check_environment(self, settings: Settings) -> None:
         """Raise E1005 or E1305 for settings, or packages of this machine, that it cannot have."""
+        count = settings.engine_replicas
+        if count > 1 and not self.replicable:
+            raise InvalidArgument(
+                f"ENGINE_REPLICAS={count}: must be 1 with a {self.name} engine; start a server for"
+                " each, as a cluster does (deploy.md)"
+            )
 
     def memory(self) -> Demand | None:
         """What it asks of each GPU; None for nothing. Raises E1301 or E1304 where none can tell."""

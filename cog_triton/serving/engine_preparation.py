@@ -85,11 +85,6 @@ def _replicas(settings: Settings, family: EngineFamily) -> EngineReplicas:
     count = settings.engine_replicas
     if count == 1:
         return ONE
-    if not family.replicable:
-        raise InvalidArgument(
-            f"ENGINE_REPLICAS={count}: must be 1 with a {family.name} engine; start a server for"
-            " each, as a cluster does (deploy.md)"
-        )
     if settings.spare_engine:
         raise InvalidArgument(f"ENGINE_REPLICAS={count}: must be 1 with SPARE_ENGINE")
     return share_gpus(count, family.gpus)

@@ -80,7 +80,8 @@ def test_engines_of_tensorrt_llm_are_refused(tmp_path: Path) -> None:
     family = tensorrt_llm_engines.family(tmp_path / "engine")
     refused = r"ENGINE_REPLICAS=2: must be 1 with a tensorrt_llm engine"
     with pytest.raises(InvalidArgument, match=refused):
-        engine_preparation._replicas(load_settings(engine_replicas=2), family)
+        family.check_environment(load_settings(engine_replicas=2))
+    family.check_environment(load_settings())
     assert engine_preparation._replicas(load_settings(), family).count == 1
 
 

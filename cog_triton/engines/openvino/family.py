@@ -198,6 +198,7 @@ class OpenVINOFamily(EngineFamily):
 
     def check_environment(self, settings: Settings) -> None:
         """Log weights against host memory: of mapped files, so that less of it serves, too."""
+        super().check_environment(settings)
         size, here = (self.directory / "openvino_model.bin").stat().st_size, host_memory()
         short = size > here.free
         _log.log(

@@ -188,6 +188,7 @@ class VLLMFamily(EngineFamily):
 
     def check_environment(self, settings: Settings) -> None:
         """See `EngineFamily.check_environment`; an engine of several nodes has no second one."""
+        super().check_environment(settings)
         python = settings.cog_triton_vllm_python
         sites = python.parents[1].glob("lib/python3.*/site-packages") if python else sys.path
         cuda_support.require_packages([*map(str, sites)], "vLLM")

@@ -52,7 +52,7 @@ class Pipe:
         self._lock = threading.Lock()
         self._ending = False
         self._sizes: deque[int] = deque()  # of the responses that have not arrived
-        self._size = self._arrived = 0
+        self._size = self._arrived = self._sent = 0
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="engine-pipe", daemon=True)
@@ -179,6 +179,7 @@ class Pipe:
         with self._lock:
             self._sizes.append(len(content))
             self._size += len(content)
+        content, self._sent = step_pipe.numbered(self._sent, content), self._sent + 1
         tensor = pb_utils.Tensor(step_pipe.BYTES, np.frombuffer(content, np.uint8))
         python_backend.send(self._senders[-1], pb_utils.InferenceResponse([tensor]))
         return True

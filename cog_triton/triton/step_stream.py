@@ -78,7 +78,7 @@ class EngineChannel:
         self._start()
 
     def _start(self) -> None:
-        self._decoder = FrameDecoder()
+        self._decoder, self._order = FrameDecoder(), step_pipe.InOrder()
         self._responses = self._told = self._unread = 0
         self._waiting: list[tuple[int, bytes]] = []  # for the engine
 
@@ -140,7 +140,8 @@ class EngineChannel:
         self._responses += 1
         self._unread += len(content)
         try:
-            payloads = self._decoder.feed(content)
+            in_order = self._order.take(content)
+            payloads = [payload for part in in_order for payload in self._decoder.feed(part)]
             self.lag = len(payloads)
             for payload in payloads:
                 self._take(engine_messages.decode(payload))

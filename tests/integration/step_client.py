@@ -98,6 +98,7 @@ class StepClient:
 
     def _read(self) -> None:
         decoder, responses, acked, unread = FrameDecoder(), 0, 0, 0
+        order = step_pipe.InOrder()
         try:
             for message in self._stream:
                 if message.error_message:
@@ -105,8 +106,9 @@ class StepClient:
                     break
                 content = message.infer_response.raw_output_contents[0]
                 responses, unread = responses + 1, unread + len(content)
-                for payload in decoder.feed(content):
-                    self._take(engine_messages.decode(payload))
+                for part in order.take(content):
+                    for payload in decoder.feed(part):
+                        self._take(engine_messages.decode(payload))
                 due = responses - acked >= step_pipe.ACK_RESPONSES
                 if due or unread >= step_pipe.ACK_BYTES:
                     acked, unread = responses, 0

@@ -34,6 +34,7 @@ class ScriptedPipe:
         self.closed = threading.Event()
         self._decoder = FrameDecoder()
         self._send = send
+        self._sent = 0
 
     @property
     def submits(self) -> list[Submit]:
@@ -46,8 +47,14 @@ class ScriptedPipe:
 
     def send(self, *contents: bytes) -> None:
         """A response for each."""
-        for content in contents:
-            response = _pb.ModelInferResponse(raw_output_contents=[content])
+        self.send_mixed(*contents, order=range(len(contents)))
+
+    def send_mixed(self, *contents: bytes, order: Iterable[int]) -> None:
+        """A response for each, those in another `order` as Triton may have them."""
+        numbered = [step_pipe.numbered(self._sent + n, one) for n, one in enumerate(contents)]
+        self._sent += len(contents)
+        for place in order:
+            response = _pb.ModelInferResponse(raw_output_contents=[numbered[place]])
             self._send(_pb.ModelStreamInferResponse(infer_response=response))
 
     def say(self, message: Any) -> None:

@@ -38,8 +38,8 @@ class Response:
 class Sender:
     """A request: `contents` are the responses of its pipe, `last` is the one with the end."""
 
-    def __init__(self, contents: list[bytes]) -> None:
-        self.contents = contents
+    def __init__(self, contents: list[bytes], order: step_pipe.InOrder) -> None:
+        self.contents, self.order = contents, order
         self.last: Any = None
         self.ended = threading.Event()
         self.gone = False
@@ -49,7 +49,8 @@ class Sender:
             self.last = response
             self.ended.set()
         else:
-            self.contents += [tensor.tobytes() for tensor in response.tensors]
+            for tensor in response.tensors:
+                self.contents += self.order.take(tensor.tobytes())
 
     def is_cancelled(self) -> bool:
         return self.gone
@@ -67,9 +68,10 @@ class World:
         self.model.initialize({})
         self._listener = listener
         self.contents: list[bytes] = []
+        self.order = step_pipe.InOrder()
 
     def call(self, call: bytes, name: str = "pipe") -> Sender:
-        sender = Sender(self.contents)
+        sender = Sender(self.contents, self.order)
         tensor = SimpleNamespace(as_numpy=lambda: np.frombuffer(call, np.uint8))
         request = SimpleNamespace(
             get_response_sender=lambda: sender, request_id=lambda: name, tensor=tensor

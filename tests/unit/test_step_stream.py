@@ -20,6 +20,7 @@ from loop_thread import OnLoop, call
 from scripted_server import PATIENCE_S, wait_until
 from scripted_steps import ScriptedSteps, step
 
+from cog_triton.engines import step_pipe
 from cog_triton.engines.engine_messages import Cancel, Others
 from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.request import EngineRequest
@@ -125,6 +126,21 @@ def test_requests_share_steps_and_are_what_was_asked_for(
     assert time.monotonic() - streams.last_token_at < PATIENCE_S
     with pytest.raises(InvalidArgument, match="seed=-1"):
         Running(streams, seed=-1)
+
+
+def test_responses_that_triton_mixes_up_are_read_in_order(
+    streams: StepStreams, triton: ScriptedSteps
+) -> None:
+    """A reader that is behind gets responses of two requests; a step may be in several."""
+    running = Running(streams)
+    pipe = triton.pipe()
+    handle = pipe.requests()[0].handle
+    content = b"".join(step(made(handle, place, place, end=place // 9)) for place in range(10))
+    parts = [content[place : place + 50] for place in range(0, len(content), 50)]
+    mixed = [*range(3), *range(6, len(parts)), 5, 3, 4]
+    pipe.send_mixed(*parts, order=mixed)
+    running.wait()
+    assert running.ids == list(range(10))
 
 
 def test_opening_waits_for_the_engine_and_requests_do_too(triton: ScriptedSteps) -> None:
@@ -309,8 +325,9 @@ def test_any_cutting_of_the_bytes_gives_the_same_items(cuts: list[int]) -> None:
     engine, found = EngineChannel(streams, 0), list[StepItem]()
     for handle in range(5):
         engine.running[handle] = StepSubmission(engine, handle, found.append, 1)
-    for start, end in itertools.pairwise(sorted({0, len(SENT), *cuts})):
-        response = SimpleNamespace(raw_output_contents=[SENT[start:end]])
+    for number, (start, end) in enumerate(itertools.pairwise(sorted({0, len(SENT), *cuts}))):
+        content = step_pipe.numbered(number, SENT[start:end])
+        response = SimpleNamespace(raw_output_contents=[content])
         engine.on_response(response, last=False)
     sent = [(item, *ITEMS[:place]) for place, item in enumerate(ITEMS)]
     assert found == list(itertools.chain(*sent))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from cog_triton.text.tokenizer import EngineTokenizer
 _GROWING = ("output_log_probs", "output_ids")
 
 
-class Part:
+class Part(ABC):
     """One engine request of a client's request, and the responses that its events become."""
 
     tokens = 0
@@ -34,9 +35,9 @@ class Part:
         self.request = request
         self.prompt = prompt
 
+    @abstractmethod
     def feed(self, event: Any) -> list[Tensors]:
         """The responses to send now."""
-        raise NotImplementedError
 
     def finish(self) -> list[Tensors]:
         """The responses that are left to send in the end."""

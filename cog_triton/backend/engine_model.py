@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +43,7 @@ class Asked:
     request_id: str
 
 
-class EngineModel:
+class EngineModel(ABC):
     """`execute` only submits requests, so they do not wait for each other.
 
     A subclass reads the tensors of a request, and its parts make those of the responses.
@@ -59,6 +60,8 @@ class EngineModel:
         self._check_period = self.parameters.positive_int("cancellation_check_period_ms") / 1000
         self.active: set[_ClientRequest] = set()
         self.numbers = itertools.count(1)
+        self.changed: Callable[[], object] = lambda: None
+        """Called when a request was submitted, or has ended."""
         self.engine = self.connect()
         self.engine.start()
         self.setup(args)
@@ -71,6 +74,7 @@ class EngineModel:
         coalesce = self.parameters.flag(COALESCE, default="true")
         return EngineClient(own_addresses(), self.role, coalesce=coalesce)
 
+    @abstractmethod
     def setup(self, args: Mapping[str, str]) -> None:
         """Prepare for requests; raises a coded error, which ends tritonserver."""
 
@@ -78,16 +82,13 @@ class EngineModel:
         """Whether `parse` may take so long that it must have a thread of its own."""
         return False
 
+    @abstractmethod
     def parse(self, asked: Asked) -> Sequence[Part]:
         """The engine requests of a request, at least one; raises its coded error."""
-        raise NotImplementedError
 
     def failure(self, event: Any) -> Any:
         """The response to an event that ends a request without an answer; None for others."""
         return None if event.error is None else python_backend.error_response(event.error)
-
-    def changed(self) -> None:
-        """Called when a request was submitted, or has ended."""
 
     def execute(self, requests: list[Any]) -> None:
         """Submit requests to the engine, whose events send the responses."""

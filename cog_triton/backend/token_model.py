@@ -69,12 +69,8 @@ class TritonPythonModel(EngineModel):
         self._decode = getattr(importlib.import_module(module), function)
         self.engine.wait_until_linked()
         self._metrics = RequestMetrics(args, self.engine.stats)
-        self.engine.on_kv_cache = self.changed
+        self.engine.on_kv_cache = self.changed = self._metrics.publish
         process_tuning.tune_for_serving()
-
-    def changed(self) -> None:
-        """See `EngineModel.changed`."""
-        self._metrics.publish()
 
     def parse(self, asked: Asked) -> Sequence[TokenPart]:
         """See `EngineModel.parse`."""

@@ -155,7 +155,7 @@ class VLLMPart(Part):
 
     def __init__(self, parsed: ParsedRequest) -> None:
         request = parsed.request
-        # What tells prompts apart: token ids, else bytes of the text, as vLLM encodes it itself.
+        # Distinguishes prompts: token ids, else bytes of the text, as vLLM encodes it itself.
         ids = request.input_ids if isinstance(request, EmbeddingRequest) else ()
         super().__init__(request, ids or request.prompt.encode())
         self._parsed = parsed

@@ -102,7 +102,7 @@ def read_engine(directory: Path) -> Engine:
     if engine.release < _OLDEST:
         raise EngineIncompatible(
             f"version={config.version!r} of config.json: TensorRT-LLM 0.9 is the oldest whose"
-            " engines are served: build the engine anew"
+            " engines are served: build the engine again"
         )
     return engine
 

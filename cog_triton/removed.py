@@ -61,6 +61,7 @@ REMOVED = {
     "llmapi.yaml": "serve the model with vLLM: `cog-triton migrate` writes its model.json",
     "cog-triton migrate --to": "migrate writes model.json for vLLM",
     "q4_1": "take q4_0 or q8_0",
+    "cog-triton build --against-installed": "--check compares with the recorded options",
     "cog-triton prune --measure": "compress the files yourself, before and after",
 }
 """What to use instead of each name: an environment variable, a command, a command's option

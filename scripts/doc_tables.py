@@ -16,7 +16,6 @@ from typing import get_args
 from pydantic import BaseModel
 
 from cog_triton.artifact.cuda_support import FLOORS
-from cog_triton.builder import checks, legacy_options, migration
 from cog_triton.builder.adapter_config import AdapterSource
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.sealed_config import CanaryConfig, SealedConfig
@@ -146,9 +145,6 @@ TABLES = {
     "errors": ("errors.md", error_codes),
     "vllm": ("vllm.md", vllm_versions),
     "keys": ("build.md", build_keys),
-    "combinations": ("build.md", checks.markdown),
-    "legacy options": ("build.md", legacy_options.markdown),
-    "migration": ("migrate.md", migration.markdown),
     "vllm image left out": ("image-contents.md", vllm_image_tables.left_out),
     "not affected": ("supply-chain.md", vulnerabilities.table),
     "vllm image dropped": ("image-contents.md", vllm_image_tables.dropped),

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from cog_triton.builder.config import BuildConfig, parse_config
-from cog_triton.builder.upgrade import Translation, translate
+from cog_triton.builder.translate import Translation, translate
 from cog_triton.errors import UnknownArgument
 
 TINY_GPT2 = """

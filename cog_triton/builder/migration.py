@@ -1,24 +1,21 @@
-"""Migration of build configs to vLLM, by the rules of migration.yaml."""
+"""Migration of build configs to vLLM, by the rows of options.yaml."""
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
 
 from cog_triton.builder.arguments import ArgumentValue, shown
-from cog_triton.builder.breaches import Facts
-from cog_triton.builder.checks import breaches_of
 from cog_triton.builder.config import BuildConfig, StepConfig
+from cog_triton.builder.option_table import Target, Verdict, find
 from cog_triton.builder.plan import OWN, Families
-from cog_triton.builder.upgrade import translate_leniently
+from cog_triton.builder.rules import OF_ARGUMENTS, Facts, breaches
+from cog_triton.builder.translate import translate_leniently
 from cog_triton.engines.tensorrt_llm import model_settings
 from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES
 from cog_triton.engines.tensorrt_llm.runtime_settings import carried
@@ -26,7 +23,6 @@ from cog_triton.engines.vllm import argument_types
 from cog_triton.errors import EngineIncompatible, InvalidArgument, InvalidPredictorConfig
 from cog_triton.system.paths import expanded
 
-Verdict = Literal["carries", "changes", "lost", "unneeded"]
 VERDICTS: Mapping[Verdict, str] = {
     "carries": "means the same",
     "changes": "has another meaning, or another way to be said",
@@ -38,124 +34,6 @@ _MODEL_KEYS = ("model_id", "convert", "convert_to_ft", "quantize", "build")
 FILE = "model.json"
 """What an engine directory of vLLM has."""
 _GIB = 1 << 30
-
-
-class Rule(BaseModel):
-    """What becomes of one option; see the head of migration.yaml."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    to: str | None = None
-    convert: str | None = Field(None, alias="as")
-    also: dict[str, Any] = Field({}, alias="with")
-    changes: str | None = None
-    lost: str | None = None
-    unneeded: str | None = None
-    note: str | None = None
-    values: dict[str, Rule] = {}
-    others: Rule | None = Field(None, alias="else")
-    default: tuple[str | int | bool, ...] = ()
-
-    @property
-    def verdict(self) -> Verdict:
-        """What the option's line begins with, where no rule by value goes before."""
-        for verdict in ("changes", "lost", "unneeded"):
-            if getattr(self, verdict) is not None:
-                return verdict
-        return "carries"
-
-    @property
-    def why(self) -> str | None:
-        """The reason that goes with `verdict`."""
-        return self.changes or self.lost or self.unneeded or self.note
-
-    def of(self, value: object) -> Rule:
-        """The rule for one value."""
-        return self.values.get(word(value)) or self.others or self
-
-    def asks_for_nothing(self, value: object) -> bool:
-        """Whether `value` is what there is without the option."""
-        return word(value) in map(word, self.default)
-
-
-_DEFAULT = Rule.model_validate({"note": "as it is by default"})
-_UNKNOWN = Rule.model_validate({"lost": "is not known here"})
-
-
-def word(value: object) -> str:
-    """A value as the table writes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def find(section: str, option: str, value: object) -> Rule:
-    """The rule for `value` of `option`, which may have dashes; one of its own if it is unknown."""
-    rule = table()[section].get(option.replace("-", "_"))
-    if rule is None:
-        return _UNKNOWN
-    return _DEFAULT if rule.asks_for_nothing(value) else rule.of(value)
-
-
-@functools.cache
-def table() -> Mapping[str, Mapping[str, Rule]]:
-    """Rules by section and option."""
-    return {
-        section: {name: _rule(rule) for names, rule in raw.items() for name in names.split()}
-        for section, raw in _raw().items()
-    }
-
-
-@functools.cache
-def _raw() -> dict[str, Any]:
-    text = (resources.files(__package__) / "migration.yaml").read_text("utf-8")
-    read = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return {section: rows for section, rows in read.items() if section != "defaults"}
-
-
-def _rule(raw: Any) -> Rule:
-    by_value = {word(value): _rule(rule) for value, rule in raw.get("values", {}).items()}
-    return Rule.model_validate({**raw, "values": by_value})
-
-
-SECTIONS = {
-    "config": "Keys of the build config",
-    "convert": "convert_checkpoint.py",
-    "quantize": "quantize.py",
-    "build": "trtllm-build",
-    "serve": "Settings of the server (`tensorrt_llm.args`)",
-}
-
-
-def markdown() -> str:
-    """The tables of docs/migrate.md: a row for all options with the same rules."""
-    return "\n".join(f"### {title}\n\n{_table(section)}" for section, title in SECTIONS.items())
-
-
-def _table(section: str) -> str:
-    lines = ["| option | vLLM |", "|---|---|"]
-    for names, rule in _raw()[section].items():
-        shown = ", ".join(f"`{name}`" for name in names.split())
-        lines.append(f"| {shown} | {_cell(_rule(rule))} |")
-    return "\n".join([*lines, ""])
-
-
-def _cell(rule: Rule) -> str:
-    by_value: dict[str, list[str]] = {}
-    for value, one in rule.values.items():
-        by_value.setdefault(_said(one), []).append(f"`{value}`")
-    parts = [f"{', '.join(values)}: {said}" for said, values in by_value.items()]
-    if rule.others is not None:
-        parts.append(f"else {_said(rule.others)}")
-    elif not rule.values:
-        parts.append(_said(rule))
-    return "; ".join(parts).replace("|", "\\|")
-
-
-def _said(rule: Rule) -> str:
-    reason = f": {rule.why}" if rule.why else ""
-    if rule.to is None:
-        return f"{rule.verdict}{reason}"
-    argument = "the same" if rule.to == "*" else f"`{rule.to}`"
-    return f"{argument}{' changes' if rule.verdict == 'changes' else ''}{reason}"
 
 
 @dataclass(frozen=True)
@@ -209,17 +87,17 @@ def migrate(config: BuildConfig, settings: Mapping[str, Any] | None = None) -> M
         found.findings.append(Finding("lost", option, None, why=why or None))
     defaults: dict[str, Any] = {}
     for section, label, option, value in _given(translation.config, family, settings or {}):
-        rule = find(section, option, value)
+        row = find(section, option)
+        rule = Target(lost="is not known here") if row is None else row.vllm.of(value)
         _apply(found, rule, label, option, value)
         defaults |= rule.also
     for path, value in defaults.items():
         if _get(found.arguments, path) is None:
             _set(found.arguments, path, value)
-    # An engine would be refused, so what it would do is not known.
-    for broken_rule, broken in breaches_of(Facts(translation.config, PurePosixPath(family).name)):
-        if not broken_rule.engines:
-            why = f"TensorRT-LLM builds no such engine: {broken.must} ({broken_rule.name})"
-            found.findings.append(Finding("lost", broken.where, broken.value, why=why))
+    # Such an engine would be refused, so what it would do is not known.
+    for breach in breaches(Facts(translation.config, PurePosixPath(family).name), OF_ARGUMENTS):
+        why = f"TensorRT-LLM builds no such engine: {breach.must}"
+        found.findings.append(Finding("lost", breach.where, breach.value, why=why))
     if len(translation.config.steps()) == 1:
         found.findings += _unknown_checkpoint(translation.config)
     return found
@@ -280,8 +158,8 @@ def _args(step: StepConfig) -> dict[str, ArgumentValue]:
     return args
 
 
-def _apply(found: Migration, rule: Rule, label: str, option: str, value: object) -> None:
-    path = option if rule.to == "*" else rule.to
+def _apply(found: Migration, rule: Target, label: str, option: str, value: object) -> None:
+    path = rule.to
     verdict, why = rule.verdict, rule.why
     if path is None:
         found.findings.append(Finding(verdict, label, value, why=why))

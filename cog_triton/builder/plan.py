@@ -23,7 +23,7 @@ from cog_triton.builder.arguments import (
     shown,
 )
 from cog_triton.builder.config import BuildConfig, StepConfig
-from cog_triton.builder.options.script_options import known_scripts
+from cog_triton.builder.script_options import recorded
 from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.errors import (
     InvalidArgument,
@@ -190,7 +190,7 @@ class Families:
 
 def _recorded() -> Iterator[str]:
     """TensorRT-LLM's recorded scripts, without those that an older layout had elsewhere."""
-    families = {name: str(PurePosixPath(name).parent) for name in known_scripts() if "/" in name}
+    families = {name: str(PurePosixPath(name).parent) for name in recorded() if "/" in name}
     for name, family in families.items():
         if not any(f"{group}/{family}" in families.values() for group in _GROUPS):
             yield name

@@ -19,7 +19,7 @@ from cog_triton.builder.plan import Plan, Step
 from cog_triton.builder.sealed_build import STAGES, SealedBuild, SealedPlan
 from cog_triton.builder.sealed_config import AnyConfig, SealedConfig
 from cog_triton.builder.step import run_step
-from cog_triton.builder.upgrade import planned
+from cog_triton.builder.translate import planned
 from cog_triton.builder.workspace import Echo, Workspace
 from cog_triton.download import model_source
 from cog_triton.download.model_request import json_object

@@ -33,14 +33,6 @@ def build(
     check: Annotated[
         bool, typer.Option("--check", help="Check CONFIG and its arguments; build nothing.")
     ] = False,
-    against_installed: Annotated[
-        bool,
-        typer.Option(
-            "--against-installed",
-            help="With --check: read the options from the scripts that are installed, which"
-            " imports TensorRT-LLM and takes up to half a minute, not from what is recorded.",
-        ),
-    ] = False,
     plan: Annotated[
         bool, typer.Option("--plan", help="Print the commands to run; build nothing.")
     ] = False,
@@ -84,16 +76,8 @@ def build(
             raise typer.BadParameter(
                 "name a build config, as in configs/build/", param_hint="CONFIG"
             )
-        if check or plan or against_installed:
-            if not look(
-                config,
-                work_dir,
-                output,
-                echo,
-                check=check or against_installed,
-                plan=plan,
-                against_installed=against_installed,
-            ):
+        if check or plan:
+            if not look(config, work_dir, output, echo, check=check, plan=plan):
                 raise typer.Exit(2)
             return
         elapsed = built(config, work_dir, output, echo, cache=not no_cache, added=add_seal or [])
@@ -131,13 +115,11 @@ def look(
     *,
     check: bool,
     plan: bool,
-    against_installed: bool = False,
     sm: int | None = None,
 ) -> bool:
     """Check the config in the file `config`, or print its plan, or both; nothing is run.
 
     Args:
-        against_installed: check against the scripts themselves, see `check_arguments`.
         sm: SM of the GPU that the engine is for, see `check_combinations`.
 
     Returns:
@@ -145,7 +127,7 @@ def look(
     """
     from cog_triton.builder.checks import check_arguments, check_combinations
     from cog_triton.builder.sealed_config import SealedConfig, load_any
-    from cog_triton.builder.upgrade import planned
+    from cog_triton.builder.translate import planned
     from cog_triton.builder.workspace import Workspace
 
     workspace = Workspace(work_dir)
@@ -155,9 +137,7 @@ def look(
         return True
     plan_of = planned(wanted, workspace.of(wanted.fingerprint), echo)
     with cancellable():
-        checked = not check or check_arguments(
-            plan_of.steps, echo, against_installed=against_installed
-        )
+        checked = not check or check_arguments(plan_of.steps, echo)
         if check:
             check_combinations(plan_of, workspace, echo, sm)
         if check and plan_of.config.lora_adapters:

@@ -16,7 +16,7 @@ import venv
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cog_triton.builder.options.script_options import known_options
+from cog_triton.builder.script_options import known_options
 
 _HERE = Path(__file__).parent
 COMMANDS = ("trtllm-build", "trtllm-refit")
@@ -76,11 +76,11 @@ def install(directory: Path, *, legacy: bool = False) -> Installation:
     return Installation(directory / "sources", python)
 
 
-def _options(script: str) -> dict[str, object]:
+def _options(script: str) -> list[dict[str, object]]:
     known = known_options(script)
     if known is None:
         raise LookupError(f"the options of {script} are not recorded")
-    return asdict(known.options)
+    return [asdict(option) for option in known.options]
 
 
 def _distribution(site: Path, name: str, version: str) -> None:

@@ -8,60 +8,54 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 from legacy_configs import gpt, llama, modern, refusal, translated
 
-from cog_triton.builder import legacy_options
 from cog_triton.builder.arguments import ArgumentValue
 from cog_triton.builder.config import BuildConfig
-from cog_triton.builder.legacy_options import (
-    BUILD_PY,
-    CONVERT_CHECKPOINT,
-    HF_CONVERT,
-    TRTLLM_BUILD,
-)
-from cog_triton.builder.legacy_rules import Moved
-from cog_triton.builder.options.script_options import known_options
-from cog_triton.builder.upgrade import Translation
+from cog_triton.builder.option_table import Today, table
+from cog_triton.builder.script_options import known_options
+from cog_triton.builder.translate import Translation
 from cog_triton.errors import UnknownArgument
 
 Args = dict[str, ArgumentValue]
 
 
+def becomes(role: str) -> dict[str, list[Today]]:
+    """What the options of a step become today, by name."""
+    return {
+        name: [today for today in (row.now, row.legacy) if today is not None]
+        for name, row in table()[role].items()
+    }
+
+
 @pytest.mark.parametrize(
-    ("script", "rules"),
-    [
-        ("gpt/hf_gpt_convert.py", HF_CONVERT),
-        ("gpt/build.py", BUILD_PY),
-        ("llama/build.py", BUILD_PY),
-    ],
+    ("script", "role"),
+    [("gpt/hf_gpt_convert.py", "convert"), ("gpt/build.py", "build"), ("llama/build.py", "build")],
 )
-def test_every_legacy_option_has_a_rule(script: str, rules: legacy_options.Rules) -> None:
+def test_every_legacy_option_has_a_rule(script: str, role: str) -> None:
     known = known_options(script)
     assert known is not None
-    names = {name.replace("-", "_") for o in known.options.options for name in o.names}
-    assert names - rules.keys() == set()
+    ruled = {name for name, found in becomes(role).items() if found}
+    assert {name.replace("-", "_") for name in known.names} - ruled == set()
 
 
 def test_rules_name_options_that_exist_today() -> None:
+    scripts = {
+        "build": ["trtllm-build"],
+        "quantize": ["quantization/quantize.py"],
+        "convert": [
+            f"models/core/{family}/convert_checkpoint.py" for family in ("gpt", "llama", "enc_dec")
+        ],
+    }
     there = {
-        "build": {"trtllm-build"},
-        "quantize": {"quantization/quantize.py"},
-        "convert": {"models/core/gpt", "models/core/llama", "models/core/enc_dec"},
+        role: {n for s in names if (known := known_options(s)) for n in known.names}
+        for role, names in scripts.items()
     }
-    names = {
-        role: {
-            name
-            for script in scripts
-            for known in [known_options(script) or known_options(f"{script}/convert_checkpoint.py")]
-            if known is not None
-            for option in known.options.options
-            for name in option.names
-        }
-        for role, scripts in there.items()
-    }
-    tables = (HF_CONVERT, CONVERT_CHECKPOINT, BUILD_PY)
-    moved = [rule for table in tables for rule in table.values() if isinstance(rule, Moved)]
-    assert [rule for rule in moved if rule.name not in names[rule.role]] == []
+    for role in scripts:
+        for today in (each for found in becomes(role).values() for each in found if each.to):
+            step, _, name = str(today.to).rpartition(".")
+            assert name in there[step or role], today
     # What is still there must not be translated; one is deprecated, one was a bare flag.
-    assert names["build"] & TRTLLM_BUILD.keys() == {"paged_kv_cache", "use_fused_mlp"}
+    now = {name for name, row in table()["build"].items() if row.now}
+    assert there["build"] & now == {"paged_kv_cache", "use_fused_mlp"}
 
 
 def test_option_missing_in_a_family_is_refused_by_its_legacy_name() -> None:
@@ -130,8 +124,6 @@ BUILD_RULES = {
     "timing_cache: /t": {"input_timing_cache": "/t"},
     "max_beam_width: 2": {"max_beam_width": 2},
     "max_input_len: 500, max_output_len: 100": {"max_input_len": 500, "max_seq_len": 600},
-    # build.py of llama had 2048, which trtllm-build has not.
-    "max_output_len: 100": {"max_input_len": 2048, "max_seq_len": 2148},
     "parallel_build: ": {},
     "world_size: 4, tp_size: 2, pp_size: 2, parallel_build: ": {"workers": 4},
     "use_inflight_batching: ": {},
@@ -205,7 +197,10 @@ LATER_RULES = {
     ("hf_lora_dir: /lora", ""): ({}, {"lora_dir": "/lora"}),
     ("", "paged_kv_cache: enable"): ({}, {"kv_cache_type": "paged"}),
     ("", "paged_kv_cache: disable"): ({}, {"kv_cache_type": "continuous"}),
-    ("", "max_output_len: 512"): ({}, {"max_seq_len": 1536}),
+    ("", "max_input_len: 9, max_output_len: 512"): (
+        {},
+        {"max_input_len": 9, "max_seq_len": 521},
+    ),
     ("", "use_custom_all_reduce: disable"): ({}, {}),
     ("", "multi_block_mode: enable"): ({}, {}),
     ("", "context_fmha_fp32_acc: disable"): ({}, {}),
@@ -251,6 +246,7 @@ REFUSED = {
     "use_smooth_quant: ": "build.args.use_smooth_quant: no value: cannot be translated: the convert"
     " step needs smoothquant",
     "world_size: 4, tp_size: 2": "build.args.world_size: 4: cannot be translated: it is not tp_s",
+    "max_output_len: 100": "max_seq_len is its sum with max_input_len: give both",
     "max_output_len: many": "build.args.max_output_len: 'many': cannot be translated: max_seq_len",
     "paged_kv_cache: 1": "build.args.paged_kv_cache: 1: cannot be translated: it is enable or",
     "multi_block_mode: 1": "build.args.multi_block_mode: 1: cannot be translated: the server's",
@@ -288,7 +284,7 @@ def test_contradicting_steps_are_refused(convert: str, build: str, message: str)
     assert message in refusal(gpt(convert, build))
 
 
-OPTIONS = st.sampled_from(sorted(HF_CONVERT.keys() | BUILD_PY.keys() | CONVERT_CHECKPOINT.keys()))
+OPTIONS = st.sampled_from(sorted(becomes("convert").keys() | becomes("build").keys()))
 VALUES = st.sampled_from([None, True, False, 0, 1, 0.5, "", "enable", "fp16", [1, "a"], "/d"])
 ARGS = st.dictionaries(OPTIONS, VALUES, max_size=3)
 

@@ -21,12 +21,12 @@ from legacy_configs import (
 )
 from typer.testing import CliRunner
 
-from cog_triton.builder import upgrade
+from cog_triton.builder import translate
 from cog_triton.builder.arguments import MODEL
 from cog_triton.builder.checks import check_arguments
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.plan import Families, check_inputs, make_plan
-from cog_triton.builder.upgrade import Translation
+from cog_triton.builder.translate import Translation
 from cog_triton.cli.app import app
 from cog_triton.cli.build import built
 from cog_triton.errors import BuildConfigInvalid, UnknownArgument
@@ -71,12 +71,6 @@ def test_notes_on_the_quick_start() -> None:
         "build.args.model_dir -> checkpoint_dir",
         "build.args.use_gpt_attention_plugin: no value -> gpt_attention_plugin: 'auto'",
         "build.args.remove_input_padding: no value -> remove_input_padding: 'enable'",
-        "build.args.max_batch_size: not given: 2048 now, 256 in build.py",
-        "build.args.max_input_len: not given: 1024 now, 200 in build.py",
-        "build.args.max_seq_len: not given: as the model has it now,"
-        " max_input_len + 200 in build.py",
-        "build.args: not given: on now, off in build.py: context_fmha, kv_cache_type,"
-        " use_paged_context_fmha",
         "convert_to_ft.args.gpt_variant: 'gpt2': added: the model's id names it",
     )
 
@@ -218,7 +212,7 @@ def test_legacy_tree_runs_legacy_configs(tmp_path: Path, monkeypatch: pytest.Mon
     assert Families().offers("gpt", "build.py")
     config = read(TINY_GPT2)
     lines: list[str] = []
-    assert upgrade.upgraded(config, Families(), lines.append) is config
+    assert translate.translated(config, Families(), lines.append) is config
     assert lines == []
 
 

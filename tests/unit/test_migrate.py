@@ -10,14 +10,9 @@ import yaml
 
 from cog_triton.builder import migration
 from cog_triton.builder.config import BuildConfig, load_config, parse_config
-from cog_triton.builder.migration import (
-    CONVERSIONS,
-    Migration,
-    Rule,
-    migrate,
-    table,
-)
-from cog_triton.builder.options.script_options import known_options, known_scripts
+from cog_triton.builder.migration import CONVERSIONS, Migration, migrate
+from cog_triton.builder.option_table import Target, table
+from cog_triton.builder.script_options import recorded
 from cog_triton.engines import model_config_proto
 from cog_triton.engines.tensorrt_llm import model_settings
 from cog_triton.engines.vllm.argument_types import types_of
@@ -96,39 +91,45 @@ def test_an_engine_of_another_kind_is_refused() -> None:
         migrate(demo)
 
 
-def texts(rule: Rule) -> list[Rule]:
+def texts(rule: Target) -> list[Target]:
     return [rule, *rule.values.values(), *([rule.others] if rule.others else [])]
 
 
 def test_the_table_has_every_option_there_is() -> None:
     picture = ("dit", "mmdit", "stdit", "vit", "bert", "enc_dec", "whisper")
-    for script in known_scripts():
+    ruled = {section: targets(section) for section in table()}
+    for script, known in recorded().items():
         section = {"trtllm-build": "build", "quantization/quantize.py": "quantize"}.get(script)
         if script.startswith("models/") and script.split("/")[2] not in picture:
             section = "convert"
-        known = known_options(script)
-        assert known is not None
         if section is not None:
-            names = {n.replace("-", "_") for option in known.options.options for n in option.names}
-            assert names - set(table()[section]) <= IMAGE_OPTIONS, script
+            names = {name.replace("-", "_") for name in known.names}
+            assert names - ruled[section].keys() <= IMAGE_OPTIONS, script
     template = model_settings.template_path().read_text("utf-8")
-    assert model_config_proto.variables(template) <= set(table()["serve"])
+    assert model_config_proto.variables(template) <= ruled["serve"].keys()
     of_steps = {"model_id", "convert", "convert_to_ft", "quantize", "build", "runtime"}
-    assert set(BuildConfig.model_fields) - of_steps <= set(table()["config"])
+    assert set(BuildConfig.model_fields) - of_steps <= ruled["config"].keys()
+
+
+def targets(section: str) -> dict[str, Target]:
+    """The options of a section that have a rule for vLLM."""
+    return {
+        name: row.vllm for name, row in table()[section].items() if "vllm" in row.model_fields_set
+    }
 
 
 IMAGE_OPTIONS = {"vision_tp_size", "vision_cp_size", "eclair_radio", "nougat"}
 
 
 def test_the_table_names_what_targets_have() -> None:
-    for rows in table().values():
-        for option, rule in rows.items():
+    for section in table():
+        for rule in targets(section).values():
             for one in texts(rule):
                 assert one.convert is None or one.convert in CONVERSIONS
-                paths = [option if one.to == "*" else one.to, *one.also]
+                paths = [one.to, *one.also]
                 for path in filter(None, paths):
-                    section, _, name = path.rpartition(".")
-                    assert (section or name) in types_of().engine_args, path
+                    group, _, name = path.rpartition(".")
+                    assert (group or name) in types_of().engine_args, path
 
 
 def test_words_of_a_config_are_carried() -> None:

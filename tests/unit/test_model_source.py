@@ -211,7 +211,7 @@ def test_what_would_be_ignored_is_refused(
 
 def test_local_models_import_no_downloader() -> None:
     """They cost a tenth of a second each; a build that finds everything done takes a half."""
-    code = "import sys, cog_triton.builder.upgrade, cog_triton.cli.app\n"
+    code = "import sys, cog_triton.builder.translate, cog_triton.cli.app\n"
     code += "print({'httpx', 'huggingface_hub', 'tokenizers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from cog_triton.builder import upgrade
+from cog_triton.builder import translate
 from cog_triton.builder.config import BuildConfig, parse_config
 from cog_triton.builder.plan import Families
-from cog_triton.builder.upgrade import spelled_out
+from cog_triton.builder.translate import spelled_out
 from cog_triton.cli.build import look
-from cog_triton.errors import BuildConfigInvalid, CogTritonError, EngineIncompatible
+from cog_triton.errors import BuildConfigInvalid, CogTritonError
 
 BUILD = {"executable": "trtllm-build", "output_dir": "engine", "args": {"max_batch_size": 8}}
 CONVERT = {
@@ -28,7 +28,7 @@ CONVERT = {
 def here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The SM of this machine's GPUs; none, unless a test adds one."""
     sms: list[int] = []
-    monkeypatch.setattr(upgrade, "visible_gpus", lambda: sms)
+    monkeypatch.setattr(translate, "visible_gpus", lambda: sms)
     return sms
 
 
@@ -45,7 +45,7 @@ def steps(**changes: Any) -> dict[str, dict[str, Any]]:
     """The arguments of each step once the words are spelled out; the words are gone."""
     said: list[str] = []
     after = spell_out(config(**changes), said.append)
-    assert all(getattr(after, word) is None for word in upgrade.WORDS)
+    assert all(getattr(after, word) is None for word in translate.WORDS)
     assert said
     return {name: dict(step.args) for name, step in after.steps()}
 
@@ -128,29 +128,6 @@ def test_words_that_do_not_fit_are_refused(changes: dict[str, Any], says: str) -
     with pytest.raises(BuildConfigInvalid) as caught:
         steps(**changes)
     assert says in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("words", "sm", "first"),
-    [
-        ({"quantization": "fp8"}, 86, 89),
-        ({"quantization": "nvfp4"}, 90, 100),
-        ({"quantization": "int4_awq", "kv_cache_dtype": "fp8"}, 80, 89),
-    ],
-)
-def test_numbers_that_the_gpu_lacks_are_refused(
-    words: dict[str, Any], sm: int, first: int, here: list[int]
-) -> None:
-    def refusal(**changes: Any) -> str:
-        with pytest.raises(EngineIncompatible) as caught:
-            steps(**words, **changes)
-        return str(caught.value)
-
-    assert f"needs sm_{first} or later, and this is for sm_{sm}" in refusal(sm=sm)
-    assert steps(**words, sm=first)
-    here.append(sm)
-    assert f"needs sm_{first} or later, and this is for sm_{sm}" in refusal()
-    assert f"sm {first}: an engine is built on the GPU" in refusal(sm=first)
 
 
 def test_config_without_words_is_left_alone(here: list[int]) -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.plan import Families
-from cog_triton.builder.upgrade import Translation, translate
+from cog_triton.builder.translate import Translation, translate
 from cog_triton.errors import UnknownArgument
 
 REMOVED = yaml.safe_load((Path(__file__).parent / "golden" / "removed_options.yaml").read_text())
@@ -71,15 +71,15 @@ def test_what_removed_options_become() -> None:
         assert step is not None
         return dict(step.args)
 
-    assert convert("llama", moe_tp_mode=2, tp_size=4) == {"tp_size": 4}
-    assert convert("llama", moe_tp_mode=1, tp_size=4) == {"moe_ep_size": 4, "tp_size": 4}
     assert convert("qwen", n_layer=32) == {}
     assert convert("enc_dec", skip_cross_qkv=None) == {"skip_cross_kv": None}
-    assert convert("enc_dec", weight_data_type="float32", dtype="bfloat16") == {"dtype": "bfloat16"}
-    assert convert("enc_dec", weight_data_type="fp16") == {"dtype": "float16"}
-    assert convert("medusa", fixed_num_medusa_heads=4) == {"num_medusa_heads": 4}
-    with pytest.raises(UnknownArgument, match="before num_medusa_heads 5: give that alone"):
-        convert("medusa", fixed_num_medusa_heads=4, num_medusa_heads=5)
+    for option, says in (
+        ("moe_tp_mode", "moe_ep_size"),
+        ("weight_data_type", "give dtype"),
+        ("fixed_num_medusa_heads", "before num_medusa_heads"),
+    ):
+        with pytest.raises(UnknownArgument, match=says):
+            convert("llama", **{option: 1})
     with pytest.raises(UnknownArgument, match="reads base_model_checkpoint_dir, which llama's"):
         convert("redrafter", model_dir="model")
     with pytest.raises(UnknownArgument, match="set HF_DATASETS_CACHE in env"):
@@ -99,7 +99,7 @@ def test_scripts_of_an_older_tree_keep_their_options() -> None:
             "convert": {
                 "script": "convert_checkpoint.py",
                 "output_dir": "c",
-                "args": {"fixed_num_medusa_heads": 4},
+                "args": {"use_embedding_sharing": None},
             },
             "build": {"executable": "trtllm-build", "output_dir": "e"},
         }

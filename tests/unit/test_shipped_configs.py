@@ -13,7 +13,7 @@ import yaml
 from cog_triton.builder import sealed_config
 from cog_triton.builder.checks import check_arguments
 from cog_triton.builder.config import load_config, parse_config
-from cog_triton.builder.upgrade import planned
+from cog_triton.builder.translate import planned
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import CogTritonError
 

@@ -1,4 +1,4 @@
-"""Fake TensorRT-LLM: its scripts have the real options, its checkpoints are real."""
+"""Fake TensorRT-LLM: its checkpoints are real."""
 
 from __future__ import annotations
 
@@ -9,19 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tensorrt_llm_tree import COMMANDS, LEGACY_SCRIPTS, SCRIPTS, Installation, install, models
-
-from cog_triton.builder.options.script_options import Options, known_options, probing
+from tensorrt_llm_tree import COMMANDS, Installation, install, models
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     return install(tmp_path_factory.mktemp("tree"))
-
-
-@pytest.fixture(scope="module")
-def legacy_tree(tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    return install(tmp_path_factory.mktemp("legacy"), legacy=True)
 
 
 def run(tree: Installation, cwd: Path, script: str, *words: str) -> str:
@@ -30,18 +23,6 @@ def run(tree: Installation, cwd: Path, script: str, *words: str) -> str:
     done = subprocess.run([*command, *words], cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@pytest.mark.parametrize("script", [*SCRIPTS, *LEGACY_SCRIPTS])
-def test_script_has_the_real_options(
-    tree: Installation, legacy_tree: Installation, script: str
-) -> None:
-    known, of_it = known_options(script), legacy_tree if script in LEGACY_SCRIPTS else tree
-    assert known is not None
-    with probing(str(of_it.python), of_it.path_of(script)) as wait:
-        found = wait()
-    assert isinstance(found, Options)
-    assert found == known.options
 
 
 def test_llama_shards_add_up_to_its_weights(tree: Installation, tmp_path: Path) -> None:

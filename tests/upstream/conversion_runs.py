@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +12,6 @@ from upstream.checkpoint_comparison import differences
 from upstream.families import EXAMPLES, Args, arguments
 from upstream.installation import Installation
 from upstream.layer_names import NAMES
-
-from cog_triton.builder.options.script_options import Options, Unreadable
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,23 @@ def convert(
     """Convert the model of each family for each of `sizes` ranks, and compare all tensors."""
     scripts = {family: tree.converter(EXAMPLES[family]) for family in families}
     there = sorted({script for script in scripts.values() if script is not None})
-    read = script_runs.read_options(tree, there, output / "converters")
-    options = dict(zip(there, read, strict=True))
+    (output / "helps").mkdir()
+    helps = [
+        script_runs.Run(script, {"help": ""}, output / "helps" / f"{number}.log")
+        for number, script in enumerate(there)
+    ]
+    script_runs.run(tree, helps)
+    options = {
+        each.script: {*re.findall(r"--(\w+)", each.log.read_text("utf-8"))} for each in helps
+    }
     planned: list[tuple[Conversion, Path | None]] = []
     for family, script in scripts.items():
-        found = Unreadable("no convert_checkpoint.py") if script is None else options[script]
         for tp in sizes:
             checkpoint = output / f"{family}-tp{tp}"
-            args = _arguments(found, family, models, checkpoint, tp)
+            args: Args | str = "no convert_checkpoint.py"
+            if script is not None:
+                paths = str(models / family), str(checkpoint)
+                args = arguments(family, options[script], *paths, tp)
             stopped = isinstance(args, str)
             conversion = Conversion(
                 family, tp, {} if stopped else args, checkpoint, args if stopped else ""
@@ -57,15 +65,6 @@ def convert(
         run.log.with_suffix("").mkdir()
     statuses = dict(zip([run.log for run in runs], script_runs.run(tree, runs), strict=True))
     return [_compared(tree, each, models, statuses.get(_log(each))) for each, _ in planned]
-
-
-def _arguments(
-    found: Options | Unreadable, family: str, models: Path, checkpoint: Path, tp: int
-) -> Args | str:
-    if isinstance(found, Unreadable):
-        return found.reason
-    names = {name for option in found.options for name in option.names}
-    return arguments(family, names, str(models / family), str(checkpoint), tp)
 
 
 def _log(conversion: Conversion) -> Path:

@@ -1,10 +1,8 @@
 """Scripts of a tree, each in a fork of one process that has imported TensorRT-LLM.
 
-``python conversions.py SHIM`` in the Python of an installation reads a JSON list of runs on stdin,
-objects with ``script``, ``args`` and ``log``, and writes a list of exit codes on stdout. A run with
-``options`` instead of ``args`` ends where the script reads its command line, and writes its parser
-there by SHIM, which is argparse_shim.py. The import takes seconds, a small model's conversion
-tenths of one.
+``python conversions.py`` in the Python of an installation reads a JSON list of runs on stdin,
+objects with ``script``, ``args`` and ``log``, and writes a list of exit codes on stdout. The
+import takes seconds, a small model's conversion tenths of one.
 """
 
 from __future__ import annotations
@@ -47,26 +45,18 @@ def run(script: str, args: list[str]) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
-def main(shim: str) -> None:
+def main() -> None:
     runs: list[dict[str, Any]] = json.load(sys.stdin)
     answer, sys.stdout = sys.stdout, sys.stderr
     import tensorrt_llm.commands.build  # noqa: F401 -- and with it all else
 
     sys.stdout.flush()
-    catch_parsers = runpy.run_path(shim, run_name="argparse_shim")["_catch_parsers"]
-
-    def read_options(script: str, result: str) -> None:
-        catch_parsers(open(result, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
-        run(script, ["--help"])
 
     def status_of(each: dict[str, Any]) -> int:
-        script, log = each["script"], Path(each["log"])
-        if "options" in each:
-            return in_fork(lambda: read_options(script, each["options"]), log)
-        return in_fork(lambda: run(script, each["args"]), log)
+        return in_fork(lambda: run(each["script"], each["args"]), Path(each["log"]))
 
     json.dump([status_of(each) for each in runs], answer)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import PurePosixPath
 
 from upstream.conversion_runs import Conversion
 from upstream.engine_builds import Built
-from upstream.option_comparison import ScriptOptions
-
-from cog_triton.builder.options.script_options import Unreadable
 
 _MOST = 3
 
@@ -18,9 +14,8 @@ def markdown(
     version: str,
     conversions: Sequence[Conversion],
     built: Sequence[Built],
-    scripts: Sequence[ScriptOptions],
 ) -> str:
-    """Tables of families and of scripts."""
+    """A table of families."""
     sizes = sorted({c.tp for c in conversions})
     builds = {b.family: b for b in built}
     header = ["family", *(f"tensors, tp {tp}" for tp in sizes), "built"]
@@ -30,10 +25,7 @@ def markdown(
         engine = builds.get(family)
         of_build = "-" if engine is None else engine.problem or f"tp {engine.tp}"
         rows.append([family, *(cells.get(tp, "-") for tp in sizes), of_build])
-    text = f"## TensorRT-LLM {version}\n\n{_table(header, rows)}"
-    if scripts:
-        text += "\n" + _table(["script", "recorded as", "differs"], [_row(s) for s in scripts])
-    return text
+    return f"## TensorRT-LLM {version}\n\n{_table(header, rows)}"
 
 
 def _result(conversion: Conversion) -> str:
@@ -41,16 +33,6 @@ def _result(conversion: Conversion) -> str:
         return conversion.stopped
     found = conversion.differences
     return "equal" if not found else f"{len(found)} differ: {'; '.join(found[:_MOST])}"
-
-
-def _row(script: ScriptOptions) -> list[str]:
-    if isinstance(script.found, Unreadable):
-        return [script.script, "", script.found.reason]
-    found = script.differences()
-    recorded = script.recorded_as or "not recorded"
-    same = "-" if script.recorded_as is None else "nothing"
-    short = PurePosixPath(recorded).parent.as_posix() if "/" in recorded else recorded
-    return [script.script, short, ", ".join(found) or same]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

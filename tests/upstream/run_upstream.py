@@ -1,10 +1,10 @@
-"""TensorRT-LLM's own scripts, from a tree of sources: do they take and make what is recorded here?
+"""TensorRT-LLM's own scripts, from a tree of sources: do they make what is expected here?
 
-    python tests/upstream/run_upstream.py DIRECTORY [FAMILY...] [--tp 1,2] [--no-options]
+    python tests/upstream/run_upstream.py DIRECTORY [FAMILY...] [--tp 1,2]
 
 Converts a small random model of each family by the tree's own convert_checkpoint.py and compares
-every tensor; builds it by `cog-triton build` up to TensorRT's compile; compares the options of
-every script with the recorded ones. Ends with 1 if a tensor or a build is not as expected.
+every tensor; builds it by `cog-triton build` up to TensorRT's compile. Ends with 1 if a tensor
+or a build is not as expected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from upstream import conversion_runs, option_comparison
+from upstream import conversion_runs
 from upstream import engine_builds as builds
 from upstream.families import EXAMPLES
 from upstream.installation import ENVIRONMENT, ROOT, install, version_of
@@ -32,7 +32,6 @@ def main() -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=", ".join(EXAMPLES))
     parser.add_argument("--tp", default="1,2", help="tensor parallelism of the conversions")
-    parser.add_argument("--no-options", action="store_true", help="leave the options out")
     parser.add_argument("--no-builds", action="store_true", help="convert only")
     args = parser.parse_intermixed_args()
     unknown = {*args.families} - {*EXAMPLES}
@@ -58,8 +57,7 @@ def main() -> int:
     for conversion in () if args.no_builds else builds.wanted(conversions):
         built.append(builds.build(tree, models, output, conversion))
         print(built[-1], flush=True)
-    scripts = [] if args.no_options else option_comparison.read(tree, output)
-    text = markdown(tree.version, conversions, built, scripts)
+    text = markdown(tree.version, conversions, built)
     (output / "report.md").write_text(text)
     print(text)
     return int(any(c.differences for c in conversions) or any(b.problem for b in built))

@@ -12,9 +12,6 @@ from typing import Any
 
 from upstream.installation import Installation
 
-from cog_triton.builder.options import argparse_shim
-from cog_triton.builder.options.script_options import Options, Unreadable, from_argparse
-
 
 @dataclass(frozen=True)
 class Run:
@@ -48,28 +45,8 @@ def run(tree: Installation, runs: Sequence[Run]) -> list[int]:
     )
 
 
-def read_options(
-    tree: Installation, scripts: Sequence[Path], scratch: Path
-) -> list[Options | Unreadable]:
-    """Read the options of `scripts` by their own argparse."""
-    scratch.mkdir()
-    results = [scratch / f"{index}.json" for index in range(len(scripts))]
-    runs = [
-        {"script": str(script), "options": str(result), "log": str(result.with_suffix(".log"))}
-        for script, result in zip(scripts, results, strict=True)
-    ]
-    _in_forks(tree, runs)
-    return [_options(result, tree.sources) for result in results]
-
-
-def _options(result: Path, sources: Path) -> Options | Unreadable:
-    if result.is_file() and result.stat().st_size:
-        return from_argparse(json.loads(result.read_text("utf-8")))
-    return Unreadable(cause_of(result.with_suffix(".log"), sources))
-
-
 def _in_forks(tree: Installation, runs: list[dict[str, Any]]) -> list[int]:
-    command = [tree.python, Path(__file__).with_name("conversions.py"), argparse_shim.__file__]
+    command = [tree.python, Path(__file__).with_name("conversions.py")]
     done = subprocess.run(
         command, input=json.dumps(runs), stdout=subprocess.PIPE, text=True, check=True
     )

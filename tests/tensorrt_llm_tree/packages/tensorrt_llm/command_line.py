@@ -15,15 +15,14 @@ _FLAGS = {"True": True, "False": False, None: None}
 def parser_of(script: str) -> argparse.ArgumentParser:
     """The parser of `script`, which is a path below the examples or a command's name."""
     described = json.loads((Path(__file__).parent / "options.json").read_text())[script]
-    parser = argparse.ArgumentParser(allow_abbrev=described["abbreviations"])
-    for option in described["options"]:
+    parser = argparse.ArgumentParser()
+    for option in described:
         _add(parser, option)
     return parser
 
 
 def _add(parser: argparse.ArgumentParser, option: dict[str, Any]) -> None:
-    # An option without a long name has a short one, which is not recorded.
-    names = [f"--{name}" for name in option["names"]] or [f"-{option['label']}"]
+    names = [f"--{name}" for name in option["names"]]
     settings: dict[str, Any] = {"required": option["required"], "default": option["default"]}
     if option["default"] == argparse.SUPPRESS:
         settings["default"] = argparse.SUPPRESS  # argparse knows it by identity
@@ -38,9 +37,7 @@ def _add(parser: argparse.ArgumentParser, option: dict[str, Any]) -> None:
         settings |= {"type": kind, "choices": choices, "nargs": option["nargs"]}
         if option["nargs"] == "?":
             settings["const"] = True  # what it stands for is not recorded
-    action = parser.add_argument(*names, **settings)
-    if action.dest != option["label"]:
-        action.metavar = option["label"]
+    parser.add_argument(*names, **settings)
 
 
 def _named(kind: str) -> Callable[[str], str]:

@@ -1,1 +1,0 @@
-"""Command-line options of TensorRT-LLM's scripts: probed, or recorded as data."""

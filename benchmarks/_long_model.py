@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cog_triton.build_scripts.openvino import _gguf_file
-from cog_triton.build_scripts.openvino.convert_checkpoint import find_gguf
+from cog_triton.build_scripts.openvino import _from_gguf, _gguf_file
+from cog_triton.build_scripts.openvino._gguf_file import Tensor
 from cog_triton.download.model_request import resolve
 
 POSITIONS = 131_072
@@ -30,43 +30,35 @@ _DIVIDED = (
 def build(directory: Path, layers: int) -> Path:
     """Write the model of so many layers to `directory`, and build its engine there."""
     directory.mkdir(parents=True)
-    whole = find_gguf(resolve(_SOURCE))
+    whole = _from_gguf.find(resolve(_SOURCE))
     assert whole is not None
-    _cut(_gguf_file.Source(whole), directory / "model.gguf", layers)
-    checkpoint, engine = directory / "checkpoint", directory / "engine"
-    for script, source, target in (
-        ("convert_checkpoint", f"--model_dir={directory / 'model.gguf'}", checkpoint),
-        ("build", f"--checkpoint_dir={checkpoint}", engine),
-    ):
-        command = [sys.executable, "-m", f"{_SCRIPTS}.{script}", source, f"--output_dir={target}"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    _cut(whole, directory / "model.gguf", layers)
+    engine = directory / "engine"
+    words = [f"--model_dir={directory / 'model.gguf'}", f"--output_dir={engine}"]
+    command = [sys.executable, "-m", f"{_SCRIPTS}.build", *words, "--weights=stored"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return engine
 
 
-def _cut(source: _gguf_file.Source, to: Path, layers: int) -> None:
+def _cut(whole: Path, to: Path, layers: int) -> None:
     """Copy the first `layers`, a third as wide, with `POSITIONS` positions."""
-    sizes = {f"llama.{name}": source.fields[f"llama.{name}"] // _PART for name in _DIVIDED}
+    entries, tensors = _gguf_file.read(whole)
+    values = {field.key: field.value for field in entries}
+    sizes = {f"llama.{name}": values[f"llama.{name}"] // _PART for name in _DIVIDED}
     sizes |= {"llama.block_count": layers, "llama.context_length": POSITIONS}
     fields = [
-        dataclasses.replace(field, value=sizes.get(field.key, field.value))
-        for field in source.metadata()
+        dataclasses.replace(field, value=sizes.get(field.key, field.value)) for field in entries
     ]
+    vocabulary = int(values["llama.vocab_size"])
     kept = [
-        name
-        for name in source.shapes()
-        if not name.startswith("blk.") or int(name.split(".")[1]) < layers
+        (_part(tensor, vocabulary), "F16" if len(tensor.shape) > 1 else "F32")
+        for tensor in tensors
+        if not tensor.name.startswith("blk.") or int(tensor.name.split(".")[1]) < layers
     ]
-    _gguf_file.write(to, "llama", fields, [_tensor(source, name) for name in kept])
+    _gguf_file.write(to, "llama", fields, kept)
 
 
-def _tensor(source: _gguf_file.Source, name: str) -> _gguf_file.Tensor:
-    whole = source.shapes()[name]
-    vocabulary = int(source.fields["llama.vocab_size"])
-    shape = tuple(size if size == vocabulary else size // _PART for size in whole)
-    kind = "F16" if len(shape) > 1 else "F32"
-
-    def data() -> _gguf_file.Array:
-        values = source.floats(name)[tuple(slice(size) for size in shape)]
-        return _gguf_file.encode(values.copy(), kind, name)
-
-    return _gguf_file.Tensor(name, shape, kind, data)
+def _part(tensor: Tensor, vocabulary: int) -> Tensor:
+    shape = tuple(size if size == vocabulary else size // _PART for size in tensor.shape)
+    part = tuple(slice(size) for size in shape)
+    return Tensor(tensor.name, shape, tensor.type, lambda: tensor.floats()[part].copy())

@@ -29,9 +29,7 @@ PHASES = (
     ("setup: [2/", "Python", "uv's"),
     ("setup: [3/", "locked packages, and cog-triton", "uv's"),
     ("setup: done", "demo engine: check of its config", "ours"),
-    ("[model]", "demo engine: convert", "ours"),
-    ("[convert] done", "demo engine: quantize", "ours"),
-    ("[quantize] done", "demo engine: build", "ours"),
+    ("[model]", "demo engine: build", "ours"),
     ("[package]", "demo engine: engine.tar", "ours"),
     ("Built engine.tar", "start, with unpacking", "ours"),
 )

@@ -58,7 +58,7 @@ MODULES: Modules = {
         partial_file    /download/partial_file      fetch
         credentials     /oci/credentials            oci_names,oci_pull
         image_manifest  /oci/image_manifest         oci_pull,oci_push
-        translate       /builder/translate          legacy_translate,legacy_option_table,removed_options
+        translate       /builder/translate          legacy_translate,legacy_option_table
         rules           /builder/rules              build_rules
         plan            /builder/plan               build_plan,build_refusals,check_arguments
         package         /builder/package            canary,build_package

@@ -135,6 +135,8 @@ def _translate(
     if config.merge is not None:
         notes.append("merge: left out: the original builder's own mark, which changed nothing")
         config = config.model_copy(update={"merge": None})
+    if family == "openvino" and len(config.steps()) > 1 and not offers(CONVERT):
+        config = _one_step(config, notes)
     if not family.startswith(_TODAY):
         return Translation(config, tuple(notes))
     draft = _Draft(config, family, _drafts(config, offers), notes)
@@ -150,6 +152,37 @@ def _translate(
     steps = {step.name: step.config(config.build) for step in draft.steps.values()}
     config = _with_steps(config, steps, "the translated config")
     return Translation(config, tuple(draft.notes), tuple(draft.refusals))
+
+
+def _one_step(config: BuildConfig, notes: list[str]) -> BuildConfig:
+    """`config` without the steps that OpenVINO's family had before build: convert and quantize.
+
+    Raises:
+        UnknownArgument: names arguments of theirs that build.py has no place for.
+    """
+    convert, quantize = config.convert or config.convert_to_ft, config.quantize
+    steps = {name: step for name, step in config.steps() if step is not config.build}
+    known = {"model_dir", "output_dir", "dtype", "qformat"}
+    refusals = [
+        f"{name}.args.{key}: {shown(value)}: cannot be translated: build.py has no place for it"
+        for name, step in steps.items()
+        for key, value in step.args.items()
+        if key not in known and value is not False
+    ]
+    if refusals:
+        raise UnknownArgument("\n".join(refusals))
+    weights: ArgumentValue = "stored"
+    if quantize is not None:
+        weights = quantize.args.get("qformat", "q8_0")
+    elif convert is not None and convert.args.get("dtype") == "float16":
+        weights = "f16"
+    own = {key: value for key, value in config.build.args.items() if key != "checkpoint_dir"}
+    source = MODEL if convert is None else convert.args.get("model_dir", MODEL)
+    args = {"model_dir": source, "weights": weights, **own}
+    env = {key: value for _, step in config.steps() for key, value in step.env.items()}
+    notes.append(f"{', '.join(steps)}: left out: build.py reads the model itself")
+    build = config.build.model_copy(update={"args": args, "env": env})
+    return _with_steps(config, {"build": build}, "the translated config", without=steps)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
 
 MAX_SEQ_LEN = 8192
 """Longest sequence of a converted engine, in tokens; less where the model has less."""
-# Per byte of weights, as they come: the engine at 8 bits, and checkpoint, quantized checkpoint,
-# engine of the build and its tar, which are there meanwhile.
-KEPT, PASSING = 0.6, 2.8
+# Per byte of weights of 16 bits: the engine at 8 bits; and the engine of the build with its GGUF or
+# its tar, which are there meanwhile.
+KEPT, PASSING = 0.6, 1.2
 
 
 @dataclass(frozen=True)
@@ -51,18 +50,17 @@ class Conversion:
                 "model_id": self.model_id,
                 **(source if self.revision else {}),
                 "example_name": "openvino",
-                "convert": _step("convert_checkpoint", "model_dir", "model", "checkpoint"),
-                "quantize": _step(
-                    "quantize", "model_dir", "checkpoint", "quantized", qformat="q8_0"
-                ),
-                "build": _step(
-                    "build",
-                    "checkpoint_dir",
-                    "quantized",
-                    "engine",
-                    max_batch_size=16,
-                    max_seq_len=min(MAX_SEQ_LEN, self.max_positions),
-                ),
+                "build": {
+                    "script": "build.py",
+                    "output_dir": "engine",
+                    "args": {
+                        "model_dir": "model",
+                        "output_dir": "engine",
+                        "weights": "q8_0",
+                        "max_batch_size": 16,
+                        "max_seq_len": min(MAX_SEQ_LEN, self.max_positions),
+                    },
+                },
             }
         )
 
@@ -116,11 +114,3 @@ def files_identity(path: Path) -> str:
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     stats = [(file, file.stat()) for file in files if file.is_file()]
     return json.dumps([str(path), [[f.name, s.st_size, s.st_mtime_ns] for f, s in stats]])
-
-
-def _step(script: str, key: str, reads: str, writes: str, **args: object) -> Mapping[str, object]:
-    return {
-        "script": f"{script}.py",
-        "output_dir": writes,
-        "args": {key: reads, "output_dir": writes, **args},
-    }

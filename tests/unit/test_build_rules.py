@@ -83,16 +83,9 @@ WRONG: list[tuple[str, str, str]] = [
     ("example_name: bert", "E1301", "example_name: 'bert': is no model that generates text"),
 ]
 OPENVINO: dict[str, Any] = {
-    "convert": {
-        "script": "convert_checkpoint.py",
-        "output_dir": "checkpoint",
-        "args": {"model_dir": "model", "output_dir": "checkpoint"},
-    },
-    "build": {
-        "script": "build.py",
-        "output_dir": "engine",
-        "args": {"checkpoint_dir": "checkpoint", "output_dir": "engine", "max_seq_len": 256},
-    },
+    "script": "build.py",
+    "output_dir": "engine",
+    "args": {"model_dir": "model", "output_dir": "engine", "max_seq_len": 256},
 }
 RIGHT: dict[str, Any] = {
     "model_id": "org/model",
@@ -114,8 +107,8 @@ def config_of(put: dict[str, Any]) -> dict[str, Any]:
     """RIGHT with `put` over it, of whose steps the arguments are given."""
     config = copy.deepcopy(RIGHT)
     for key, value in put.items():
-        if value is None and "example_name" in put:
-            config[key] = OPENVINO[key]
+        if key == "build" and value is None:
+            config[key] = OPENVINO
         elif value is None:
             del config[key]
         elif key in ("convert", "build"):

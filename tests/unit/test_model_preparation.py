@@ -117,7 +117,7 @@ def test_a_model_of_the_hub_is_converted_once(
         f"{ID}@{MAIN}: served by openvino, as this machine has no GPU;"
         " for vllm: a GPU, and cog-triton setup vllm"
     )
-    assert f"{ID}: 300 kB to download into {home}/hub; 1 MB for the conversion" in lines[1]
+    assert f"{ID}: 300 kB to download into {home}/hub; 540 kB for the conversion" in lines[1]
     assert first.served_model_name == ID
     assert first.vllm_python is None
     (done,) = converted
@@ -193,9 +193,9 @@ def test_a_repository_without_safetensors_is_refused_by_name(
 def test_what_does_not_fit_the_disk_is_refused_before_the_download(
     home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_space, "_free", lambda _directory: disk_space.RESERVE + 1_200_000)
+    monkeypatch.setattr(disk_space, "_free", lambda _directory: disk_space.RESERVE + 700_000)
     told = refusal(home, hub, ID, DiskFull)
-    assert "download and conversion: needs 1 MB more" in told
+    assert "download and conversion: needs 840 kB more" in told
     assert "HF_HOME may name another disk" in told
 
 
@@ -222,11 +222,7 @@ def test_the_demo_model_is_what_its_build_config_makes(
 
     root = Path(conversion.__file__).parents[2]
     config = load_config(root / "configs" / "build" / "smollm2-135m-cpu.yaml")
-    ours = converted[0].config()
-    assert ours.model_copy(update={"convert": config.convert}) == config
-    assert config.convert is not None
-    assert ours.convert is not None
-    assert {**ours.convert.args, "dtype": "auto"} == config.convert.args  # which is its default
+    assert converted[0].config() == config
 
 
 def test_a_gpu_with_vllm_gets_a_directory_for_it(

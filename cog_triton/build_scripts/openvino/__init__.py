@@ -1,1 +1,1 @@
-"""CPU example family: checkpoint to GGUF, to quantized GGUF, to an OpenVINO engine."""
+"""CPU example family: a model to GGUF of other weights, to an OpenVINO engine."""

@@ -1,10 +1,9 @@
-"""Conversion of a Hugging Face directory into model.gguf and tokenizer files."""
+"""A model in a Hugging Face directory."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cog_triton.artifact.safetensors_file import TensorEntry, read_header
-from cog_triton.build_scripts.openvino import _gguf_file, _model, _tokenizer
+from cog_triton.build_scripts.openvino import _model, _tokenizer
 from cog_triton.build_scripts.openvino._gguf_file import Field, Tensor
-from cog_triton.build_scripts.openvino._model import Model
-from cog_triton.build_scripts.openvino._script import read_json, write_json
+from cog_triton.build_scripts.openvino._model import Checkpoint, Model
+from cog_triton.build_scripts.openvino._script import read_json
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, ModelUnavailable
 
 _TOP = {
@@ -74,8 +73,8 @@ def _read_header(path: Path) -> dict[str, TensorEntry]:
         raise ModelUnavailable(error.detail) from error
 
 
-def convert(directory: Path, output: Path, kind: str | None) -> Model:
-    """Write model.gguf (matrices of GGUF type `kind`, or as stored) and the tokenizer files.
+def read(directory: Path) -> Checkpoint:
+    """The model in `directory`.
 
     Raises:
         ModelUnavailable: a file is missing or broken.
@@ -85,18 +84,16 @@ def convert(directory: Path, output: Path, kind: str | None) -> Model:
     stored = _named(index(directory), model)
     tokenizer = read_json(directory / "tokenizer.json")
     config = _tokenizer_config(directory)
-    ids = model.special_ids()
     fields = _model_fields(model)
+    ids = model.special_ids()
     fields += _tokenizer.gguf_fields(tokenizer, config, model.vocab_size, ids)
-    tensors = [_tensor(model, name, stored[name], kind) for name in model.tensors()]
+    tensors = [_tensor(model, name, stored[name]) for name in model.tensors()]
     table = _model.divisors(model.rope, model.head_size)
-    if model.rope.scaling is not None and model.rope.scaling["rope_type"] == "llama3":
-        assert table is not None
+    scaling = model.rope.scaling
+    if table is not None and scaling is not None and scaling["rope_type"] == "llama3":
         tensors.append(Tensor("rope_freqs.weight", table.shape, "F32", lambda: table))
-    _gguf_file.write(output / "model.gguf", model.gguf_architecture, fields, tensors)
-    shutil.copyfile(directory / "tokenizer.json", output / "tokenizer.json")
-    write_json(output / "tokenizer_config.json", config)
-    return model
+    text = (directory / "tokenizer.json").read_bytes().decode("utf-8")
+    return Checkpoint(model, fields, tensors, table, text, config)
 
 
 def _named(stored: dict[str, TensorEntry], model: Model) -> dict[str, TensorEntry]:
@@ -116,16 +113,14 @@ def _named(stored: dict[str, TensorEntry], model: Model) -> dict[str, TensorEntr
     return found
 
 
-def _tensor(model: Model, name: str, stored: TensorEntry, kind: str | None) -> Tensor:
-    to = "F32" if len(stored.shape) == 1 else kind or stored.dtype
-
-    def data() -> npt.NDArray[Any]:
+def _tensor(model: Model, name: str, stored: TensorEntry) -> Tensor:
+    def floats() -> npt.NDArray[np.float32]:
         values = stored.floats()
         if model.gguf_architecture == "llama" and re.search(r"attn_[qk]\.weight$", name):
             values = _interleave(values, model.head_size)
-        return _gguf_file.encode(np.ascontiguousarray(values), to, name)
+        return values
 
-    return Tensor(name, stored.shape, to, data)
+    return Tensor(name, stored.shape, stored.dtype, floats)
 
 
 def _interleave(weights: npt.NDArray[np.float32], head_size: int) -> npt.NDArray[np.float32]:

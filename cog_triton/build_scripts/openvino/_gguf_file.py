@@ -1,14 +1,15 @@
 """GGUF files: a reader and a writer with one tensor in memory at a time.
 
 The reader of the `gguf` package makes a memory map of every string, so a vocabulary of 50,000
-tokens takes it 2 seconds of CPU time; this one unpacks the header from bytes in 0.1.
+tokens takes it 2 seconds of CPU time, at each start of a server of the file; this one unpacks the
+header from bytes in 0.1.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ _PLAIN = {
 }
 Array = npt.NDArray[Any]
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
+# Of the container and of the weights' types, which the writer says anew.
+_OWN = ("general.architecture", "general.file_type", "general.quantization_version")
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,20 @@ class Field:
     value: Any
     type: Any
     item_type: Any = None
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of GGUF type `type`, `shape` rows first: `floats()` gives its values, float32.
+
+    `raw` has its bytes as they are stored, None if they are not as a GGUF file has them.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    floats: Callable[[], npt.NDArray[np.float32]]
+    raw: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -128,93 +145,71 @@ class GGUFReader:
         return Stored(kind, shape, raw.view(plain or np.uint8).reshape(stored))
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor to write: `data()` gives its bytes in quantization type `type`, rows first."""
-
-    name: str
-    shape: tuple[int, ...]
-    type: str
-    data: Callable[[], Array]
-
-
-class Source:
-    """A GGUF file opened for reading (memory-mapped).
+def read(path: Path) -> tuple[list[Field], list[Tensor]]:
+    """Metadata and tensors of a file, which is memory-mapped.
 
     Raises:
         ModelUnavailable: the file is no readable GGUF.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            reader = GGUFReader(path)
-        except (ValueError, IndexError, KeyError, OSError, struct.error) as error:
-            raise ModelUnavailable(f"{path}: not a readable GGUF file: {error}") from error
-        self._entries = reader.fields
-        self.fields: dict[str, Any] = {key: entry.value for key, entry in reader.fields.items()}
-        self.tensors = reader.tensors
-
-    def metadata(self) -> list[Field]:
-        """Metadata entries to copy: without the container's own and those about the weights."""
-        skipped = ("general.architecture", "general.file_type", "general.quantization_version")
-        return [field for key, field in self._entries.items() if key not in skipped]
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor, rows first."""
-        return {name: tensor.shape for name, tensor in self.tensors.items()}
-
-    def type_of(self, name: str) -> str:
-        return str(self.tensors[name].type.name)
-
-    def floats(self, name: str) -> npt.NDArray[np.float32]:
-        """A tensor's values as float32, rows first."""
-        tensor = self.tensors[name]
-        values = gguf.quants.dequantize(tensor.data, tensor.type)
-        return np.asarray(values, dtype=np.float32).reshape(tensor.shape)
-
-    def raw(self, name: str) -> Array:
-        """A tensor's bytes as stored."""
-        return self.tensors[name].data
+    try:
+        reader = GGUFReader(path)
+    except (ValueError, IndexError, KeyError, OSError, struct.error) as error:
+        raise ModelUnavailable(f"{path}: not a readable GGUF file: {error}") from error
+    tensors = [_tensor(name, stored) for name, stored in reader.tensors.items()]
+    return [*reader.fields.values()], tensors
 
 
-def encode(values: npt.NDArray[np.float32], kind: str, name: str) -> Array:
-    """`values` in GGUF type `kind`; where that has blocks, bytes of shape [rows, row bytes].
+def _tensor(name: str, stored: Stored) -> Tensor:
+    def floats() -> npt.NDArray[np.float32]:
+        values = gguf.quants.dequantize(stored.data, stored.type)
+        return np.asarray(values, dtype=np.float32).reshape(stored.shape)
+
+    return Tensor(name, stored.shape, stored.type.name, floats, stored.data)
+
+
+def write(
+    path: Path, architecture: str, fields: Iterable[Field], tensors: Sequence[tuple[Tensor, str]]
+) -> None:
+    """Write a GGUF file of tensors, each with the type that it is to have.
 
     Raises:
         EngineIncompatible: a value is not finite, or too large for float16.
     """
-    if not np.isfinite(values).all():
-        raise EngineIncompatible(f"tensor {name} has values that are not finite")
-    if kind == "F16" and float(np.abs(values).max(initial=0.0)) > 65504.0:
-        raise EngineIncompatible(f"tensor {name} has values beyond float16; use --dtype float32")
-    return np.asarray(gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind]))
-
-
-def write(path: Path, architecture: str, fields: Iterable[Field], tensors: list[Tensor]) -> None:
-    """Write a GGUF file; `general.file_type` is the type of most of its matrices' elements."""
     writer = gguf.GGUFWriter(path, architecture)
     for field in fields:
-        writer.add_key_value(field.key, field.value, field.type, sub_type=field.item_type)
-    writer.add_file_type(FILE_TYPES[dominant_type((t.type, t.shape) for t in tensors)])
+        if field.key not in _OWN:
+            writer.add_key_value(field.key, field.value, field.type, sub_type=field.item_type)
+    writer.add_file_type(FILE_TYPES[dominant_type(tensors)])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    for tensor in tensors:
-        kind = gguf.GGMLQuantizationType[tensor.type]
+    for tensor, to in tensors:
+        kind = gguf.GGMLQuantizationType[to]
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         size = int(np.prod(tensor.shape)) // block * block_bytes
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), size, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for tensor in progress(tensors, len(tensors), f"{path.name}: tensors written"):
-        writer.write_tensor_data(tensor.data())
+    for tensor, to in progress(tensors, len(tensors), "build: tensors quantized"):
+        same = tensor.raw is not None and tensor.type == to
+        writer.write_tensor_data(tensor.raw if same else _encoded(tensor, to))
     writer.close()
 
 
-def dominant_type(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> str:
-    """The type that holds most elements among (type, shape) of matrices."""
+def _encoded(tensor: Tensor, to: str) -> Array:
+    values = np.ascontiguousarray(tensor.floats())
+    if not np.isfinite(values).all():
+        raise EngineIncompatible(f"tensor {tensor.name} has values that are not finite")
+    if to == "F16" and float(np.abs(values).max(initial=0.0)) > 65504.0:
+        raise EngineIncompatible(
+            f"tensor {tensor.name} has values beyond float16; take --weights q8_0"
+        )
+    return np.asarray(gguf.quants.quantize(values, gguf.GGMLQuantizationType[to]))
+
+
+def dominant_type(tensors: Iterable[tuple[Tensor, str]]) -> str:
+    """The type that holds most elements of matrices."""
     sizes: dict[str, int] = {}
-    for kind, shape in tensors:
-        if len(shape) > 1:
-            sizes[kind] = sizes.get(kind, 0) + int(np.prod(shape))
+    for tensor, kind in tensors:
+        if len(tensor.shape) > 1:
+            sizes[kind] = sizes.get(kind, 0) + int(np.prod(tensor.shape))
     return max(sizes, key=lambda kind: sizes[kind])

@@ -9,6 +9,7 @@ attention or depend on the length of the sequence, and are refused.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cog_triton.build_scripts.openvino._gguf_file import Field, Tensor
 from cog_triton.build_scripts.openvino._script import read_json
 from cog_triton.errors import EngineIncompatible
 
@@ -26,12 +28,6 @@ _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positi
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-MODEL_TYPES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
@@ -145,28 +141,6 @@ class Model:
     def gguf_architecture(self) -> str:
         return ARCHITECTURES[self.architecture]
 
-    def hf_config(self) -> dict[str, Any]:
-        """The model as a Hugging Face config.json."""
-        return {
-            "architectures": [self.architecture],
-            "model_type": MODEL_TYPES[self.architecture],
-            "dtype": self.dtype,
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_layers,
-            "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads,
-            "head_dim": self.head_size,
-            "hidden_act": "silu",
-            "max_position_embeddings": self.max_positions,
-            "rms_norm_eps": self.norm_epsilon,
-            "rope_theta": self.rope.theta,
-            "rope_scaling": self.rope.scaling,
-            "tie_word_embeddings": self.tied,
-            **self.special_ids(),
-        }
-
     def special_ids(self) -> dict[str, Any]:
         """eos (a list if several), bos and pad ids, as configs write them."""
         eos: int | list[int] = self.eos[0] if len(self.eos) == 1 else list(self.eos)
@@ -218,6 +192,22 @@ class Model:
                 raise EngineIncompatible(
                     f"tensor {name} has shape {have[name]}, config says {shape}"
                 )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model as it is stored: `fields` and `tensors` are those of a GGUF file.
+
+    `divisors` are what scaling divides each rotary frequency by, [head_size / 2], None without
+    scaling; `tokenizer` is the text of tokenizer.json.
+    """
+
+    model: Model
+    fields: Sequence[Field]
+    tensors: Sequence[Tensor]
+    divisors: Floats | None
+    tokenizer: str
+    tokenizer_config: dict[str, Any]
 
 
 def load(directory: Path) -> Model:

@@ -1,4 +1,4 @@
-"""Build an OpenVINO engine directory from a (quantized) checkpoint."""
+"""Build an OpenVINO engine directory from a model: GGUF, or a Hugging Face directory."""
 
 # OpenVINO's GGUF reader drops RoPE scaling, and saves most float32 constants as float16. Rotary
 # frequencies do not survive that: rounded to 11 bits they are off by whole radians after a few
@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,64 +17,75 @@ import openvino
 import openvino_genai
 
 from cog_triton import __version__
-from cog_triton.build_scripts.openvino import _gguf_file, _model, _script
-from cog_triton.errors import EngineIncompatible, InvalidArgument, ModelUnavailable
+from cog_triton.build_scripts.openvino import _from_gguf, _from_hf, _gguf_file, _model, _script
+from cog_triton.build_scripts.openvino._gguf_file import Tensor
+from cog_triton.build_scripts.openvino._model import Checkpoint, Model
+from cog_triton.errors import EngineIncompatible, InvalidArgument
+from cog_triton.text import generation_config
+from cog_triton.text.sampling import ABILITIES
 
-# Keys of the model's config.json that TensorRT-LLM's engine config spells the same.
-_SAME = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-)
+_TYPES = {"q8_0": "Q8_0", "q4_0": "Q4_0", "f16": "F16", "stored": None}
 _IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
+_OUTER = ("token_embd.weight", "output.weight")
 _HALF_PRECISION = 2.0**-10
-_READABLE = ("F16", "Q8_0", "Q4_0")
 Floats = npt.NDArray[np.float64]
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument(
-        "--checkpoint_dir", type=Path, required=True, help="a checkpoint of quantize.py"
+        "--model_dir",
+        type=Path,
+        required=True,
+        help="a .gguf file, a directory with one, or a Hugging Face directory "
+        "(config.json, *.safetensors, tokenizer.json)",
     )
     parser.add_argument("--output_dir", type=Path, required=True, help="engine directory to write")
     parser.add_argument(
-        "--max_batch_size", type=int, default=16, help="requests in flight at once (default 16)"
+        "--weights",
+        choices=list(_TYPES),
+        default="q8_0",
+        help="matrices as blocks of 32 with one float16 scale: q8_0 8 bits; q4_0 4 bits, but for "
+        "embeddings and lm_head, which have 8; f16 does not quantize; stored keeps every type",
     )
+    parser.add_argument("--max_batch_size", type=int, default=16, help="requests in flight at once")
     parser.add_argument(
-        "--max_seq_len", type=int, help="prompt and output, tokens (default: the model's own limit)"
+        "--max_seq_len", type=int, help="prompt and output, tokens; the model's own limit if absent"
     )
-    parser.add_argument(
-        "--max_input_len", type=int, help="prompt, tokens (default: max_seq_len - 1)"
-    )
+    parser.add_argument("--max_input_len", type=int, help="prompt, tokens; max_seq_len - 1")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
-    path = arguments.checkpoint_dir / "model.gguf"
-    if not path.is_file():
-        raise ModelUnavailable(f"{path}: missing; --checkpoint_dir wants quantize.py's output")
-    config = _script.read_json(arguments.checkpoint_dir / "config.json")
-    limits = _limits(arguments, config["max_position_embeddings"])
-    source = _gguf_file.Source(path)
-    _check_types(source)
+    source = _from_gguf.find(arguments.model_dir)
+    checkpoint = _from_hf.read(arguments.model_dir) if source is None else _from_gguf.read(source)
+    model = checkpoint.model
+    limits = _limits(arguments, model.max_positions)
+    tensors = [(each, _type_of(each, _TYPES[arguments.weights])) for each in checkpoint.tensors]
+    _script.say(f"build: {model.architecture}, {len(tensors)} tensors, into an OpenVINO model")
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
-    _script.say(f"build: reading {path.name} into an OpenVINO model")
     with tempfile.TemporaryDirectory(dir=arguments.output_dir, prefix=".building-") as temporary:
         directory = Path(temporary)
-        (directory / "model.gguf").symlink_to(path.resolve())
+        path = directory / "model.gguf"
+        if source is not None and all(each.type == to for each, to in tensors):
+            path.symlink_to(source.resolve())
+        else:
+            _gguf_file.write(path, model.gguf_architecture, checkpoint.fields, tensors)
         # The reader saves the model beside the GGUF as it loads it.
-        openvino_genai.LLMPipeline(str(directory / "model.gguf"), "CPU", enable_save_ov_model=True)
-        (directory / "model.gguf").unlink()
-        _restore_exactness(directory / "openvino_model.xml", source, config)
-        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-            shutil.copyfile(arguments.checkpoint_dir / name, directory / name)
-        _script.write_json(directory / "config.json", _engine_config(config, source, limits))
+        openvino_genai.LLMPipeline(str(path), "CPU", enable_save_ov_model=True)
+        path.unlink()
+        _restore_exactness(directory / "openvino_model.xml", checkpoint)
+        (directory / "tokenizer.json").write_text(checkpoint.tokenizer, "utf-8", newline="")
+        _script.write_json(directory / "tokenizer_config.json", checkpoint.tokenizer_config)
+        own = generation_config.load(arguments.model_dir) if arguments.model_dir.is_dir() else {}
+        # OpenVINO's library does not load a model whose file has a value of another type.
+        sampling = generation_config.sampling_defaults(own, {*ABILITIES})
+        _script.write_json(directory / generation_config.FILE, {**sampling, **model.special_ids()})
+        config = _engine_config(model, _gguf_file.dominant_type(tensors), limits)
+        _script.write_json(directory / "config.json", config)
         for made in sorted(directory.iterdir()):
             made.replace(arguments.output_dir / made.name)
     size = (arguments.output_dir / "openvino_model.bin").stat().st_size
@@ -101,40 +111,29 @@ def _limits(arguments: argparse.Namespace, model_limit: int) -> dict[str, int]:
     }
 
 
-def _check_types(source: _gguf_file.Source) -> None:
-    """Refuse tensor types that OpenVINO's reader would refuse late, or misread."""
-    for name, shape in source.shapes().items():
-        kind = source.type_of(name)
-        good = kind == "F32" if len(shape) == 1 else kind in _READABLE
-        if not good:
-            raise EngineIncompatible(
-                f"tensor {name} ({kind}) cannot be built as it is: put a quantize step before build"
-            )
+def _type_of(tensor: Tensor, wanted: str | None) -> str:
+    """The type that a tensor is to have, of those that OpenVINO's reader reads rightly."""
+    if len(tensor.shape) == 1:
+        return "F32"
+    if wanted is None and tensor.type not in _TYPES.values():
+        raise EngineIncompatible(
+            f"tensor {tensor.name} ({tensor.type}) cannot be built as it is: take --weights q8_0"
+        )
+    if tensor.shape[-1] % 32:
+        return "F16"  # rows that do not divide into blocks
+    outer = tensor.name in _OUTER and wanted not in (None, "F16")
+    return "Q8_0" if outer else wanted or tensor.type
 
 
-def _restore_exactness(xml: Path, source: _gguf_file.Source, config: dict[str, Any]) -> None:
-    """Restore what the reader drops or rounds: RoPE scaling and frequencies, epsilons."""
-    plain = _model.frequencies(config["rope_theta"], config["head_dim"])
-    if "rope_freqs.weight" in source.tensors:
-        divisors: Any = source.floats("rope_freqs.weight")
-    else:
-        rope = _model.Rope(config["rope_theta"], config["rope_scaling"])
-        divisors = _model.divisors(rope, config["head_dim"])
-    scaled = plain if divisors is None else plain / divisors
-    _restore(xml, plain, scaled, config["rms_norm_eps"])
-
-
-def _restore(xml: Path, plain: Floats, scaled: Floats, epsilon: float) -> None:
-    """Put float32 frequencies and epsilons back into the model at `xml`, its weights beside it.
-
-    Args:
-        plain: the inverse frequencies the reader must have written, [head_size / 2].
-        scaled: what they are to be, same shape.
-        epsilon: of the RMS norms.
+def _restore_exactness(xml: Path, checkpoint: Checkpoint) -> None:
+    """Restore what the reader drops or rounds: RoPE scaling and frequencies, epsilons.
 
     Raises:
         EngineIncompatible: the frequencies are not there exactly once; nothing was changed.
     """
+    epsilon = checkpoint.model.norm_epsilon
+    plain = _model.frequencies(checkpoint.model.rope.theta, checkpoint.model.head_size)
+    scaled = plain if checkpoint.divisors is None else plain / checkpoint.divisors
     model = openvino.Core().read_model(xml)
     found = _constants_like(model, plain.reshape(1, -1, 1))
     if len(found) != 1:
@@ -175,27 +174,30 @@ def _replace(constant: Any, values: Floats, name: str) -> None:
         user.replace_source_output(fresh.output(0))
 
 
-def _engine_config(
-    config: dict[str, Any], source: _gguf_file.Source, limits: dict[str, int]
-) -> dict[str, Any]:
+def _engine_config(model: Model, kind: str, limits: dict[str, int]) -> dict[str, Any]:
     """config.json of the engine, shaped like TensorRT-LLM's."""
-    kind = _gguf_file.dominant_type((source.type_of(n), s) for n, s in source.shapes().items())
     return {
         "version": __version__,
         "engine": "openvino",
         "pretrained_config": {
-            "architecture": config["architectures"][0],
-            "dtype": config["dtype"],
-            **{key: config[key] for key in _SAME},
-            "head_size": config["head_dim"],
-            "norm_epsilon": config["rms_norm_eps"],
-            "rotary_base": config["rope_theta"],
-            "rotary_scaling": config["rope_scaling"],
+            "architecture": model.architecture,
+            "dtype": model.dtype,
+            "vocab_size": model.vocab_size,
+            "hidden_size": model.hidden_size,
+            "intermediate_size": model.intermediate_size,
+            "num_hidden_layers": model.num_layers,
+            "num_attention_heads": model.num_heads,
+            "num_key_value_heads": model.num_kv_heads,
+            "max_position_embeddings": model.max_positions,
+            "head_size": model.head_size,
+            "norm_epsilon": model.norm_epsilon,
+            "rotary_base": model.rope.theta,
+            "rotary_scaling": model.rope.scaling,
             "quantization": {
                 "quant_algo": None if kind == "F16" else kind,
                 "kv_cache_quant_algo": None,
             },
-            **{key: config[key] for key in _IDS},
+            **{key: model.special_ids()[key] for key in _IDS},
         },
         "build_config": limits,
     }

@@ -1,14 +1,15 @@
-"""Parsing of GGUF metadata into `Model`; refuses keys that the engine would ignore."""
+"""A model in a GGUF file; metadata that the engine would ignore is refused by its key."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cog_triton.build_scripts.openvino._gguf_file import Source
-from cog_triton.build_scripts.openvino._model import Model, Rope
-from cog_triton.errors import EngineIncompatible
+from cog_triton.build_scripts.openvino import _gguf_file, _tokenizer
+from cog_triton.build_scripts.openvino._model import Checkpoint, Model, Rope, divisors
+from cog_triton.errors import EngineIncompatible, ModelUnavailable
 
 _HF_NAMES = {
     "llama": "LlamaForCausalLM",
@@ -36,20 +37,57 @@ _KNOWN = {
 }
 
 
-def parse(source: Source) -> Model:
-    """The model a GGUF file holds.
+def find(source: Path) -> Path | None:
+    """The GGUF file that `source` is or holds; None for a Hugging Face directory.
 
     Raises:
+        ModelUnavailable: neither, or more than one GGUF file.
+    """
+    if source.is_file():
+        return source
+    if (source / "config.json").is_file():
+        return None
+    found = sorted(source.glob("*.gguf"))
+    if len(found) != 1:
+        raise ModelUnavailable(
+            f"{source}: wanted a .gguf file, a directory with one .gguf file "
+            f"(it has {len(found)}), or a directory with config.json"
+        )
+    return found[0]
+
+
+def read(path: Path) -> Checkpoint:
+    """The model in a GGUF file.
+
+    Raises:
+        ModelUnavailable: the file cannot be read.
         EngineIncompatible: an architecture or feature the engine does not honour.
     """
-    fields = source.fields
+    entries, tensors = _gguf_file.read(path)
+    fields = {entry.key: entry.value for entry in entries}
+    by_name = {tensor.name: tensor for tensor in tensors}
+    table = by_name.pop("rope_freqs.weight", None)
+    if fields.get("split.count", 1) != 1:
+        raise EngineIncompatible(f"{path.name}: a split GGUF; merge its parts first")
+    model = parse(fields, tied="output.weight" not in by_name, has_table=table is not None)
+    model.check_tensors({name: tensor.shape for name, tensor in by_name.items()})
+    return Checkpoint(
+        model,
+        entries,
+        tensors,
+        divisors(model.rope, model.head_size) if table is None else table.floats(),
+        _tokenizer.rebuild(fields).to_str(pretty=True),
+        _tokenizer.config_of(fields, model.max_positions),
+    )
+
+
+def parse(fields: dict[str, Any], *, tied: bool, has_table: bool) -> Model:
+    """The model that metadata describe; `has_table` of divisors of its rotary frequencies."""
     name = str(fields.get("general.architecture"))
     if name not in _HF_NAMES:
         raise EngineIncompatible(
             f"GGUF architecture {name!r}: the openvino family builds {', '.join(_HF_NAMES)}"
         )
-    if "split.count" in fields and fields["split.count"] != 1:
-        raise EngineIncompatible(f"{source.path.name}: a split GGUF; merge its parts first")
     own = {k[len(name) + 1 :]: v for k, v in fields.items() if k.startswith(f"{name}.")}
     for key in sorted(own.keys() - _KNOWN):
         raise EngineIncompatible(f"GGUF key {name}.{key} ({own[key]!r}) cannot be honoured")
@@ -77,18 +115,17 @@ def parse(source: Source) -> Model:
         vocab_size=len(fields.get("tokenizer.ggml.tokens", ())),
         max_positions=count("context_length"),
         norm_epsilon=_shortest(own.get("attention.layer_norm_rms_epsilon", 1e-6)),
-        rope=_rope_of(name, own, source),
-        tied="output.weight" not in source.tensors,
+        rope=_rope_of(name, own, has_table=has_table),
+        tied=tied,
         eos=_stop_ids(fields),
         bos=fields.get("tokenizer.ggml.bos_token_id"),
         pad=fields.get("tokenizer.ggml.padding_token_id"),
     )
 
 
-def _rope_of(name: str, own: dict[str, Any], source: Source) -> Rope:
+def _rope_of(name: str, own: dict[str, Any], *, has_table: bool) -> Rope:
     theta = _shortest(own.get("rope.freq_base", 10000.0))
     kind, factor = own.get("rope.scaling.type", "none"), own.get("rope.scaling.factor", 1.0)
-    has_table = "rope_freqs.weight" in source.tensors
     if kind == "linear" and not has_table:
         return Rope(theta, {"rope_type": "linear", "factor": _shortest(factor)})
     if kind != "none":

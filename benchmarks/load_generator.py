@@ -84,7 +84,7 @@ def own(streams: int) -> Reader:
         target = Canned(options, client)
         await target.prepare()
         records = [Record(index=number, scheduled=now()) for number in range(streams)]
-        prompt = Prompt("x", None, 1)
+        prompt = Prompt("x", (), 1)
         await asyncio.gather(*(target.measure(prompt, record) for record in records))
         client.close()
         assert all(record.status == OK for record in records), records[0].error

@@ -18,6 +18,7 @@ _SWAP = "start a server for each model, behind a proxy that starts them by name 
 _NODES = "start the other nodes by `vllm serve --headless` (multi-gpu.md)"
 _MPI = "ranks are started by mpirun, or by your launcher with COG_TRITON_RANK (multi-gpu.md)"
 _BENCH = "use aiperf or guidellm; --json has all metrics"
+_REPORT = "the report has one table; --json has all metrics, and /metrics the server's own"
 _PROBES = "a Cog that stops or hangs is found without probes (supervision.md)"
 _FIXED_PROBES = "Triton is asked each second, and hangs after 3 s (supervision.md)"
 _FIXED = "the bound is the same for every server (security.md)"
@@ -56,7 +57,11 @@ REMOVED = {
             "max-batch-size": "MAX_BATCH_SIZE",
         }.items()
     },
-    **{f"cog-triton bench --{option}": _BENCH for option in ("plot", "csv", "sweep", "slo")},
+    **{
+        f"cog-triton bench --{option}": _BENCH
+        for option in ("plot", "csv", "sweep", "slo", "prompt-file")
+    },
+    **dict.fromkeys(("cog-triton bench --verbose", "cog-triton bench --metrics-url"), _REPORT),
     "REPORT_CUSTOM_METRICS": "see metrics.md",
     "llmapi.yaml": "serve the model with vLLM: `cog-triton migrate` writes its model.json",
     "cog-triton migrate --to": "migrate writes model.json for vLLM",

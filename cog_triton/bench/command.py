@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,13 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
-from cog_triton.bench import load_generator, report, run_metrics
-from cog_triton.bench.http_client import Client, TransportError, split_url
+from cog_triton.bench import load_generator, report
 from cog_triton.bench.load_generator import Progress, RunResult
 from cog_triton.bench.options import Options, TargetName
 from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.bench.run_metrics import compute_metrics
 from cog_triton.bench.targets import KINDS
-from cog_triton.errors import InvalidArgument, NothingSucceeded, TargetUnavailable
-from cog_triton.system.redaction import redact_address
+from cog_triton.errors import InvalidArgument, NothingSucceeded
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as of every program of a shell."""
@@ -104,26 +102,22 @@ def parse_inputs(pairs: Sequence[str]) -> dict[str, Any]:
 def run(
     options: Options,
     json_file: Path | None,
-    metrics_url: str | None,
     say: Callable[[str], None],
     err: Console,
-    *,
-    verbose: bool = False,
 ) -> int:
     """Measure and report, and write `json_file`; returns the exit code.
 
-    See `report.text` of `verbose`. Raises E1400, E1005 and others before any load, and E2400 after
-    the report if nothing succeeded.
+    Raises E1400, E1005 and others before any load, and E2400 after the report if nothing succeeded.
     """
     report.require_writable(json_file)
     prompts = PromptSource(options).describe()
     try:
-        done, seen = uvloop.run(_measure(options, metrics_url, err))
+        done = uvloop.run(_measure(options, err))
     except KeyboardInterrupt:
         err.print("Interrupted before anything was measured", markup=False)
         return INTERRUPTED
-    found = compute_metrics(options, done, seen)
-    say(report.text(options, found, prompts, verbose=verbose))
+    found = compute_metrics(done)
+    say(report.text(options, found, prompts))
     if json_file:
         report.write(json_file, report.as_json(options, found))
     if done.interrupted:
@@ -134,48 +128,8 @@ def run(
     return 0
 
 
-async def _measure(
-    options: Options, metrics_url: str | None, err: Console
-) -> tuple[RunResult, Mapping[str, float]]:
-    """What was measured, and what the server's metrics say of it."""
+async def _measure(options: Options, err: Console) -> RunResult:
     notes = await load_generator.warm_up(options)
-    before = await _scrape(options, metrics_url)
     with display(err, options) as show:
         done = await load_generator.measure(options, show)
-    after = await _scrape(options, metrics_url) if before is not None else None
-    seen = run_metrics.means(before or {}, after) if after is not None else {}
-    return dataclasses.replace(done, notes=list(dict.fromkeys([*notes, *done.notes]))), seen
-
-
-def _shown(metrics_url: str) -> str:
-    return f"--metrics-url={redact_address(metrics_url)!r}"
-
-
-async def _scrape(options: Options, url: str | None) -> Mapping[tuple[str, str], float] | None:
-    """Prometheus metrics of the server; None if it has none and no URL was given."""
-    wanted = url or _metrics_url(options)
-    if wanted is None:
-        return None
-    client = Client(10)
-    try:
-        answer = await client.fetch("GET", wanted, {})
-    except TransportError as error:
-        if url:
-            raise TargetUnavailable(f"{_shown(url)}: {error}") from error
-        return None
-    finally:
-        client.close()
-    if answer.status != 200:
-        if url:
-            raise TargetUnavailable(f"{_shown(url)}: HTTP {answer.status}")
-        return None
-    return run_metrics.parse(answer.text.decode("utf-8", "replace"))
-
-
-def _metrics_url(options: Options) -> str | None:
-    if options.target is TargetName.OPENAI:
-        return options.url.rstrip("/").removesuffix("/v1") + "/metrics"
-    origin, _ = split_url(options.url)
-    if options.target is TargetName.TRITON and origin.port == 8000 and not origin.tls:
-        return f"http://{origin.host}:8002/metrics"
-    return None
+    return dataclasses.replace(done, notes=list(dict.fromkeys([*notes, *done.notes])))

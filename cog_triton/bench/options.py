@@ -120,7 +120,6 @@ class Options:
     timeout: float = 600.0
     input_lengths: Lengths
     output_lengths: Lengths | None = None
-    prompt_file: Path | None = None
     tokenizer: Path | None = None
     tps: float | None = None
     output_method: OutputMethod | None = None

@@ -151,7 +151,8 @@ class Families:
         for root, python in self._roots():
             if (root / name).is_file():
                 argv = (python, str(root / name))
-                return Script(name, argv, root / name, python, recorded=self.is_of_today)
+                recorded = own or self.is_of_today
+                return Script(name, argv, root / name, python, recorded=recorded)
         absent = f"$TRTLLM_DIR/examples/{name}"
         return Script(name, ("python", absent), Path(absent), self.python, _absent(name))
 

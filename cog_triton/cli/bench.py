@@ -20,7 +20,7 @@ from cog_triton.bench.options import (
 from cog_triton.system.terminal import coded_errors, err
 
 _DEFAULT_DURATION_S = 30.0
-_LOAD, _REQUESTS, _OUTPUT = "Load", "Requests", "Output"
+_LOAD, _REQUESTS = "Load", "Requests"
 
 
 def bench(
@@ -91,14 +91,7 @@ def bench(
         str | None,
         typer.Option(
             help="As --n-input-tokens.",
-            show_default="the prompt file's, else 128",
-            rich_help_panel=_REQUESTS,
-        ),
-    ] = None,
-    prompt_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON lines with prompt, messages, or ShareGPT's conversations.",
+            show_default="128",
             rich_help_panel=_REQUESTS,
         ),
     ] = None,
@@ -156,31 +149,12 @@ def bench(
             rich_help_panel=_REQUESTS,
         ),
     ] = None,
-    metrics_url: Annotated[
-        str | None,
-        typer.Option(
-            "--metrics-url",
-            help="The server's Prometheus metrics.",
-            show_default="/metrics of openai",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", help="All metrics as JSON; - is stdout.", rich_help_panel=_OUTPUT),
+        typer.Option("--json", help="All metrics as JSON; - is stdout.", rich_help_panel="Output"),
     ] = None,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose",
-            "-v",
-            help="Report also as the original cog-triton did: concurrency, expected and actual"
-            " server-side metrics, the load generator.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = False,
 ) -> None:
-    """Measure a served model: latency, throughput and server metrics.
+    """Measure a served model: latency and throughput.
 
     With --unit rps requests are sent when due, whether or not others are answered, and latency
     counts from then. Ctrl-C ends it early and reports the requests so far. Metrics are defined
@@ -209,10 +183,8 @@ def bench(
         code = command.run(
             Options(**values),
             json_file,
-            metrics_url,
             lambda text: typer.echo(text, nl=False, err=on_stderr),
             err,
-            verbose=verbose,
         )
         if code:
             raise typer.Exit(code)

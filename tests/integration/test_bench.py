@@ -16,17 +16,6 @@ from cog_triton.engines.mock import mock_directory
 
 pytestmark = pytest.mark.integration
 
-SECTIONS = (
-    "Test Configuration:",
-    "Concurrency levels:",
-    "Statistics for completed predictions:",
-    "Single-stream TPS:",
-    "Server-side metrics:",
-    "E2E throughput: ",
-    "Load generator:",
-)
-
-
 TPS = 400
 
 
@@ -91,23 +80,19 @@ def sane(found: dict[str, Any], tokens: int) -> None:
 def test_command_lines_of_the_original_run_unchanged(
     line: str, tokens: int, tps: int, mock: Stack, tmp_path: Path
 ) -> None:
-    """As they are; only --requests ends them sooner, and --verbose reports as the original did."""
-    said = bench(mock, *line.split(), "--verbose", "--requests", 24, "--json", tmp_path / "a.json")
-    for section in SECTIONS:
-        assert section in said
+    """As they are; only --requests ends them sooner."""
+    bench(mock, *line.split(), "--requests", 24, "--json", tmp_path / "a.json")
     found = numbers(tmp_path / "a.json")
-    assert found["completed"] == found["made"] == 24
+    assert found["completed"] == 24
     sane(found, tokens)
-    server, ours = found["server"], found["metrics"]
+    ours = found["metrics"]
     assert ours["input_tokens"]["min"] == ours["input_tokens"]["max"] >= 100
     assert ours["ttft_from_sending"]["min"] >= 1 / tps
     assert ours["e2el_from_sending"]["min"] >= tokens / tps
-    assert server["tps"]["expected"]["mean"] == tps
-    assert server["latency"]["expected"]["mean"] == pytest.approx(tokens / tps)
-    assert server["tps"]["actual"]["count"] == 24
-    assert server["tps"]["actual"]["max"] <= tps
-    assert server["latency"]["actual"]["mean"] <= ours["e2el_from_sending"]["mean"]
-    assert server["ttft"]["actual"]["mean"] <= ours["ttft_from_sending"]["mean"]
+    assert ours["server_tps"]["count"] == 24
+    assert ours["server_tps"]["max"] <= tps
+    assert ours["server_latency"]["mean"] <= ours["e2el_from_sending"]["mean"]
+    assert ours["server_ttft"]["mean"] <= ours["ttft_from_sending"]["mean"]
 
 
 def test_output_method_buffer_is_measured_in_pieces(mock: Stack, tmp_path: Path) -> None:
@@ -131,21 +116,17 @@ def test_output_method_wait_has_one_latency(mock: Stack, tmp_path: Path) -> None
 
 def of_method(mock: Stack, tmp_path: Path, method: str, *more: object) -> dict[str, Any]:
     """Three answers of 28 tokens, which the engine makes at 100 a second."""
-    said = bench(
+    bench(
         mock,
         *("--unit", "concurrency", "--rate", 3, "--requests", 3, "--warmup", 0),
         *("--n_input_tokens", 9, "--n_output_tokens", 28, "--tps", 100),
         *("--output_method", method, *more, "--json", tmp_path / "a.json"),
-        "--verbose",
     )
-    assert f"Output Method: {method}" in said
     found = numbers(tmp_path / "a.json")
     assert found["completed"] == 3
-    server = found["server"]
-    assert server["tps"]["expected"]["mean"] == 100
-    assert server["latency"]["expected"]["mean"] == pytest.approx(0.28)
-    assert server["ttft"]["actual"]["min"] >= 0.01, "the engine's, however it is sent"
-    assert server["ttft"]["actual"]["max"] <= server["latency"]["actual"]["max"]
+    metrics = found["metrics"]
+    assert metrics["server_ttft"]["min"] >= 0.01, "the engine's, however it is sent"
+    assert metrics["server_ttft"]["max"] <= metrics["server_latency"]["max"]
     return found
 
 
@@ -171,19 +152,8 @@ def test_every_target_counts_all_tokens(
     )
     found = numbers(tmp_path / "a.json")
     assert found["completed"] == 7
-    assert found["concurrency"]["max"] <= 3
+    assert found["concurrency"] <= 3
     sane(found, 6)
-
-
-def test_prometheus_metrics_agree_with_the_client(mock: Stack, tmp_path: Path) -> None:
-    bench(
-        mock,
-        *("--target", "openai", "--requests", 4, "--rate", 20, "--n_output_tokens", 6),
-        *("--json", tmp_path / "a.json"),
-    )
-    told = numbers(tmp_path / "a.json")["prometheus"]
-    assert told["cog_triton_generation_tokens_total"] == 24
-    assert told["cog_triton_time_to_first_token_seconds"] > 0
 
 
 def test_failed_requests_are_counted_by_code(mock: Stack) -> None:

@@ -373,6 +373,6 @@ def test_phases_of_a_first_start_are_told_apart_by_its_lines() -> None:
         ("Python", "uv's", 0.5),
         ("locked packages, and cog-triton", "uv's", 6.0),
         ("demo engine: check of its config", "ours", 1.5),
-        ("demo engine: convert", "ours", 2.0),
+        ("demo engine: build", "ours", 2.0),
         ("start, with unpacking", "ours", 5.0),
     ]

@@ -56,14 +56,11 @@ def test_the_command_line_of_the_original(
     monkeypatch.setenv("PORT", server.url.rpartition(":")[2])
     line = (
         "--unit batch --duration 0.2 --tps 100 --n-output-tokens 128 --output-method yield --rate 6"
-        " --verbose"
     )
     code, said = run(*line.split())
     assert code == 0
-    assert "Mode: batch\nRate: 6.0 batch\n" in said
-    assert "Total requests made: 6\nTotal requests started: 6\nTotal requests completed: 6" in said
-    assert "Failure rate: 0.000, Total failures: 0" in said
-    assert "--Expected mean: 100.000, Actual mean: 10.000" in said
+    assert "Load: 6 batch on cog-triton at " in said
+    assert "Requests: 6 completed, 0 failed" in said
     assert "--tps is not sent: the server has no such input." in said
 
 
@@ -93,15 +90,13 @@ def test_json_on_stdout_has_the_report_on_stderr(server: ScriptedServer) -> None
     )
     assert json.loads(done.stdout)["runs"][0]["completed"] == 2
     assert "Requests: 2 completed, 0 failed" in done.stderr
-    assert "Test Configuration:" not in done.stderr
 
 
 def test_a_run_without_success_reports_and_exits_with_the_reason() -> None:
     with serving(by_path(of_cog(*USUAL), FULL)) as server:
         arguments = ("--url", server.url, "--requests", 3, "--rate", 50, "--warmup", 0)
-        code, said = run(*arguments, "--verbose")
+        code, said = run(*arguments)
     assert code == 1
-    assert "Cog already running prediction: 3" in said
     assert "HTTP 409: 3, such as: {" in said
     assert "E2400 NothingSucceeded: no request succeeded; HTTP 409" in said
 
@@ -111,7 +106,7 @@ def test_a_failed_warm_up_request_ends_the_run() -> None:
         code, said = run("--url", server.url, "--requests", 3)
     assert code == 1
     assert "E2400 NothingSucceeded: the request that warms up failed (HTTP 409)" in said
-    assert "Test Configuration" not in said
+    assert "Requests: " not in said
 
 
 def test_ctrl_c_reports_the_requests_so_far() -> None:
@@ -177,7 +172,6 @@ def test_progress_is_one_line_on_a_terminal_and_plain_lines_in_a_log(
         ("--rate 0", "--rate=0.0: must be above 0"),
         ("--input x", "--input='x': must be NAME=VALUE"),
         ("--json /nowhere/x.json", "--json='/nowhere/x.json': its directory does not exist"),
-        ("--prompt-file /nowhere.jsonl", "--prompt-file='/nowhere.jsonl': cannot be read"),
         ("--tokenizer /nowhere", "E2102"),
         ("--url localhost:5000", "--url='localhost:5000': must be http(s)://"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -110,49 +109,6 @@ def test_prompts_have_exactly_the_tokens_asked_for(tmp_path: Path) -> None:
 
 CHAT = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
 SHARED = [{"from": "human", "value": "one two"}, {"from": "gpt", "value": "a b c d"}]
-
-
-def test_a_prompt_file_of_json_lines(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    values = [
-        {"prompt": "plain", "output_tokens": 9},
-        {"messages": CHAT},
-        {"conversations": SHARED},
-    ]
-    path.write_text("\n".join(map(json.dumps, values)) + "\n\n")
-    prompts = PromptSource(options(prompt_file=path, output_lengths=None))
-    found = {prompt.text: prompt for prompt in map(prompts.get, range(3))}
-    assert found["plain"].output_tokens == 9
-    assert found["Hi"].messages == tuple(CHAT)
-    assert found["Hi"].output_tokens == 128
-    assert found["one two"].output_tokens == 4
-    assert prompts.get(3) == prompts.get(0)
-    assert prompts.describe() == "3 prompts of a file"
-    assert PromptSource(options(prompt_file=path)).get(0).output_tokens == 5
-
-
-def test_a_prompt_file_of_one_json_list(tmp_path: Path) -> None:
-    path = tmp_path / "share.json"
-    path.write_text(json.dumps([{"conversations": SHARED}], indent=1))
-    assert PromptSource(options(prompt_file=path)).get(0).text == "one two"
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("", "has no prompts"),
-        ("{}", "entry 1: must have"),
-        ('{"prompt": "x"}\nnope', "line 2: not JSON"),
-        ('{"prompt": " "}', "entry 1"),
-        ('{"prompt": "a", "output_tokens": -1}', "entry 1"),
-        ('{"conversations": [{"from": "gpt", "value": "first"}]}', "entry 1"),
-    ],
-)
-def test_invalid_prompt_files_are_refused_by_line(content: str, says: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_text(content)
-    with pytest.raises(InvalidArgument, match=says):
-        PromptSource(options(prompt_file=path))
 
 
 class Slow(Target):

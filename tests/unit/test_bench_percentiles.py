@@ -5,15 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from bench_runs import START, options, record, run
+from bench_runs import START, record, run
 
-from cog_triton.bench import run_metrics
 from cog_triton.bench.request_record import CUT, FAILED
-from cog_triton.bench.run_metrics import (
-    compute_metrics,
-    concurrency,
-    summarize,
-)
+from cog_triton.bench.run_metrics import compute_metrics, summarize
 
 
 def test_summary_of_a_sample() -> None:
@@ -25,21 +20,6 @@ def test_summary_of_a_sample() -> None:
         {"count": 5, "mean": 3, "min": 1, "p50": 3, "p90": 4.6, "p95": 4.8, "p99": 4.96, "max": 5}
     )
     assert summarize([None]) is None
-
-
-def test_concurrency_is_weighted_by_time() -> None:
-    # 0..1: none, 1..2: one, 2..5: two, 5..8: one, 8..10: none
-    found = concurrency([(1, 5), (2, 8)], 0, 10)
-    assert found is not None
-    assert (found.mode, found.median, found.max, found.min) == (1, 1, 2, 0)
-    assert found.mean == pytest.approx((1 + 6 + 3) / 10)
-
-
-def test_back_to_back_requests_are_not_concurrent() -> None:
-    found = concurrency([(0, 5), (5, 10)], 0, 10)
-    assert found is not None
-    assert (found.max, found.min, found.mean) == (1, 1, 1)
-    assert concurrency([], 0, 0) is None
 
 
 def test_latencies_of_a_request() -> None:
@@ -81,9 +61,8 @@ def test_all_metrics_of_a_run() -> None:
         record(2, 2.0, status=FAILED, code="E2107", error="E2107 Overloaded: full"),
         record(3, 3.0, status=FAILED, code="HTTP 409", error="busy"),
     ]
-    found = compute_metrics(options(tps=4.0), run(*records, ended=1004.0), {})
-    assert (found.made, found.started, found.completed, found.failed, found.cut) == (4, 4, 2, 2, 0)
-    assert found.failure_rate == 0.5
+    found = compute_metrics(run(*records, ended=1004.0))
+    assert (found.completed, found.failed, found.cut) == (2, 2, 0)
     assert found.failures == {"E2107": 1, "HTTP 409": 1}
     assert found.examples["HTTP 409"] == "busy"
     assert found.metrics["ttft"].mean == pytest.approx(0.75)
@@ -99,34 +78,21 @@ def test_all_metrics_of_a_run() -> None:
             "total_tokens": 26 / 4,
         }
     )
-    assert found.generator.cpu == pytest.approx(0.05)
-    assert found.generator.late_p99 == pytest.approx(0.1)
 
 
-def test_server_metrics_have_expected_values_from_tps() -> None:
+def test_what_the_server_reports_is_summarized() -> None:
     told = {"predict_time": 0.8, "time_to_first_token": 0.3}
     records = [record(0, 0.0, 0.5, 1.0, server=told), record(1, 0.0, 0.5, server={})]
-    found = compute_metrics(options(tps=4.0), run(*records), {})
-    assert found.server["tps"].actual.mean == pytest.approx(2 / 0.8)
-    assert found.server["latency"].expected is not None
-    assert found.server["latency"].expected.min == pytest.approx(1 / 4)
-    assert found.server["latency"].expected.max == pytest.approx(2 / 4)
-    assert found.server["ttft"].expected is not None
-    assert found.server["ttft"].expected.mean == pytest.approx(0.25)
-    assert "queue_time" not in found.server
-    unexpected = compute_metrics(options(), run(*records), {})
-    assert unexpected.server["tps"].expected is None
-    flat_out = compute_metrics(options(tps=0.0), run(*records), {})
-    assert flat_out.server["tps"].expected is None
+    found = compute_metrics(run(*records))
+    assert found.metrics["server_latency"].mean == 0.8
+    assert found.metrics["server_ttft"].count == 1
+    assert found.metrics.keys().isdisjoint({"queue_time", "server_tps"})
 
 
-def test_expected_values_of_a_mock_server_take_precedence() -> None:
-    told = {"predict_time": 0.8, "expected_duration": 0.7, "expected_tokens_per_second": 3.0}
-    found = compute_metrics(options(tps=4.0), run(record(0, 0.0, 0.5, 1.0, server=told)), {})
-    assert found.server["latency"].expected is not None
-    assert found.server["latency"].expected.mean == 0.7
-    assert found.server["tps"].expected is not None
-    assert found.server["tps"].expected.mean == 3
+def test_concurrency_is_the_time_in_flight_over_the_run() -> None:
+    # In flight from 0.1 to 1 and from 0.6 to 2, of 4 seconds.
+    found = compute_metrics(run(record(0, 0.0, 1.0), record(1, 0.5, 2.0), ended=1004.0))
+    assert found.concurrency == pytest.approx((0.9 + 1.4) / 4)
 
 
 def test_cut_requests_neither_failed_nor_succeeded() -> None:
@@ -135,8 +101,8 @@ def test_cut_requests_neither_failed_nor_succeeded() -> None:
         record(1, 0.5, status=CUT),
         record(2, 0.6, sent=0.0, status=CUT),
     ]
-    found = compute_metrics(options(), run(*records, interrupted=True), {})
-    assert (found.made, found.started, found.completed, found.failed, found.cut) == (3, 2, 1, 0, 2)
+    found = compute_metrics(run(*records, interrupted=True))
+    assert (found.completed, found.failed, found.cut) == (1, 0, 2)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +118,9 @@ def test_cut_requests_neither_failed_nor_succeeded() -> None:
 def test_a_bottleneck_in_the_generator_is_a_warning(
     state: dict[str, float], sent: float, says: str
 ) -> None:
-    found = compute_metrics(options(), run(record(0, 0.0, 1.0, sent=START + sent), **state), {})
-    assert says in found.generator.warning
-    assert bool(found.generator.warning) == bool(says)
+    found = compute_metrics(run(record(0, 0.0, 1.0, sent=START + sent), **state))
+    assert says in found.warning
+    assert bool(found.warning) == bool(says)
 
 
 def test_short_answers_and_unknown_counts_are_noted() -> None:
@@ -162,31 +128,6 @@ def test_short_answers_and_unknown_counts_are_noted() -> None:
         record(0, 0.0, 1.0, wanted_tokens=5),
         record(1, 0.0, 1.0, output_tokens=None),
     ]
-    notes = compute_metrics(options(), run(*records), {}).notes
+    notes = compute_metrics(run(*records)).notes
     assert "1 of 2 answers have fewer tokens than were asked for" in notes
     assert any("does not tell all token counts" in note for note in notes)
-
-
-def test_changes_between_two_scrapes_of_server_metrics() -> None:
-    before = run_metrics.parse(
-        "# HELP x y\n"
-        "cog_triton_time_to_first_token_seconds_sum 1.0\n"
-        "cog_triton_time_to_first_token_seconds_count 10.0\n"
-        "cog_triton_generation_tokens_total 100\n"
-    )
-    after = run_metrics.parse(
-        "cog_triton_time_to_first_token_seconds_sum 2.5\n"
-        "cog_triton_time_to_first_token_seconds_count 15.0\n"
-        "cog_triton_request_duration_seconds_sum 0\n"
-        "cog_triton_request_duration_seconds_count 0\n"
-        "cog_triton_generation_tokens_total 164\n"
-        'nv_inference_request_success{model="ensemble",version="1"} 4\n'
-        'nv_inference_request_duration_us{model="ensemble",version="1"} 8000\n'
-    )
-    assert run_metrics.means(before, after) == pytest.approx(
-        {
-            "cog_triton_time_to_first_token_seconds": 0.3,
-            "cog_triton_generation_tokens_total": 64,
-            "nv_inference_request_duration_seconds (ensemble)": 0.002,
-        }
-    )

@@ -20,9 +20,6 @@ from cog_triton.errors import CogTritonError
 from cog_triton.system.ports import free_ports
 
 ASKED = Prompt("one two", (7, 8), 5)
-CHATTED = Prompt(
-    "Hi", None, 5, ({"role": "system", "content": "Be."}, {"role": "user", "content": "Hi"})
-)
 
 
 async def _measure(url: str, prompt: Prompt, changes: dict[str, Any]) -> tuple[Record, Any]:
@@ -133,15 +130,11 @@ def test_other_servers_do_not_get_inputs_of_the_mock() -> None:
     assert notes == ["--tps is not sent: the server has no such input"]
 
 
-def test_cog_legacy_input_names_chats_and_extra_inputs() -> None:
+def test_cog_legacy_input_names_and_extra_inputs() -> None:
     _, (request,), _ = measure(by_path(of_cog("prompt", "max_new_tokens", "top_k"), STREAM))
     assert request.json["input"] == {"prompt": "one two", "max_new_tokens": 5}
-    _, (request,), _ = measure(
-        by_path(of_cog(*USUAL, "top_k"), STREAM), CHATTED, inputs={"top_k": 1}
-    )
-    assert request.json["input"]["messages"] == list(CHATTED.messages)
+    _, (request,), _ = measure(by_path(of_cog(*USUAL, "top_k"), STREAM), inputs={"top_k": 1})
     assert request.json["input"]["top_k"] == 1
-    assert "prompt" not in request.json["input"]
     _, (request,), _ = measure(by_path(of_cog(*USUAL), STREAM), ignore_eos=False)
     assert request.json["input"] == {"prompt": "one two", "max_tokens": 5}
 

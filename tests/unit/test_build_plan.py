@@ -59,5 +59,6 @@ def test_own_scripts_run_in_our_python(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("COG_TRITON_STEP_PYTHON", str(other))
     demo = make_plan(load_config(DEMO), tmp_path, Families())
     assert {step.argv[0] for step in demo.steps} == {sys.executable}
+    assert demo.steps[0].script.recorded
     theirs = config(example_name="gpt", script="convert_checkpoint.py")
     assert make_plan(theirs, tmp_path, Families()).steps[0].argv[0] == str(other)

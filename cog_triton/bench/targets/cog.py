@@ -47,7 +47,6 @@ class CogTarget(Target):
             self._streamed = False
             self.notes.append("The server does not stream (no x-cog-streaming): answers come whole")
         self._length = next((name for name in _LENGTHS if name in known), "max_tokens")
-        self._chats = "messages" in known
         self._fixed = self._inputs(known)
 
     async def _require_ready(self) -> None:
@@ -91,9 +90,7 @@ class CogTarget(Target):
     async def send(self, prompt: Prompt, record: Record) -> None:
         """See `Target.send`."""
         count = prompt.output_tokens
-        chat = self._chats and prompt.messages
-        asked = {"messages": list(prompt.messages)} if chat else {"prompt": prompt.text}
-        inputs: JSONObject = {**asked, self._length: count, **self._fixed}
+        inputs: JSONObject = {"prompt": prompt.text, self._length: count, **self._fixed}
         if self._shortest and self._length != "n_output_tokens":
             inputs.setdefault("min_tokens", count)
         completed = b""

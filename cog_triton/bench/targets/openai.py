@@ -61,8 +61,7 @@ class OpenAITarget(Target):
         chat = self.options.api is API.CHAT
         body: JSONObject = {"model": self._model, "max_tokens": prompt.output_tokens}
         if chat:
-            messages = list(prompt.messages) or [{"role": "user", "content": prompt.text}]
-            body["messages"] = messages
+            body["messages"] = [{"role": "user", "content": prompt.text}]
         else:
             body["prompt"] = prompt.text
         if self._ignore_eos:

@@ -63,7 +63,7 @@ class TritonTarget(Target):
             last = b"data: " + answer.text
         told = parse_object(last.removeprefix(b"data:").strip()) if last else {}
         if self._direct:
-            record.input_tokens = len(prompt.ids or ())
+            record.input_tokens = len(prompt.ids)
             record.output_tokens = record.pieces if answer.streamed else self._count_ids(last)
         else:
             self._counts(told, record)
@@ -77,8 +77,6 @@ class TritonTarget(Target):
             record.input_tokens = int(told["num_input_tokens"])
 
     def _ids(self, prompt: Prompt) -> JSONObject:
-        if prompt.ids is None:
-            raise Failure("no token ids", "a prompt file needs --tokenizer for this model")
         body: JSONObject = {
             "input_ids": list(prompt.ids),
             "input_lengths": len(prompt.ids),

@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-quick test-tools nightly release bump vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-kubernetes test-images image-vllm lint fmt surface corpus mutants bench bench-against bench-tar bench-pull bench-build attack faults lock clean
+.PHONY: help setup serve test test-quick test-tools nightly release vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-kubernetes test-images image-vllm lint fmt surface corpus mutants bench bench-against bench-tar bench-pull bench-build attack faults lock clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -127,14 +127,10 @@ lock: setup ## resolve requirements/*.lock and nix/wheels.json (ARGS="--upgrade-
 	@$(BIN)/python scripts/lock $(ARGS)
 
 release: setup ## make dist/VERSION and the tag (VERSION=0.3.0 REGISTRY=host/me KEY= ARGS=--rehearse; docs/releases.md)
-	@$(BIN)/python scripts/release.py $(or $(VERSION),$(error VERSION=X.Y.Z)) $(if $(REGISTRY),--registry $(REGISTRY)) \
-	  $(if $(KEY),--key $(KEY)) $(if $(OSV),--osv $(OSV)) $(ARGS)
+	@scripts/release $(or $(VERSION),$(error VERSION=X.Y.Z)) $(ARGS)
 
-bump: setup ## raise VLLM, TRITON (nvidia-pytriton) or COG to a version or wheel, and tell what breaks (COG=0.24.0 ARGS=--offline)
-	@$(BIN)/python scripts/bump.py $(if $(VLLM),--vllm $(VLLM)) $(if $(TRITON),--triton $(TRITON)) $(if $(COG),--cog $(COG)) $(ARGS)
-
-vulnerabilities: setup ## hold the locks against known vulnerabilities (OSV=all.zip SBOM=image.spdx.json)
-	@$(BIN)/python scripts/vulnerabilities.py $(if $(OSV),--osv $(OSV)) $(if $(SBOM),--sbom $(SBOM)) $(ARGS)
+vulnerabilities: setup ## compare the locks with known vulnerabilities (OSV=all.zip SBOM=image.spdx.json)
+	@$(BIN)/python scripts/vulnerabilities.py --osv $(or $(OSV),$(error OSV=all.zip)) $(if $(SBOM),--sbom $(SBOM))
 
 clean: ## remove .venv, engine.tar and all caches
 	rm -rf .venv .work dist engine.tar .mypy_cache .ruff_cache .pytest_cache .hypothesis

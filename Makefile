@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-quick test-tools nightly release vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-kubernetes test-images image-vllm lint fmt surface corpus mutants bench bench-against bench-tar bench-pull bench-build attack faults lock clean
+.PHONY: help setup serve test test-quick test-tools nightly release vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-kubernetes test-images image-vllm lint fmt surface corpus mutants bench bench-against  bench-pull attack faults lock clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -102,20 +102,14 @@ corpus: setup ## ask what clients see again, of this tree or of a commit (REF=4a
 mutants: setup ## change lines of modules that tests must fail for (MODULE="admission resume" ARGS=--changed=main)
 	@$(BIN)/python scripts/mutants.py $(MODULE) $(ARGS)
 
-bench: setup engine.tar ## measure the serving path against targets (ARGS="--only=NAME,NAME --quick")
-	@$(BIN)/python benchmarks/run_all.py engine.tar $(ARGS)
+bench: setup engine.tar ## measure a token, a request, a start, and memory (ARGS=--quick)
+	@for name in hot_path memory start_up; do $(BIN)/python benchmarks/$$name.py $(ARGS) || exit; done
 
 bench-against: setup ## measure this tree beside another commit, or the last release, in turns (REF=37f5e42 ARGS="--rounds 5 --hold")
 	@$(BIN)/python benchmarks/against_commit.py $(REF) $(ARGS)
 
-bench-tar: setup ## measure engine.tar against tar, gzip and zstd (ARGS=...)
-	@$(BIN)/python benchmarks/engine_tar.py $(ARGS)
-
 bench-pull: setup $(if $(SEALED),,engine.tar) ## measure an image from registry to first token (IMAGE=./result, Nix's), or SEALED=1: a sealed engine
 	@$(BIN)/python $(if $(SEALED),benchmarks/sealed_pull.py,benchmarks/pull_to_ready.py $(or $(IMAGE),./result) engine.tar) $(ARGS)
-
-bench-build: setup ## measure builds against their scripts run by hand (ARGS=...)
-	@$(BIN)/python benchmarks/build_overhead.py $(ARGS)
 
 attack: setup ## attack, stop and drain servers (ARGS="--inputs 20000 --only inputs,drains")
 	@$(BIN)/python benchmarks/soak_attack.py $(ARGS)

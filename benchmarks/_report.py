@@ -101,15 +101,6 @@ def summary(figures: dict[str, list[Figure]]) -> Grid:
     return grid
 
 
-def read_figures(path: Path) -> list[Figure]:
-    """The figures of a report that `Report.save` wrote."""
-    found = []
-    for item in json.loads(path.read_text())["figures"]:
-        target = Target(**item["target"]) if item["target"] else None
-        found.append(Figure(item["name"], item["value"], item["unit"], target))
-    return found
-
-
 def as_data(one: Any) -> dict[str, Any]:
     """Fields of a dataclass, for JSON; `asdict` would count the items of a Counter anew."""
     return {field.name: getattr(one, field.name) for field in fields(one)}

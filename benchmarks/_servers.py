@@ -30,8 +30,6 @@ _STOP_S = 30
 _HERE = Path(__file__).parent
 _RUNNER = _HERE.parent / "runner"
 _POLL_S = 0.02
-_PREDICTOR = "from original_way.predictor import Predictor\n\n__all__ = ['Predictor']\n"
-_STUB = "predict.py:Predictor"
 STEP_CLOCK, FREE_CLOCKS = "step clock", "free clocks"
 
 
@@ -118,48 +116,12 @@ def server(
     if as_image:
         command = [sys.executable, "-m", "cog_triton.serve"]
         own |= {"COG_HOST": "127.0.0.1", "TRITON_HOST": "127.0.0.1", "PATH": _path()}
-        own |= {"COG_PREDICT_TYPE_STUB": _STUB, "COG_MAX_CONCURRENCY": "500"}
+        own |= {"COG_PREDICT_TYPE_STUB": "predict.py:Predictor", "COG_MAX_CONCURRENCY": "500"}
     with tempfile.TemporaryDirectory(prefix="cog-triton-bench-") as scratch:
         own |= {"COG_TRITON_WORK_DIR": str(work_dir or scratch), **(environment or {})}
         public, cwd = (port, openai, http, metrics), _RUNNER if as_image else checkout
         with _running(command, public, own, Path(scratch), cwd) as running:
             yield replace(running, grpc=f"127.0.0.1:{grpc}")
-
-
-@contextmanager
-def original_server(
-    *,
-    tps: float = 0,
-    tokens_per_response: int = 1,
-    join: bool = True,
-    checkout: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[Server]:
-    """The original cog-triton's serving path over the same mock engine; see `original_way`."""
-    port, http, grpc, metrics = free_ports(4)
-    with tempfile.TemporaryDirectory(prefix="cog-triton-bench-") as scratch:
-        own = {
-            "PATH": _path(),
-            "PYTHONPATH": str(_HERE),
-            "COG_TRITON_WORK_DIR": scratch,
-            "COG_PREDICT_TYPE_STUB": _STUB,
-            "COG_MAX_CONCURRENCY": "512",
-            "TOKIO_WORKER_THREADS": "1",  # as ours has it
-            "PORT": str(port),
-            "TRITON_HTTP_PORT": str(http),
-            "TRITON_GRPC_PORT": str(grpc),
-            "TRITON_METRICS_PORT": str(metrics),
-            "MOCK_TPS": f"{tps:g}",
-            "MOCK_TOKENS_PER_RESPONSE": str(tokens_per_response),
-            "MOCK_JOIN": str(join),
-            "ORIGINAL_CHECKOUT": str(checkout.resolve()) if checkout else "",
-            **(environment or {}),
-        }
-        project = _project(Path(scratch) / "project", own)
-        command = [sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1"]
-        ports = (port, 0, http, metrics)
-        with _running(command, ports, own, Path(scratch), project) as running:
-            yield running
 
 
 def _path() -> str:
@@ -199,21 +161,6 @@ def _running(
         _until_ready(process, url, log)
         pid, ready = process.process.pid, time.monotonic()
         yield Server(pid, log, url, openai, triton, metrics, started, ready)
-
-
-def _project(directory: Path, environment: Mapping[str, str]) -> Path:
-    """Write a Cog project with the predictor of `original_way`."""
-    (directory / ".cog").mkdir(parents=True)
-    (directory / "predict.py").write_text(_PREDICTOR)
-    with (directory / ".cog" / "openapi_schema.json").open("wb") as file:
-        subprocess.run(
-            [sys.executable, "-m", "cog_triton.serving.coglet.openapi_schema", _STUB],
-            cwd=directory,
-            env={**os.environ, **environment},
-            stdout=file,
-            check=True,
-        )
-    return directory
 
 
 def _until_ready(process: reaper.Reaped, url: str, log: Path) -> None:

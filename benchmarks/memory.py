@@ -19,10 +19,9 @@ from urllib.request import urlopen
 
 import _load
 from _report import Figure, Grid, Report, Target, main, say
-from _servers import Server, mock_server, original_server
+from _servers import Server, mock_server
 
 SMALL = Target(1)
-ORIGINAL = "original's way"
 MB = 1e6
 _ACTIVE = re.compile(r'^nv_trt_llm_request_metrics\{.*request_type="active".*\} (\d+)', re.M)
 _OPEN_S = 60
@@ -64,7 +63,7 @@ def total(memory: Mapping[str, int]) -> float:
 
 
 def measure(
-    server: Server, loads: Mapping[str, Mapping[str, Any]], args: argparse.Namespace, name: str
+    server: Server, loads: Mapping[str, Mapping[str, Any]], args: argparse.Namespace
 ) -> dict[str, Mapping[str, int]]:
     """Measure memory before, under each load, and after."""
     streams, seconds = (4, 0.2) if args.quick else (args.streams, args.seconds)
@@ -78,40 +77,29 @@ def measure(
             found[kind] = server.memory_bytes()
             running = active(server)
         if running != streams:
-            raise SystemExit(f"{name}, {kind}: {running} of {streams} streams were left")
+            raise SystemExit(f"{kind}: {running} of {streams} streams were left")
         until(server, 0)
-        say(f"{name}, {kind}: {total(found[kind]):.0f} MB")
+        say(f"{kind}: {total(found[kind]):.0f} MB")
     found["after"] = server.memory_bytes()
     return found
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure both sides, one after the other, so that each has the machine to itself."""
+    """Measure the mock with streams that wait, and that run."""
     report = Report("memory", "memory of streams")
     streams = 4 if args.quick else args.streams
-    # Open when memory is read; the original's ensemble runs to the end even when its client left.
-    long = {"max_tokens": 100_000}
-    enough = {"max_tokens": round(_BUSY_TPS * (args.seconds + 10))}
     with mock_server() as server:
-        idle, busy = ({**long, "tps": tps} for tps in (_IDLE_TPS, _BUSY_TPS))
-        ours = measure(server, {"waiting": idle, "running": busy}, args, "ours")
-    sides = {"ours": ours}
-    if not args.quick:
-        with original_server(tps=_BUSY_TPS) as server:
-            sides[ORIGINAL] = measure(server, {"running": enough}, args, ORIGINAL)
-    for name, found in sides.items():
-        parts = sorted(found["before"])
-        grid = Grid(f"MB, {streams} streams, {name}", ("", "all", *parts, "MB a stream"))
-        for kind, memory in found.items():
-            each = (total(memory) - total(found["before"])) / streams
-            of = [f"{memory.get(part, 0) / MB:.1f}" for part in parts]
-            grid.add(kind, f"{total(memory):.1f}", *of, f"{each:.3f}")
-            if kind in ("waiting", "running"):
-                target = SMALL if name == "ours" else None
-                report.figures.append(
-                    Figure(f"{name}: a stream that is {kind}", each, "MB", target)
-                )
-        report.grids.append(grid)
+        idle, busy = ({"max_tokens": 100_000, "tps": tps} for tps in (_IDLE_TPS, _BUSY_TPS))
+        found = measure(server, {"waiting": idle, "running": busy}, args)
+    parts = sorted(found["before"])
+    grid = Grid(f"MB, {streams} streams", ("", "all", *parts, "MB a stream"))
+    for kind, memory in found.items():
+        each = (total(memory) - total(found["before"])) / streams
+        of = [f"{memory.get(part, 0) / MB:.1f}" for part in parts]
+        grid.add(kind, f"{total(memory):.1f}", *of, f"{each:.3f}")
+        if kind in ("waiting", "running"):
+            report.figures.append(Figure(f"a stream that is {kind}", each, "MB", SMALL))
+    report.grids.append(grid)
     report.notes.append("PSS of all processes without files: what they share counts once")
     return report
 

@@ -1,7 +1,7 @@
 """Start-up time: from a server's start to its first token.
 
 Cold unpacks the engine (or makes the mock's), warm finds it there; the files are in the page cache
-in both. The original cog-triton's way has its own predictor over the same Triton and mock.
+in both.
 
     .venv/bin/python benchmarks/start_up.py [engine.tar]
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import _load
 from _report import Figure, Grid, Report, main, say
-from _servers import Server, original_server, server
+from _servers import Server, server
 
 MOCK = ("--engine", "mock", "--tps=0")
 
@@ -53,9 +53,6 @@ def run(args: argparse.Namespace) -> Report:
                     begun = start(server(*arguments_, work_dir=Path(work_dir)))
                     found.setdefault(f"{name}, {kind}", []).append(begun)
                     say(f"{name}, {kind}: {begun.first_token:.2f} s, {begun.cpu:.1f} of CPU")
-        if not args.quick:
-            begun = start(original_server())
-            found.setdefault("mock, original's way", []).append(begun)
     report = Report("start_up", "from start to first token")
     grid = Grid("seconds from the start", ("", "ready", "first token", "slowest", "CPU"))
     firsts = {

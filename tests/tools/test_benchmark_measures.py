@@ -1,6 +1,5 @@
 """Measuring code of the benchmarks: stream parser, CPU and memory accounting, reports, baseline."""
 
-import argparse
 import asyncio
 import json
 import queue
@@ -17,21 +16,12 @@ import first_start
 import hot_path
 import pull_to_ready
 import pytest
-import run_all
-import small_tokenizers
 from _load import Wave, wave
 from _load_cost import LoadCost
-from _mock_alone import MockAlone
-from _report import Figure, Grid, Report, Target, read_figures, summary
+from _report import Figure, Grid, Report, Target, summary
 from _streams import Stream
-from original_way import repository
-from original_way.decode import Text
 
 from cog_triton.bench.load_generator import GeneratorUsage
-from cog_triton.engines.mock import mock_directory
-from cog_triton.engines.mock.family import MockFamily
-from cog_triton.triton.model_repository import read_config, render_repository
-from cog_triton.triton.serve_config import ServeConfig
 
 OUTPUTS = ["The", " sea event: output\n", "\n\nevent: completed\n", "", "本"]
 METRICS = {"output_token_count": 5, "predict_time": 0.5}
@@ -274,69 +264,10 @@ def test_figures_are_judged_by_their_targets(tmp_path: Path) -> None:
     report = Report("n", "title", figures, [Grid("t", ("x", "y"))], ["note"])
     report.grids[0].add("row", 1234.5)
     report.save(tmp_path / "new" / "n.json")
-    assert read_figures(tmp_path / "new" / "n.json") == figures
     saved = json.loads((tmp_path / "new" / "n.json").read_text())
     assert saved["grids"][0]["rows"] == [["row", "1234"]]
     assert saved["figures"][1]["verdict"] == "missed"
     assert summary({"n": figures}).rows[1] == ["n", "b", "60.1 us", "<= 60", "missed"]
-
-
-def test_only_selects_benchmarks_by_name() -> None:
-    assert run_all.chosen("growth, memory") == ["growth", "memory"]
-    with pytest.raises(argparse.ArgumentTypeError, match="'grow': must be of against_original"):
-        run_all.chosen("growth,grow")
-    here = Path(run_all.__file__).parent
-    assert all((here / f"{name}.py").is_file() for name in run_all.NAMES)
-
-
-def test_the_table_of_a_run_goes_between_the_marks_of_a_page(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    start, end = run_all.MARKS
-    page.write_text(f"before\n{start}old\n{end}\nafter\n")
-    figure = Figure("a rate", 3.0, "x", Target(4, least=True))
-    run_all.write(page, summary({"growth": [figure]}), "a machine")
-    text = page.read_text()
-    assert "| growth | a rate | 3 x | >= 4 | missed |" in text
-    assert "a machine" in text
-    assert "old" not in text
-    assert text.startswith(f"before\n{start}")
-    assert text.endswith(f"{end}\nafter\n")
-    page.write_text("no marks")
-    with pytest.raises(ValueError, match="has no marks"):
-        run_all.write(page, summary({}), "a machine")
-
-
-def test_cost_of_the_mock_engine_alone() -> None:
-    mock = MockAlone(tps=5000)
-    assert mock.ttft_ms() > 0
-    assert mock.us(2, tokens=10) > 0
-
-
-@pytest.mark.parametrize("at_once", [1, 3])
-def test_the_baseline_decodes_the_same_text(at_once: int) -> None:
-    tokenizer = small_tokenizers.byte_level()
-    ids = tokenizer.encode("größer als 日本語, don't stop").ids
-    text = Text(tokenizer.decode)
-    said = [text.feed(ids[at : at + at_once]) for at in range(0, len(ids), at_once)]
-    assert "".join(said) == "größer als 日本語, don't stop"
-    assert text.tokens.tolist() == ids
-
-
-def test_the_ensemble_of_the_baseline(tmp_path: Path) -> None:
-    family = MockFamily.open(mock_directory.make_engine(tmp_path / "engines"))
-    made = render_repository(family, ServeConfig(), tmp_path / "repository")
-    repository.reshape(made)
-    ensemble = read_config(made / "ensemble" / "config.pbtxt")
-    names = {item.name for item in ensemble.input}
-    assert {"min_length", "random_seed"} <= names
-    assert not {"min_tokens", "seed"} & names
-    assert next(item.name for item in ensemble.output) == "output_ids"
-    _, engine, last = ensemble.ensemble_scheduling.step
-    assert engine.input_map["min_tokens"] == "min_length"
-    assert set(engine.output_map) == {"output_ids", "sequence_length"}
-    assert set(last.output_map.values()) == {item.name for item in ensemble.output}
-    outputs = read_config(made / "postprocessing" / "config.pbtxt").output
-    assert set(last.output_map) == {item.name for item in outputs}
 
 
 def test_ways_of_an_image_are_compared_with_gzip() -> None:

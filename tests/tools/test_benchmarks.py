@@ -18,18 +18,12 @@ from typing import Any
 import _servers
 import against_commit
 import pytest
-import run_all
 from _servers import Server
-from stack import REPOSITORY, Stack, predict, text_of
-
-from cog_triton.engines.mock import mock_directory
-from cog_triton.text.tokenizer import EngineTokenizer
+from stack import REPOSITORY
 
 pytestmark = pytest.mark.integration
 
 SCRIPTS = REPOSITORY / "benchmarks"
-AT_ONCE = 3
-"""Tokens in a response of the original's server."""
 
 
 @pytest.fixture(scope="module")
@@ -38,31 +32,8 @@ def ours() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def original() -> Iterator[Server]:
-    with _servers.original_server(tokens_per_response=AT_ONCE, join=False) as server:
-        yield server
-
-
-@pytest.fixture
-def demo(stack: Stack) -> Server:
-    assert stack.process is not None
-    urls = (stack.url, stack.own, stack.triton, f"http://127.0.0.1:{stack.metrics}")
-    return Server(stack.process.pid, stack.log, *urls, started=0, ready=0)
-
-
-SHARED = {
-    "against_dynamo": {"mock_server": "ours"},
-    "against_original": {"mock_server": "ours", "original_server": "original"},
-    "through_path": {"mock_server": "ours", "server": "demo"},
-    "fixed_rate": {"mock_server": "ours"},
-    "front_cost": {"mock_server": "ours"},
-    "hot_path": {"mock_server": "ours"},
-    "memory": {"mock_server": "ours"},
-    "growth": {"mock_server": "ours"},
-}
+SHARED = {"hot_path": {"mock_server": "ours"}, "memory": {"mock_server": "ours"}}
 """Which fixture a script gets in place of a server of its own."""
-ENGINE = ("through_path",)
 
 
 def instead_of(real: Callable[..., Any], server: Server) -> Callable[..., Any]:
@@ -75,7 +46,7 @@ def instead_of(real: Callable[..., Any], server: Server) -> Callable[..., Any]:
     return given
 
 
-@pytest.mark.parametrize("name", run_all.NAMES)
+@pytest.mark.parametrize("name", ["hot_path", "memory", "start_up"])
 def test_benchmark_runs_and_prints_its_figures(
     name: str,
     tmp_path: Path,
@@ -87,12 +58,9 @@ def test_benchmark_runs_and_prints_its_figures(
         real = getattr(_servers, function)
         server = request.getfixturevalue(fixture)
         monkeypatch.setattr(_servers, function, instead_of(real, server))
-    engine = [str(request.getfixturevalue("engine_dir"))] if name in ENGINE else []
-    # No environments from the network: what needs one is left out.
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("COG_TRITON_WORK_DIR", str(tmp_path / "work"))
     result = tmp_path / "found.json"
-    monkeypatch.setattr(sys, "argv", [name, "--quick", f"--json={result}", *engine])
+    monkeypatch.setattr(sys, "argv", [name, "--quick", f"--json={result}"])
     runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
     said = capsys.readouterr().out
     found = json.loads(result.read_text())
@@ -148,30 +116,3 @@ def test_without_a_commit_it_is_the_last_release(
 def test_a_commit_that_is_not_there_is_refused_by_name() -> None:
     with pytest.raises(SystemExit, match="no-such-ref"):
         against_commit.checkout("no-such-ref")
-
-
-def test_run_all_prints_one_table_and_exits_with_0_whatever_the_figures(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "run_all.py"), "--quick", f"--results={tmp_path}"]
-    done = subprocess.run(
-        [*command, "--only=text_cost,load_generator"], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    table = done.stdout.partition("== all: ")[2]
-    assert "text_cost" in table
-    assert "load_generator" in table
-    assert table.splitlines()[-1].endswith(" missed")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "load_generator.json",
-        "text_cost.json",
-    ]
-
-
-def test_the_baseline_over_the_real_triton_has_the_text_of_the_mock(
-    original: Server, tmp_path: Path
-) -> None:
-    engine = mock_directory.make_engine(tmp_path)
-    ids = mock_directory.read_model(engine).output_ids
-    answer = predict(original.url, max_tokens=len(ids))
-    text = EngineTokenizer.load(engine).tokenizer.decode(ids)
-    assert text_of(answer) == text
-    assert answer["metrics"]["output_token_count"] == len(ids)

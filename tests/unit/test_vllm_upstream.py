@@ -1,4 +1,4 @@
-"""What the package imports of vLLM is in a version's sources: PYTEST_VLLM=DIR pytest -m upstream."""
+"""What we import of vLLM is in a version's sources: PYTEST_VLLM=DIR pytest -m upstream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "cog_triton"
 pytestmark = [
     pytest.mark.upstream,
-    pytest.mark.skipif("PYTEST_VLLM" not in os.environ, reason="PYTEST_VLLM=DIR names vLLM's sources"),
+    pytest.mark.skipif("PYTEST_VLLM" not in os.environ, reason="needs vLLM's sources"),
 ]
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 SHIPPED = {
     path.stem: load_config(path)
     for path in sorted((ROOT / "configs" / "build").glob("*.yaml"))
-    if not path.stem.endswith("-cpu")
+    if not path.stem.endswith("-cpu") and not path.stem.startswith("vllm-")
 }
 CONFIGS = SHIPPED | {name: parse_config(text, name) for name, text in ORIGINALS.items()}
 WEIGHTS = {"llama-2-7b-chat-int8", "llama-2-13b-chat-int8-2gpu", "llama-2-70b-chat-int8-2gpu"}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cuda_driver import has_compiler
 from hub_server import ID as HUB_ID
 from hub_server import MAIN, ask_hub, serving_hub
@@ -31,6 +32,7 @@ from cog_triton.errors import BuildConfigInvalid, EngineCorrupt, ModelUnavailabl
 from cog_triton.serving.sealed_engine import with_weights
 from cog_triton.settings import Settings
 
+SHIPPED = sorted((Path(__file__).parents[2] / "configs" / "build").glob("vllm-*.yaml"))
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
 
 
@@ -113,6 +115,24 @@ def test_all_that_a_config_has_is_packed(builds: SealedBuilds) -> None:
     assert json.loads((engine / "model.json").read_text()) == {"enable_lora": True}
     assert (engine / "lora/doll/adapter_model.safetensors").is_file()
     assert manifest.lora_adapters["doll"].source == "./doll"
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_config_is_sealed(path: Path, tmp_path: Path) -> None:
+    config = {**yaml.safe_load(path.read_text("utf-8")), "model_id": "./model"}
+    ranks = config["args"].get("tensor_parallel_size", 1)
+    builds = SealedBuilds(tmp_path, {"gpu_count": ranks})
+    if "lora_adapters" in config:
+        adapter(tmp_path / "adapter")
+        config["lora_adapters"] = dict.fromkeys(config["lora_adapters"], "./adapter")
+    engine = unpacked(builds.build(config), tmp_path / "engine")
+    manifest = manifest_of(engine)
+    assert [seal.environment.ranks for seal in manifest.seals.values()] == [ranks]
+    packed = config.get("weights") != "reference"
+    assert bool([*engine.rglob("model.safetensors")]) == packed
+    assert list(manifest.lora_adapters) == list(config.get("lora_adapters", {}))
+    written = json.loads((engine / "model.json").read_text())
+    assert {name: written[name] for name in config["args"]} == config["args"]
 
 
 REFERENCE = {**CONFIG, "weights": "reference"}

@@ -237,8 +237,9 @@ class EngineFamily(ABC):
         config.parameters.clear()
         own = {"engine_dir": self.directory.resolve(), ENGINE: self.engine_class}
         own[REQUEST_DECODER] = self.request_decoder
-        for name, value in {COALESCE: "true", **options, **own}.items():
-            config.parameters[name].string_value = str(value)
+        for name, value in {COALESCE: True, **options, **own}.items():
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            config.parameters[name].string_value = text
         return _MODEL_PY
 
     def render_extra_model(self, config: Any, arguments: Mapping[str, Any]) -> None:  # noqa: B027

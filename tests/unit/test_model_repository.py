@@ -154,7 +154,7 @@ def test_unknown_arguments_are_refused(model: str, tmp_path: Path) -> None:
         ("postprocessing", "skip_special_token", "skip_special_tokens"),
         ("ensemble", "triton_max_batchsize", "triton_max_batch_size"),
         ("tensorrt_llm", "kv_cache_gbs", "kv_cache_gb"),
-        ("tensorrt_llm", "triton_max_batchsize", "triton_max_batch_size"),
+        ("tensorrt_llm", "triton_max_batchsize", "max_batch_size"),
         ("tensorrt_llm_bls", "accumulate_token", "accumulate_tokens"),
     ],
 )

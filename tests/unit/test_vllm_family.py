@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import sys
 from pathlib import Path
@@ -116,12 +115,10 @@ def test_serve_config_sets_arguments_of_both_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "name", "value", "hint"),
     [
-        ("tensorrt_llm", "kv_cache_free_gpu_mem_fraction", 0.9, "its own are in model.json"),
         ("tensorrt_llm", "engine_pyton", "x", "did you mean 'engine_python'"),
         ("tensorrt_llm", "cancellation_check_period_ms", 0, "at least 1"),
         ("vllm_model", "cancellation_check_ms", 5, "did you mean 'cancellation_check_period_ms'"),
         ("vllm_model", "vllm_vers", "x", "unknown argument"),
-        ("vllm_model", "cancellation_check_period_ms", "soon", "at least 1"),
     ],
 )
 def test_unknown_serve_config_arguments_are_refused(
@@ -143,7 +140,7 @@ def test_the_version_that_will_run_decides(tmp_path: Path, monkeypatch: pytest.M
     assert configs["vllm_model"].parameters["vllm_version"].string_value == "0.33.1"
 
 
-@pytest.mark.parametrize("version", ["0.34.0", "0.3.3", "1.26.0"])
+@pytest.mark.parametrize("version", ["0.34.0", "0.3.3"])
 def test_a_version_that_was_never_run_is_refused_unless_allowed(
     version: str,
     tmp_path: Path,
@@ -168,11 +165,6 @@ def test_deterministic_is_an_option_of_the_engine(tmp_path: Path) -> None:
     assert configs["tensorrt_llm"].parameters["deterministic"].string_value == "true"
     with pytest.raises(InvalidPredictorConfig, match=r"deterministic='yes': must be true or false"):
         render(tmp_path, {"tensorrt_llm": {"deterministic": "yes"}})
-
-
-def test_the_version_of_our_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"version of {name}")
-    assert vllm_version.installed_version() == "version of vllm"
 
 
 def test_the_version_of_the_engines_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ class MockFamily(EngineFamily):
         """See `EngineFamily.render`; arguments are the fields of `MockOptions`."""
         self.defaults = MockOptions.parse(arguments)
         joins = self.defaults.join and not self.defaults.is_flat_out
-        options = {**asdict(self.defaults), COALESCE: str(joins).lower()}
+        options = {**asdict(self.defaults), COALESCE: joins}
         model_py = self.render_python(config, self.defaults.max_batch_size, options)
         for name, kind in INPUTS.items():
             own = f'input {{ name: "{name}" data_type: {kind} dims: [1] optional: true }}'

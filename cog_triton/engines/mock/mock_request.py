@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from cog_triton.engines import tensor_contract
+from cog_triton.engines.engine_options import option, out_of_range, read_options
 from cog_triton.engines.request import EngineRequest
-from cog_triton.errors import InvalidArgument, InvalidPredictorConfig, nearest
+from cog_triton.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-_AT_LEAST_1 = ("tokens_per_response", "max_batch_size", "cancellation_check_period_ms")
-_KINDS: Mapping[str, tuple[Callable[[str], Any], str]] = {
-    "float": (float, "a finite number, "),
-    "int": (int, "a whole number, "),
-    "bool": (lambda text: {"true": True, "false": False}[text.lower()], "true or false"),
-}
-
-
-def _broken_range(name: str, value: float) -> str:
-    """The range of option `name` if `value` is outside it; else empty."""
-    least, most = int(name in _AT_LEAST_1), 1 if name == "jitter" else sys.float_info.max
-    if least <= value <= most:
-        return ""
-    return f"from {least} to {most}" if most == 1 else f"at least {least}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +33,12 @@ class MockOptions:
 
     tps: float = 44.0
     step_ms: float = 0.0
-    jitter: float = 0.0
+    jitter: float = option(0.0, most=1)
     prefill_ms: float = 0.0
-    tokens_per_response: int = 1
+    tokens_per_response: int = option(1, least=1)
     join: bool = True
-    max_batch_size: int = 256
-    cancellation_check_period_ms: int = 100
+    max_batch_size: int = option(256, least=1)
+    cancellation_check_period_ms: int = option(100, least=1)
 
     @property
     def is_flat_out(self) -> bool:
@@ -74,22 +59,7 @@ class MockOptions:
     @classmethod
     def parse(cls, arguments: Mapping[str, Any]) -> Self:
         """Options from a serve config's or a model's parameters; raises E1202."""
-        kinds = {field.name: str(field.type) for field in fields(cls)}
-        values: dict[str, Any] = {}
-        for name, value in arguments.items():
-            place = f"tensorrt_llm.args.{name}={value!r}"
-            if name not in kinds:
-                hint = nearest(name, list(kinds))
-                raise InvalidPredictorConfig(f"{place}: the mock engine has no such option{hint}")
-            read, kind = _KINDS[kinds[name]]
-            try:
-                values[name] = found = read(str(value))
-            except (ValueError, LookupError):
-                found = float("nan")
-            if rule := _broken_range(name, found):
-                must = kind + rule if read in (int, float) else kind
-                raise InvalidPredictorConfig(f"{place}: must be {must}")
-        return cls(**values)
+        return read_options(cls, arguments, "the mock engine")
 
 
 Injection = Literal["error", "crash", "hang"]
@@ -120,6 +90,9 @@ class MockRequest(EngineRequest):
     inject_after: int = 0
 
 
+_FIELDS = {item.name: item for item in (*fields(MockRequest), *fields(MockOptions))}
+
+
 def decode_request(tensors: Mapping[str, npt.NDArray[Any]]) -> MockRequest:
     """Decode a request from input tensors; raises E1005 naming what is wrong."""
     common = {name: tensor for name, tensor in tensors.items() if name not in INPUTS}
@@ -138,7 +111,7 @@ def request_of(request: EngineRequest, inputs: Mapping[str, Any]) -> MockRequest
                 known = ", ".join(get_args(Injection))
                 raise InvalidArgument(f"inject={text[:80]!r}: must be one of {known}")
             own[name] = text
-        elif rule := _broken_range(name, value):
+        elif rule := out_of_range(_FIELDS[name], value):
             raise InvalidArgument(f"{name}={value:g}: must be {rule}")
     common = {field.name: getattr(request, field.name) for field in fields(request)}
     return MockRequest(**common, **own)

@@ -6,18 +6,18 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.base import Abilities, EngineFamily, EngineLimits, ResumeRules
+from cog_triton.engines.engine_options import option, read_options
 from cog_triton.engines.openvino import guides
 from cog_triton.errors import (
     EngineCorrupt,
     EngineIncompatible,
     InvalidPredictorConfig,
-    nearest,
 )
 from cog_triton.system.host_memory import host_memory
 
@@ -61,51 +61,29 @@ class OpenVINOOptions:
     max_num_batched_tokens: int = 512
     enable_kv_cache_reuse: bool = False
     num_threads: int = 0
-    cancellation_check_period_ms: int = 100
+    cancellation_check_period_ms: int = option(100, least=1)
 
     @classmethod
     def parse(cls, arguments: Mapping[str, Any]) -> Self:
         """Options from a serve config's or a model's parameters; raises E1202."""
-        known = {field.name: field.type for field in fields(cls)}
-        known["triton_max_batch_size"] = known["max_batch_size"]
-        if {"triton_max_batch_size", "max_batch_size"} <= arguments.keys():
-            raise InvalidPredictorConfig(
-                "tensorrt_llm.args.triton_max_batch_size and max_batch_size are the same option"
-            )
-        values: dict[str, Any] = {}
-        for name, value in arguments.items():
-            if name not in known:
+        given = dict(arguments)
+        if (name := "triton_max_batch_size") in given:
+            if "max_batch_size" in given:
                 raise InvalidPredictorConfig(
-                    f"tensorrt_llm.args.{name}={value!r}: an OpenVINO engine has no such option"
-                    f"{nearest(name, list(known))}"
+                    f"tensorrt_llm.args.{name} and max_batch_size are the same option"
                 )
-            option = name.removeprefix("triton_")
-            if option == "kv_cache_precision":
-                values[option] = _precision(name, value)
-            else:
-                values[option] = _convert(name, value, boolean=known[name] == "bool")
-        return cls(**values)
+            given["max_batch_size"] = given.pop(name)
+        options = read_options(cls, given, "an OpenVINO engine")
+        if options.kv_cache_precision not in KV_BYTES:
+            raise InvalidPredictorConfig(
+                f"tensorrt_llm.args.kv_cache_precision={options.kv_cache_precision!r}: must be one"
+                f" of {', '.join(KV_BYTES)}"
+            )
+        return options
 
 
 KV_BYTES = {"f32": 4, "f16": 2, "u8": 0}
 """Bytes of a number of the KV cache, by `kv_cache_precision`; 0 where scales lie between them."""
-
-
-def _precision(name: str, value: Any) -> str:
-    if value in KV_BYTES:
-        return str(value)
-    rule = f"must be one of {', '.join(KV_BYTES)}"
-    raise InvalidPredictorConfig(f"tensorrt_llm.args.{name}={value!r}: {rule}")
-
-
-def _convert(name: str, value: Any, *, boolean: bool) -> bool | int:
-    text = str(value).lower()
-    if boolean and text in ("true", "false"):
-        return text == "true"
-    if not boolean and text.isdecimal():
-        return int(text)
-    rule = "must be true or false" if boolean else "must be a whole number, not negative"
-    raise InvalidPredictorConfig(f"tensorrt_llm.args.{name}={value!r}: {rule}")
 
 
 def read_config(directory: Path) -> OpenVINOConfig:

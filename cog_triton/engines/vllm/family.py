@@ -6,6 +6,7 @@ import logging
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +18,7 @@ from cog_triton.engines.base import (
     EngineLimits,
     ResumeRules,
 )
+from cog_triton.engines.engine_options import option, read_options
 from cog_triton.engines.engine_spec import SPARE_LOADS
 from cog_triton.engines.vllm import compiler_caches, memory
 from cog_triton.engines.vllm.argument_types import types_of
@@ -67,18 +69,22 @@ _SPREADS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_siz
 DEFAULT_MAX_LORA_RANK = 16
 # A share of a GPU's memory, of which contexts take some, too.
 _ROOM = 0.94
-_ENGINE_OPTIONS = {
-    PYTHON: "",
-    "cancellation_check_period_ms": "100",
-    ALLOW_UNTESTED: "false",
-    DETERMINISTIC: "false",
-    REASONING_PARSER: "",
-    LEADER: "",
-    compiler_caches.DIRECTORY: "",
-    compiler_caches.MOST_BYTES: "0",
-    compiler_caches.TRUSTED: "",
-    compiler_caches.REQUIRED: "",
-}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VLLMOptions:
+    """Options of the engine's model, beside the arguments of vLLM in model.json."""
+
+    engine_python: str = ""
+    cancellation_check_period_ms: int = option(100, least=1)
+    allow_untested: bool = False
+    deterministic: bool = False
+    reasoning_parser: str = ""
+    leader: str = ""
+    compiler_caches: str = ""
+    compiler_cache_bytes: int = 0
+    sealed_manifest: str = ""
+    seal_required: str = ""
 
 
 class VLLMFamily(EngineFamily):
@@ -226,27 +232,17 @@ class VLLMFamily(EngineFamily):
         decides what model.json may hold. Raises E1201 and E1202 by it, and E1305 for a version
         that was never run, unless ``allow_untested``.
         """
-        for name, value in arguments.items():
-            if name not in _ENGINE_OPTIONS:
-                raise InvalidPredictorConfig(
-                    f"tensorrt_llm.args.{name}={value!r}: vLLM's engine has no such option"
-                    f"{nearest(name, list(_ENGINE_OPTIONS))}; its own are in {MODEL_FILE}"
-                )
-        options = {**_ENGINE_OPTIONS, **{name: str(value) for name, value in arguments.items()}}
-        _check_period("tensorrt_llm", options)
-        if options[DETERMINISTIC].lower() not in ("true", "false"):
-            given = f"tensorrt_llm.args.{DETERMINISTIC}={options[DETERMINISTIC]!r}"
-            raise InvalidPredictorConfig(f"{given}: must be true or false")
+        options = asdict(read_options(VLLMOptions, arguments, "a vLLM engine"))
         self._check_version(options)
         if self.nodes == 1:  # others cannot be parked
             options[SPARE_LOADS] = _spare_loads(self.model.arguments)
         return self.render_python(config, self.limits.max_batch_size, options)
 
-    def _check_version(self, options: Mapping[str, str]) -> None:
+    def _check_version(self, options: Mapping[str, Any]) -> None:
         self._version = installed_version(options[PYTHON])
         if self._version is None:  # vLLM's host checks it
             return
-        untested = options[ALLOW_UNTESTED].lower() == "true"
+        untested = options[ALLOW_UNTESTED]
         if warning := require_tested(self._version, allow_untested=untested):
             _log.warning("%s", warning)
         read_arguments(self.directory, self._version)
@@ -262,7 +258,6 @@ class VLLMFamily(EngineFamily):
                     f"{nearest(name, settable)}; known: {', '.join(settable)}"
                 )
             config.parameters[name].string_value = str(value)
-        _check_period(config.name, {k: v.string_value for k, v in config.parameters.items()})
         version = types_of(self._version).version
         config.parameters["vllm_version"].string_value = version
         config.parameters["embeds"].string_value = str(self.model.embeds).lower()
@@ -274,11 +269,3 @@ def _spare_loads(arguments: Mapping[str, Any]) -> str:
     """Whether a GPU has room for two engines: vLLM starts where its share of memory is free."""
     share = arguments.get("gpu_memory_utilization", memory.MEMORY_SHARE)
     return "beside" if 2 * share <= _ROOM else "first"
-
-
-def _check_period(model: str, options: Mapping[str, str]) -> None:
-    name = "cancellation_check_period_ms"
-    if not options[name].isdecimal() or not int(options[name]):
-        raise InvalidPredictorConfig(
-            f"{model}.args.{name}={options[name]!r}: must be a whole number, at least 1"
-        )

@@ -25,7 +25,7 @@ from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.packed_adapters import PackedAdapter
 from cog_triton.builder.workspace import Echo
 from cog_triton.engines.openvino.family import OpenVINOFamily
-from cog_triton.engines.tensorrt_llm import setting_rules
+from cog_triton.engines.tensorrt_llm import model_settings
 from cog_triton.engines.tensorrt_llm.engine_directory import Engine
 from cog_triton.engines.tensorrt_llm.runtime_settings import carried
 from cog_triton.errors import BuildConfigInvalid, BuildStepFailed, EngineCorrupt, InvalidArgument
@@ -238,7 +238,7 @@ def _check_settings(given: Mapping[str, Any], built: EngineConfig, directory: Pa
     """
     problems = [
         f"runtime.{name}: {given[name]!r}: {rule}"
-        for name, rule in setting_rules.problems(given, Engine(directory, built))
+        for name, rule in model_settings.problems(given, Engine(directory, built))
     ]
     if problems:
         raise BuildConfigInvalid("\n".join(problems))

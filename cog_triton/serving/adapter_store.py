@@ -13,7 +13,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,19 +66,10 @@ class AdapterStore:
         """The loaded adapters by name."""
         return self._adapters
 
-    def fetch(
-        self,
-        name: str,
-        source: str,
-        base: Path,
-        token: str | None = None,
-        *,
-        converted: bool = False,
-    ) -> None:
+    def fetch(self, name: str, source: str, base: Path, token: str | None = None) -> None:
         """Load an adapter that the operator names; see `fetch_adapter`.
 
-        `converted` ones are the engine's own, packed as it takes them, and copied so. What an
-        earlier server has loaded stays.
+        What an earlier server has loaded stays.
         """
         if self._follows and name in self._adapters:
             return
@@ -86,7 +77,7 @@ class AdapterStore:
             store = self._settings.work_dir / "models"
             limit = self._settings.max_lora_bytes
             found = fetch_adapter(source, base, store, limit, _log.info, token=token)
-            self.load(name, found.path, more=lora_adapter.CONVERTED_FILES if converted else ())
+            self.load(name, found.path)
 
     def load_requested(self, name: str, path: str, *, replace: bool) -> RegisteredAdapter:
         """Load an adapter that a client names; raises E1009 or E1005 for a path out of LORA_DIR."""
@@ -112,9 +103,8 @@ class AdapterStore:
         root: Path | None = None,
         *,
         replace: bool = False,
-        more: Sequence[str] = (),
     ) -> RegisteredAdapter:
-        """Check an adapter, copy it with what there is of `more`, and let requests name it.
+        """Check an adapter, copy it, and let requests name it.
 
         Raises:
             InvalidArgument: the name is none, or is taken and not to be replaced.
@@ -129,7 +119,7 @@ class AdapterStore:
             )
         with self._lock:
             self._require_free(name, replace=replace)
-            adapter, copied = self._copy(directory, root, more)
+            adapter, copied = self._copy(directory, root)
             self._number += 1
             # "#" is in no name.
             unused = not self._follows and name not in self._names_used
@@ -171,9 +161,7 @@ class AdapterStore:
                 f"{_MOST_LOADED} LoRA adapters are loaded, as many as may be; unload one"
             )
 
-    def _copy(
-        self, directory: Path, root: Path | None, more: Sequence[str]
-    ) -> tuple[LoRAAdapter, Path]:
+    def _copy(self, directory: Path, root: Path | None) -> tuple[LoRAAdapter, Path]:
         """Copy an adapter and check it; it is kept once, in a directory named by its content."""
         present = [name for name in lora_adapter.FILES if (directory / name).is_file()]
         if len(present) < len(lora_adapter.FILES):
@@ -189,7 +177,7 @@ class AdapterStore:
         scratch.mkdir()
         digest = hashlib.sha256()
         with disk_full_errors(self._files, f"{directory}: needs {megabytes(size)}", size):
-            for name in [*present, *(each for each in more if (directory / each).is_file())]:
+            for name in present:
                 _copy_file(directory / name, scratch / name, limit, digest, root)
         try:
             adapter = lora_adapter.read_adapter(scratch)

@@ -137,7 +137,7 @@ def _load_adapters(
         if name in config.adapters:
             _log.info("LoRA adapter %r: the serve config's, not the engine's own", name)
         else:
-            store.fetch(name, source, family.directory, token, converted=True)
+            store.fetch(name, source, family.directory, token)
     for name, source in config.adapters.items():
         store.fetch(name, source, config.directory, token)
     family.registry = store.registry

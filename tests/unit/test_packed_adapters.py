@@ -14,11 +14,10 @@ from lora_adapters import adapter
 from cog_triton.artifact.lora_adapter import CONVERTED_FILES, read_adapter
 from cog_triton.builder import packed_adapters
 from cog_triton.builder.config import BuildConfig, parse_config
-from cog_triton.engines.tensorrt_llm.adapter_tensors import load_tensors, to_tensors
+from cog_triton.engines.tensorrt_llm.adapter_tensors import to_tensors
 from cog_triton.errors import (
     BuildConfigInvalid,
     CogTritonError,
-    EngineCorrupt,
     EngineIncompatible,
     ModelUnavailable,
 )
@@ -77,25 +76,6 @@ def test_it_is_packed_as_saved_and_as_tensorrt_llm_takes_it(tmp_path: Path) -> N
         found = np.load(files[name])
         assert found.dtype == expected[tensor].dtype
         assert np.array_equal(found, expected[tensor])
-
-
-def test_what_was_converted_is_loaded_if_it_is_of_this_adapter(tmp_path: Path) -> None:
-    source = adapter(tmp_path / "a", 2, layers=2)
-    ((packed,), _) = prepared(config({"sql": str(source)}), tmp_path)
-    for path in packed.members().values():
-        assert isinstance(path, Path)
-        if path.suffix == ".npy":
-            path.rename(source / path.name)
-    weights = np.load(source / CONVERTED_FILES[0])
-    weights[0, 0, 0] = 7
-    np.save(source / CONVERTED_FILES[0], weights)
-    assert load_tensors(source)["lora_weights"][0, 0, 0] == 7, "the file is what is loaded"
-    np.save(source / CONVERTED_FILES[0], weights[:, :1])
-    with pytest.raises(EngineCorrupt, match="are not of its adapter"):
-        load_tensors(source)
-    (source / CONVERTED_FILES[0]).write_bytes(b"\x93NUMPY")
-    with pytest.raises(EngineCorrupt, match=r"model\.lora_weights\.npy"):
-        load_tensors(source)
 
 
 @pytest.mark.parametrize(

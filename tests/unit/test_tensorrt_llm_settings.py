@@ -35,7 +35,7 @@ WRONG: list[tuple[str, Any, str, dict[str, Any]]] = [
     ),
     ("kv_cache_free_gpu_mem_fraction", 1.0, "less than 1", {}),
     ("kv_cache_free_gpu_mem_fraction", 0, "greater than 0", {}),
-    ("kv_cache_free_gpu_mem_fraction", "most", "must be a number", {}),
+    ("kv_cache_free_gpu_mem_fraction", "most", "must be a number greater", {}),
     ("engine_dir", "/other/engine", "say which by ENGINE_DIR or COG_WEIGHTS", {}),
     ("engine_dir", "${engine_dir}", "say which by ENGINE_DIR or COG_WEIGHTS", {}),
     ("num_nodes", 3, "2 ranks, which must be equally many", TP2),

@@ -6,7 +6,6 @@ layer, its lora_A and its scaled lora_B flat, one after the other, padded to the
 
 from __future__ import annotations
 
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +14,14 @@ import numpy.typing as npt
 
 from cog_triton.artifact.lora_adapter import CONVERTED_FILES, LoRAAdapter, read_adapter
 from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES, MODULE_IDS
-from cog_triton.errors import EngineCorrupt, EngineIncompatible
+from cog_triton.errors import EngineIncompatible
 
 _IDS = {theirs: MODULE_IDS[ours] for ours, theirs in HF_MODULES.items()}
 
 
 def load_tensors(directory: Path) -> dict[str, npt.NDArray[Any]]:
-    """The tensors of an adapter, as `to_tensors`; as the builder converted them, if it did.
-
-    Raises E1306 if what was converted is not of this adapter, and what `to_tensors` does.
-    """
-    adapter = read_adapter(directory)
-    weights, config = (directory / name for name in CONVERTED_FILES)
-    if not (weights.is_file() and config.is_file()):
-        return to_tensors(adapter)
-    try:
-        found = {
-            "lora_weights": np.load(weights, allow_pickle=False),
-            "lora_config": np.load(config, allow_pickle=False),
-        }
-    except (OSError, ValueError, EOFError) as error:
-        raise EngineCorrupt(f"{directory}: {' or '.join(CONVERTED_FILES)}: {error}") from error
-    rows = np.array([rows_of(adapter)], np.int32)
-    longest = max(prod(m.down.shape) + prod(m.up.shape) for m in adapter.modules)
-    if (
-        found["lora_config"].dtype != np.int32
-        or not np.array_equal(found["lora_config"], rows)
-        or found["lora_weights"].dtype != np.float16
-        or found["lora_weights"].shape != (1, len(adapter.modules), longest)
-    ):
-        raise EngineCorrupt(f"{directory}: {' and '.join(CONVERTED_FILES)} are not of its adapter")
-    return found
+    """The tensors of the adapter in a directory, as `to_tensors`."""
+    return to_tensors(read_adapter(directory))
 
 
 def save_tensors(adapter: LoRAAdapter, directory: Path) -> None:

@@ -19,7 +19,6 @@ from cog_triton.engines.tensorrt_llm import (
     engine_directory,
     model_settings,
     runtime_settings,
-    setting_rules,
 )
 from cog_triton.engines.tensorrt_llm.adapter_modules import task_id
 from cog_triton.errors import ModelUnavailable
@@ -99,7 +98,7 @@ class TensorRTLLMFamily(EngineFamily):
         given = model_settings.given(arguments)
         carried = runtime_settings.below(given.keys(), self.engine.runtime)
         self._settings = {**model_settings.defaults(self.engine), **carried, **given}
-        setting_rules.check(self._settings, self.engine, carried.keys())
+        model_settings.check(self._settings, self.engine, carried.keys())
         self._use(model_settings.fill(self._settings, self.engine))
         known = {tensor.name for tensor in (*config.input, *config.output)}
         self._lacks = known - self._inputs - {tensor.name for tensor in self._config.output}

@@ -1,21 +1,23 @@
 """Settings of ``tensorrt_llm.args``: the variables of NVIDIA's template of that Triton model.
 
 The template comes with TensorRT-LLM, and has the inputs, outputs and settings of its release. Where
-the image lacks it, ours takes its place, which has those of 1.2. Values are passed on: the backend
-judges them, but for those that `setting_rules` names.
+the image lacks it, ours takes its place, which has those of 1.2. Values are passed on, and the
+backend judges them, but for ten mistakes that cost GPU hours: it finds these after it has loaded
+the engine, or answers with other behaviour than was requested.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cog_triton.engines import model_config_proto
 from cog_triton.engines.tensor_contract import ALIASES
-from cog_triton.engines.tensorrt_llm.engine_directory import Engine
+from cog_triton.engines.tensorrt_llm.engine_directory import SPECULATIVE, Engine
 from cog_triton.errors import InvalidPredictorConfig, nearest
 from cog_triton.removed import check_keys
+from cog_triton.settings.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.system.paths import triton_model_repo
 
 NVIDIAS_TEMPLATE = Path("/app/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt")
@@ -107,3 +109,73 @@ def fill(values: Mapping[str, Any], engine: Engine) -> Any:
     # Each group of GPUs is an instance of its own.
     config.instance_group[0].count = len(filled.get("gpu_device_ids", "").split(";"))
     return config
+
+
+def check(values: Mapping[str, Any], engine: Engine, own: Collection[str] = ()) -> None:
+    """Raise E1202 naming every setting that breaks a rule, with its value and the rule.
+
+    `own` are names of those that the engine carries itself.
+    """
+    broken = [
+        f"tensorrt_llm.args.{name}={values[name]!r}: {rule}"
+        + ("; it is one that the engine carries, and a serve config overrides" * (name in own))
+        for name, rule in problems(values, engine)
+    ]
+    if broken:
+        raise InvalidPredictorConfig("; ".join(broken))
+
+
+def problems(values: Mapping[str, Any], engine: Engine) -> Iterator[tuple[str, str]]:
+    """Every setting that breaks a rule: its name and the rule, see `check`."""
+    settings = {name: notation(name, value) for name, value in values.items()}
+    for name, value in settings.items():
+        if rule := _broken(name, value, settings, engine):
+            yield name, rule
+
+
+def _broken(name: str, value: str, settings: Mapping[str, str], engine: Engine) -> str:
+    build = engine.config.build_config
+    match name:
+        case "triton_max_batch_size" | "max_beam_width":
+            limit = build.max_beam_width or 1 if name == "max_beam_width" else build.max_batch_size
+            if not (value.isdecimal() and 1 <= int(value) <= limit):
+                own = name.removeprefix("triton_")
+                return f"must be a whole number, and not be above the engine's {own}, {limit}"
+        case "enable_chunked_context" | "enable_kv_cache_reuse":
+            if value.lower() not in ("true", "false"):
+                return "must be true or false"
+            if value.lower() == "true" and not engine.paged_context:
+                return (
+                    "needs an engine built with a paged KV cache and use_paged_context_fmha; this"
+                    f" one has paged KV cache {build.paged_kv_cache} and use_paged_context_fmha"
+                    f" {bool(build.plugin_config.use_paged_context_fmha)}"
+                )
+        case "kv_cache_free_gpu_mem_fraction":
+            try:
+                fits = 0 < float(value) < 1
+            except ValueError:
+                fits = False
+            return "" if fits else "must be a number greater than 0 and less than 1"
+        case "engine_dir":
+            served = engine.directory.resolve()
+            if Path(value) != IMAGE_ENGINE_DIR and Path(value).resolve() != served:
+                return f"{served} is served: say which by ENGINE_DIR or COG_WEIGHTS"
+        case "num_nodes":
+            if not (value.isdecimal() and int(value)) or engine.ranks % int(value):
+                return f"the engine has {engine.ranks} ranks, which must be equally many on each"
+        case "gpu_device_ids":
+            nodes = settings.get("num_nodes", "1")
+            count = engine.ranks // max(int(nodes), 1) if nodes.isdecimal() else engine.ranks
+            for group in value.split(";"):
+                ids = [number.strip() for number in group.split(",")]
+                if len(ids) != count or len({*ids}) != count or not all(map(str.isdecimal, ids)):
+                    return f"must be {count} different ids, of 0 or more, for each instance"
+        case "decoding_mode":
+            own = engine.decoding_mode or "none of the speculative ones"
+            if value != own and (engine.decoding_mode or value in SPECULATIVE.values()):
+                return f"the engine was built for {own} (speculative_decoding_mode)"
+        case "logits_datatype":
+            if value != (expected := defaults(engine)["logits_datatype"]):
+                kind = engine.config.pretrained_config.logits_dtype
+                return f"must be {expected}: the engine's is {kind}"
+    return ""

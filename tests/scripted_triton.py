@@ -15,8 +15,8 @@ import grpc
 from loop_thread import call
 from scripted_server import HANG, PATIENCE_S, RESET, Part, wait_until
 
+from cog_triton import errors
 from cog_triton.engines import tensor_contract
-from cog_triton.engines.generate_stream import to_error
 from cog_triton.triton.infer_stream import service_pb2
 from cog_triton.triton.model_repository import read_config
 from cog_triton.triton.request_streams import ModelInput, RequestStreams, model_inputs
@@ -26,6 +26,13 @@ _LISTS = {item.name for item in _CONFIG.input if -1 in item.dims}
 _FORMATS = {"BOOL": "?", "INT32": "i", "UINT64": "Q", "FP32": "f"}
 _OWN = {"tps": ModelInput("INT32", [1, 1]), "lora_name": ModelInput("BYTES", [1, 1])}
 INPUTS = {**model_inputs(_CONFIG), **_OWN}
+
+
+def to_error(text: str) -> errors.CogTritonError:
+    """The coded error of an error text of Triton."""
+    return errors.from_text(text) or errors.TritonUnknownError(text)
+
+
 Answer = Sequence[Part] | Callable[["Request"], Iterable[Part]]
 
 

@@ -21,7 +21,7 @@ import triton_python_backend_utils as pb_utils
 
 from cog_triton.backend.answers import EngineResponse
 from cog_triton.backend.text_inputs import Tensors
-from cog_triton.engines.generate_stream import GenerateEndpoint
+from cog_triton.engines.generate_stream import STOP_INPUTS, GenerateStream
 from cog_triton.engines.tensorrt_llm import backend_errors
 from cog_triton.errors import (
     CogTritonError,
@@ -34,7 +34,7 @@ from cog_triton.errors import (
 
 _log = logging.getLogger(__name__)
 
-_RELEASE_DELAY_S = 5.0
+_RELEASE_DELAY_S = _STOP_TIMEOUT_S = 5.0
 _TOKENS = ("output_ids", "sequence_length")
 _LOGITS = ("return_context_logits", "return_generation_logits")
 
@@ -76,7 +76,6 @@ class TritonEngine:
 
     def __init__(self, model: str, output_types: Mapping[str, OutputType]) -> None:
         self.model = model
-        self.endpoint = GenerateEndpoint(model, to_error)
         self.output_types = output_types
         self.turn = threading.Lock()
         self._calls: dict[int, _HTTPCall | _BLSCall] = {}
@@ -116,9 +115,16 @@ class TritonEngine:
         return _HTTPCall(self, request)
 
     def stop(self, request_id: str, *, streaming: bool = True) -> None:
-        """Stop a request by its id, in a round trip."""
+        """Stop a request by its id, in a round trip.
+
+        While it is queued or in prefill, Triton does not notice a closed connection. `streaming` is
+        False for a model that is not decoupled.
+        """
+        values = {**STOP_INPUTS, "streaming": streaming}
+        stop = GenerateStream(self.model, request_id, values, to_error, _STOP_TIMEOUT_S)
         try:
-            self.endpoint.stop(request_id, streaming=streaming)
+            for _ in stop.events():
+                pass
         except CogTritonError as error:
             _log.warning("could not stop request %s: %s", request_id, error)
 
@@ -156,7 +162,7 @@ class _HTTPCall:
         self._engine = engine
         self._request = request
         values = {name: _json_value(name, tensor) for name, tensor in request.inputs.items()}
-        self._stream = engine.endpoint.request(values, request.request_id)
+        self._stream = GenerateStream(engine.model, request.request_id, values, to_error)
         self._streaming = bool(request.inputs["streaming"].any())
         self._cancelled = False
 

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple, Protocol
 import grpc.aio
 
 from cog_triton.engines import model_config_proto
-from cog_triton.engines.generate_stream import ToError
-from cog_triton.errors import CogTritonError, TritonUnavailable
+from cog_triton.errors import CogTritonError, TritonTimeout, TritonUnavailable
 from cog_triton.system.printable import printable
 
 _log = logging.getLogger(__name__)
 
+ToError = Callable[[str], CogTritonError]
+"""The coded error behind an error text of the engine or of Triton."""
 service_pb2 = model_config_proto.service()
 TICK_S = 0.1
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -80,6 +81,15 @@ def contents(response: Any) -> dict[str, tuple[str, bytes]]:
         output.name: (output.datatype, content)
         for output, content in zip(response.outputs, response.raw_output_contents, strict=True)
     }
+
+
+def timed_out(seconds: float) -> TritonTimeout:
+    """E2101 for a request that got nothing for `seconds`."""
+    return TritonTimeout(
+        f"Triton timed out: nothing arrived for {seconds:g} s (TRITON_TIMEOUT). This can happen for"
+        " extremely long prompts or large batches; try a shorter prompt, or send requests more"
+        " slowly."
+    )
 
 
 class InferStream:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from cog_triton.engines.generate_stream import ADAPTER_LOADER, STOP_INPUTS, ToError, timed_out
+from cog_triton.engines.generate_stream import ADAPTER_LOADER, STOP_INPUTS
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import GOES_ON, STOP, StepItem
 from cog_triton.errors import (
@@ -29,9 +29,11 @@ from cog_triton.errors import (
 from cog_triton.triton.infer_stream import (
     InferStream,
     Tensor,
+    ToError,
     contents,
     infer_request,
     text_content,
+    timed_out,
 )
 from cog_triton.triton.token_transport import Put, failure
 

@@ -20,12 +20,12 @@ from typing import Any
 from cog_triton.engines import engine_messages, step_pipe
 from cog_triton.engines.engine_client import TOKENS_A_REQUEST, ReplicaChoice
 from cog_triton.engines.engine_messages import Cancel, Others, Welcome
-from cog_triton.engines.generate_stream import STEP_MODEL, ToError, timed_out
+from cog_triton.engines.generate_stream import STEP_MODEL
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import EncodedStep, decode
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
 from cog_triton.ipc.framing import FrameDecoder, FrameError, frame
-from cog_triton.triton.infer_stream import InferStream, Tensor, infer_request
+from cog_triton.triton.infer_stream import InferStream, Tensor, ToError, infer_request, timed_out
 from cog_triton.triton.token_transport import Put, failure
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from stack import wait_until
 
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.engine_spec import ADDRESS_VARIABLE
-from cog_triton.engines.generate_stream import GenerateEndpoint
+from cog_triton.engines.generate_stream import GenerateStream
 from cog_triton.engines.registry import open_engine
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnknownError
 from cog_triton.processes.parent_link import ParentLink
@@ -86,9 +86,9 @@ class Ranks:
             "streaming": True,
         }
         url = self.settings.triton_url
-        endpoint = GenerateEndpoint("tensorrt_llm", TritonUnknownError)
-        endpoint.port = self.settings.triton_http_port
-        request = endpoint.request(values, "probe", 60)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_HTTP_PORT", str(self.settings.triton_http_port))
+            request = GenerateStream("tensorrt_llm", "probe", values, TritonUnknownError, 60)
         events = await asyncio.to_thread(lambda: [*request.events()])
         ids = [event["output_ids"] for event in events]
         assert sum(len(one) if isinstance(one, list) else 1 for one in ids) == 5

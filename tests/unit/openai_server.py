@@ -14,11 +14,10 @@ import openai
 from app_server import serving
 from chat_templates import QWEN
 from scripted_server import PATIENCE_S
-from scripted_triton import Answer, Part, ScriptedTriton, event
+from scripted_triton import Answer, Part, ScriptedTriton, event, to_error
 from small_tokenizers import byte_level
 
 from cog_triton.engines.base import Abilities, EngineLimits
-from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.openvino import guides as openvino_guides
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.adapter_store import AdapterStore

@@ -14,13 +14,12 @@ from fake_tritonserver import FakeTritonServer
 from generated_text import Texts
 from local_parent import linked
 from loop_thread import PORTAL, call
-from scripted_triton import INPUTS
+from scripted_triton import INPUTS, to_error
 from small_tokenizers import byte_level
 
 from cog_triton import errors
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import EngineLimits
-from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.request import EngineRequest
 from cog_triton.processes import restarts
 from cog_triton.processes.parent_link import ParentLink

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -48,12 +49,15 @@ def module() -> Iterator[Any]:
             del sys.modules[name]
 
 
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_HTTP_PORT", "1")
+
+
 def call(module: Any, server: ScriptedServer, **inputs: Any) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_HOST", "127.0.0.1")
-        patch.setenv("TRITON_HTTP_PORT", str(urlsplit(server.url).port))
-        types = {output["name"]: module.OutputType.of(output) for output in OUTPUTS}
-        engine = module.TritonEngine("tensorrt_llm", types)
+    os.environ["TRITON_HTTP_PORT"] = str(urlsplit(server.url).port)
+    types = {output["name"]: module.OutputType.of(output) for output in OUTPUTS}
+    engine = module.TritonEngine("tensorrt_llm", types)
     names = [output["name"] for output in OUTPUTS]
     return engine.call(module.ModelRequest("a-1", {**INPUTS, **inputs}, names))
 

@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loop_thread import call
 from scripted_server import HANG, PATIENCE_S, RESET, Part, wait_until
-from scripted_triton import Answer, Request, ScriptedTriton, event
+from scripted_triton import Answer, Request, ScriptedTriton, event, to_error
 from small_tokenizers import byte_level
 
 from cog_triton import errors
 from cog_triton.engines.base import EngineLimits
-from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import PromptTooLong, TritonUnavailable
 from cog_triton.serving.admission import Admission

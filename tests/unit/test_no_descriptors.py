@@ -12,7 +12,7 @@ from loop_thread import call
 from scripted_triton import ScriptedTriton, event
 from test_request_streams import Running
 
-from cog_triton.engines.generate_stream import GenerateEndpoint
+from cog_triton.engines.generate_stream import GenerateStream
 from cog_triton.errors import TritonUnavailable, TritonUnknownError
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.failure_detection import MemoryLimit
@@ -50,8 +50,7 @@ def test_a_request_whose_stream_gets_no_socket_says_to_try_again() -> None:
 
 
 def test_a_stream_that_gets_no_socket_is_told_to_try_again() -> None:
-    endpoint = GenerateEndpoint("m", TritonUnknownError)
-    stream = endpoint.request({}, "id").events()
+    stream = GenerateStream("m", "id", {}, TritonUnknownError).events()
     with no_descriptors(), pytest.raises(TritonUnavailable, match="Too many open files"):
         next(stream)
 

@@ -19,7 +19,6 @@ CLOCK = re.compile(r"\.(monotonic|perf_counter|process_time|thread_time)\(\)")
 ALLOWED = {
     "openai_server.py: deadline.wait(": "between two looks",
     "test_build_steps.py: replace(": "its expiry is the subject, on a clock of the test",
-    "test_generate_stream.py: read(": "its expiry is the subject",
     "test_hostile_keys_and_tls.py: raw.settimeout(": "its expiry is caught: it sends slowly",
     "test_image_fetch.py: refusal(": "its expiry is the subject",
     "test_large_bodies.py: bodies._child": "its expiry is the subject",

@@ -20,10 +20,9 @@ from loop_thread import PORTAL, call
 from openai_server import THREE, TOKENIZER, tokens
 from raw_clients import FrameSocket
 from scripted_server import HANG, PATIENCE_S
-from scripted_triton import Answer, ScriptedTriton, event
+from scripted_triton import Answer, ScriptedTriton, event, to_error
 
 from cog_triton.engines.base import Abilities, EngineLimits
-from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.mock.mock_request import MockOptions
 from cog_triton.ipc.framing import frame
 from cog_triton.ipc.messages import encode

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from loop_thread import OnLoop, call
 from scripted_server import PATIENCE_S, wait_until
 from scripted_steps import ScriptedSteps, step
+from scripted_triton import to_error
 
 from cog_triton.engines import step_pipe
 from cog_triton.engines.engine_messages import Cancel, Others
-from cog_triton.engines.generate_stream import to_error
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import StepItem
 from cog_triton.errors import InvalidArgument, TritonUnavailable

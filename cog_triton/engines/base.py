@@ -242,11 +242,10 @@ class EngineFamily(ABC):
             config.parameters[name].string_value = text
         return _MODEL_PY
 
-    def render_extra_model(self, config: Any, arguments: Mapping[str, Any]) -> None:  # noqa: B027
+    def render_extra_model(self, config: Any) -> None:  # noqa: B027
         """Fill `config` of one of `extra_models`, Triton models that only this family has.
 
-        Their code is in ``triton_model_repo``; by default there are none. Raises E1202 for
-        unknown arguments.
+        Their code is in ``triton_model_repo``; by default there are none.
         """
 
     def adapt_text_model(self, config: Any) -> None:  # noqa: B027

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +23,7 @@ from cog_triton.engines.model_config_proto import TEMPLATE_DEFAULTS, model_confi
 from cog_triton.engines.tensor_contract import ALIASES, FINISH_REASON, LORA_NAME
 from cog_triton.errors import InvalidPredictorConfig, nearest
 from cog_triton.pictures.image_limits import ImageLimits
+from cog_triton.removed import check_keys
 from cog_triton.settings.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.system.paths import triton_model_repo
 from cog_triton.text.stop_strings import WordLimits
@@ -38,98 +39,68 @@ _INTERNAL_PARAMETERS = frozenset(
     | {COALESCE, REQUEST_DECODER}
 )
 _NO_IMAGES = "images are not served here, text alone is"
-_NO_DRAFT = "no draft engine is served beside another: name a draft model in vLLM's"
+_NO_DRAFT = (
+    "no draft engine is served beside another: name a draft model in vLLM's speculative_config"
+)
 
-Setter = Callable[[Any, Any], None]
-"""Sets a value on a config; raises ValueError with the rule that it breaks."""
-
-
-def _whole(least: int, put: Setter) -> Setter:
-    def setter(config: Any, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"must be a whole number, {least} or more")
-        put(config, value)
-
-    return setter
-
-
-def _refuse(reason: str) -> Setter:
-    def setter(config: Any, value: Any) -> None:
-        raise ValueError(reason)
-
-    return setter
-
-
-def _set_batch_size(config: Any, value: int) -> None:
-    config.max_batch_size = value
-
-
-def _set_instances(config: Any, value: int) -> None:
-    if config.name == "postprocessing" and value > 1:
-        _log.warning(
-            "postprocessing.args.postprocessing_instance_count=%s: one instance is started: with"
-            " more, Triton reorders the text of a stream",
-            value,
-        )
-        value = 1
-    config.instance_group[0].count = value
-
-
-def _set_queue_delay(config: Any, value: int) -> None:
-    config.dynamic_batching.max_queue_delay_microseconds = value
-
-
-def _set_queue_size(config: Any, value: int) -> None:
-    config.dynamic_batching.default_queue_policy.max_queue_size = value
-
-
-def _check_tokenizer_type(config: Any, value: Any) -> None:
-    """Check and ignore: tokenizer.json has the type."""
-    if value not in _TOKENIZER_TYPES:
-        raise ValueError(f"must be {', '.join(_TOKENIZER_TYPES)}; better leave it out")
-
-
-def _check_engine_dir(config: Any, value: Any) -> None:
-    served = config.parameters["tokenizer_dir"].string_value
-    if not isinstance(value, str) or Path(value) != Path(served):
-        raise ValueError(_NO_IMAGES + ", so nothing reads it")
-
-
-def _check_logits(config: Any, value: Any) -> None:
-    (kind,) = {item.data_type for item in config.output if item.name == "context_logits"}
-    if value != model_config_pb2.DataType.Name(kind):
-        raise ValueError(f"must be {model_config_pb2.DataType.Name(kind)}, as of tensorrt_llm")
-
-
-def _set_decoupled(config: Any, value: Any) -> None:
-    config.model_transaction_policy.decoupled = to_flag(config.name, value)
-
-
-_TEXT: Mapping[str, Setter] = {"logits_datatype": _check_logits, "decoupled_mode": _set_decoupled}
-_SETTERS: Mapping[str, Mapping[str, Setter]] = {
-    "preprocessing": {
-        "preprocessing_instance_count": _whole(1, _set_instances),
-        "tokenizer_type": _check_tokenizer_type,
-        "engine_dir": _check_engine_dir,
-        "max_queue_delay_microseconds": _whole(0, _set_queue_delay),
-        "max_queue_size": _whole(0, _set_queue_size),
-        **dict.fromkeys(
-            ("multimodal_model_path", "max_num_images", "hf_model_path"), _refuse(_NO_IMAGES)
-        ),
-    },
-    "postprocessing": {
-        "postprocessing_instance_count": _whole(1, _set_instances),
-        "tokenizer_type": _check_tokenizer_type,
-    },
+_BATCH = "triton_max_batch_size"
+_TEXT = frozenset({_BATCH, "logits_datatype", "decoupled_mode"})
+_ARGUMENTS: Mapping[str, frozenset[str]] = {
+    "preprocessing": frozenset(
+        {_BATCH, "preprocessing_instance_count", "tokenizer_type", "engine_dir", "hf_model_path"}
+        | {"max_queue_delay_microseconds", "max_queue_size", "multimodal_model_path"}
+        | {"max_num_images"}
+    ),
+    "postprocessing": frozenset({_BATCH, "postprocessing_instance_count", "tokenizer_type"}),
     "ensemble": _TEXT,
-    "tensorrt_llm_bls": {
-        **_TEXT,
-        "bls_instance_count": _whole(1, _set_instances),
-        "multimodal_encoders_name": _refuse(_NO_IMAGES),
-        "tensorrt_llm_draft_model_name": _refuse(f"{_NO_DRAFT} speculative_config"),
-    },
+    "tensorrt_llm_bls": _TEXT
+    | {"bls_instance_count", "multimodal_encoders_name", "tensorrt_llm_draft_model_name"},
 }
 """Arguments that are no parameters of a config."""
+
+
+def _set(config: Any, name: str, value: Any) -> None:
+    """Set one of `_ARGUMENTS`; raises ValueError with the rule that the value breaks."""
+    match name:
+        case "triton_max_batch_size":
+            config.max_batch_size = _whole(value, 1)
+        case "preprocessing_instance_count" | "bls_instance_count":
+            config.instance_group[0].count = _whole(value, 1)
+        case "postprocessing_instance_count":
+            if _whole(value, 1) > 1:
+                _log.warning(
+                    "postprocessing.args.%s=%s: one instance is started: with more, Triton reorders"
+                    " the text of a stream",
+                    *(name, value),
+                )
+        case "max_queue_delay_microseconds":
+            config.dynamic_batching.max_queue_delay_microseconds = _whole(value, 0)
+        case "max_queue_size":
+            config.dynamic_batching.default_queue_policy.max_queue_size = _whole(value, 0)
+        case "tokenizer_type":  # tokenizer.json has it
+            if value not in _TOKENIZER_TYPES:
+                raise ValueError(f"must be {', '.join(_TOKENIZER_TYPES)}; better leave it out")
+        case "engine_dir":
+            served = config.parameters["tokenizer_dir"].string_value
+            if not isinstance(value, str) or Path(value) != Path(served):
+                raise ValueError(f"{_NO_IMAGES}, so nothing reads it")
+        case "logits_datatype":
+            kinds = {item.data_type for item in config.output if item.name == "context_logits"}
+            must = model_config_pb2.DataType.Name(kinds.pop())
+            if value != must:
+                raise ValueError(f"must be {must}, as of tensorrt_llm")
+        case "decoupled_mode":
+            config.model_transaction_policy.decoupled = to_flag(config.name, value)
+        case "tensorrt_llm_draft_model_name":
+            raise ValueError(_NO_DRAFT)
+        case _:
+            raise ValueError(_NO_IMAGES)
+
+
+def _whole(value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"must be a whole number, {least} or more")
+    return value
 
 
 def apply_arguments(config: Any, arguments: Mapping[str, Any], engine_dir: Path) -> None:
@@ -138,7 +109,8 @@ def apply_arguments(config: Any, arguments: Mapping[str, Any], engine_dir: Path)
     Raises:
         InvalidPredictorConfig: names the argument, its value and the rule or the nearest name.
     """
-    own = {**_SETTERS[config.name], "triton_max_batch_size": _whole(1, _set_batch_size)}
+    check_keys(arguments)
+    own = _ARGUMENTS.get(config.name, frozenset())
     parameters = config.parameters.keys() - _INTERNAL_PARAMETERS
     for name, given in arguments.items():
         where, value = f"{config.name}.args.{name}={given!r}", given
@@ -146,7 +118,7 @@ def apply_arguments(config: Any, arguments: Mapping[str, Any], engine_dir: Path)
             value = str(engine_dir)  # which the original's configs name so
         try:
             if name in own:
-                own[name](config, value)
+                _set(config, name, value)
             elif name not in parameters:
                 known = sorted({*own, *parameters})
                 hint = f"{nearest(name, known)}; known: {', '.join(known)}"
@@ -232,7 +204,8 @@ def render_repository(
             if model_py is not None:
                 (version / "model.py").write_text(model_py, "utf-8")
         elif model in family.extra_models:
-            family.render_extra_model(config, serve_config.arguments_of(model))
+            apply_arguments(config, serve_config.arguments_of(model), family.tokenizer_dir)
+            family.render_extra_model(config)
             _set_image_limits(config, family, image_limits or ImageLimits())
         else:
             config.max_batch_size = engine_config.max_batch_size

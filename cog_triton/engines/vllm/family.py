@@ -38,11 +38,8 @@ from cog_triton.engines.vllm.vllm_version import (
 from cog_triton.errors import (
     EngineIncompatible,
     InvalidArgument,
-    InvalidPredictorConfig,
     ModelUnavailable,
-    nearest,
 )
-from cog_triton.removed import check_keys
 from cog_triton.sizing import model_files
 from cog_triton.sizing.demand import Demand
 from cog_triton.system.redaction import HUB_TOKENS
@@ -247,17 +244,7 @@ class VLLMFamily(EngineFamily):
             _log.warning("%s", warning)
         read_arguments(self.directory, self._version)
 
-    def render_extra_model(self, config: Any, arguments: Mapping[str, Any]) -> None:
-        """See `EngineFamily.render_extra_model`; arguments are parameters of the model's config."""
-        check_keys(arguments)
-        settable = sorted(config.parameters)
-        for name, value in arguments.items():
-            if name not in settable:
-                raise InvalidPredictorConfig(
-                    f"{config.name}.args.{name}={value!r}: unknown argument"
-                    f"{nearest(name, settable)}; known: {', '.join(settable)}"
-                )
-            config.parameters[name].string_value = str(value)
+    def render_extra_model(self, config: Any) -> None:
         version = types_of(self._version).version
         config.parameters["vllm_version"].string_value = version
         config.parameters["embeds"].string_value = str(self.model.embeds).lower()

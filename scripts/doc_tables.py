@@ -20,7 +20,7 @@ from cog_triton.builder.adapter_config import AdapterSource
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.sealed_config import CanaryConfig, SealedConfig
 from cog_triton.engines.tensorrt_llm.runtime_settings import RuntimeSettings
-from cog_triton.engines.vllm.vllm_version import known_versions
+from cog_triton.engines.vllm.argument_types import known_versions
 from cog_triton.errors import all_errors
 from cog_triton.settings import GROUPS, Settings
 from cog_triton.text.sampling import SAMPLING, Library

@@ -38,7 +38,7 @@ from cog_triton.download.adapter_source import fetch_adapter
 from cog_triton.download.model_request import FetchedModel
 from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.engine_spec import PARKABLE
-from cog_triton.engines.vllm import compiler_caches, engine_sleep, seal_trust, sealed_caches
+from cog_triton.engines.vllm import compiler_caches, engine_sleep, sealed_caches
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.model_directory import LORA_FILE, MODEL_FILE
 from cog_triton.engines.vllm.seal_start import Started
@@ -352,7 +352,7 @@ class SealedBuild:
         total = sum(map(engine_tar.size_of, members.values()))
         engine_tar.pack(members, self.output, describe, package.TarProgress(total, self.echo))
         digest = hashlib.sha256(made[-1].to_json().encode()).hexdigest()
-        seal_trust.remember(load_group(FileSettings).work_dir, digest)
+        sealed_caches.remember(load_group(FileSettings).work_dir, digest)
         self.echo(f"[package] sealed for {', '.join(sorted(seals))}; elsewhere than on this host:")
         self.echo(f"[package] SEAL_SHA256={digest}")
         write_json(self._path("package"), self._packed(state))

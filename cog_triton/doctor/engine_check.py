@@ -11,7 +11,7 @@ from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, MAX_TEXT, SEALED_ENGINE
 from cog_triton.doctor.report import Check, fail, ok, warn
 from cog_triton.engines.registry import FAMILIES, open_engine
-from cog_triton.engines.vllm.seal_trust import SealedManifest, checked_pins
+from cog_triton.engines.vllm.sealed_caches import SealedManifest, checked_pins
 from cog_triton.errors import CogTritonError, EngineCorrupt, EngineIncompatible, ModelUnavailable
 from cog_triton.inspection.engine_contents import no_engine
 from cog_triton.serving.sealed_engine import unsigned

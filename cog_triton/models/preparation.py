@@ -20,7 +20,7 @@ from cog_triton.builder.workspace import Workspace
 from cog_triton.download.model_request import read_object, resolve
 from cog_triton.download.model_source import fetch_model
 from cog_triton.download.transfer_progress import Echo
-from cog_triton.engines.vllm.memory import demand_of
+from cog_triton.engines.vllm.family import demand_of
 from cog_triton.engines.vllm.model_directory import MODEL_FILE
 from cog_triton.errors import (
     BuildConfigInvalid,

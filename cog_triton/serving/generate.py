@@ -44,7 +44,7 @@ from cog_triton.settings import Settings
 from cog_triton.text.prompt_encoder import PromptEncoder, prompt_too_long
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
-from cog_triton.triton.token_transport import Submission, TokenTransport
+from cog_triton.triton.infer_stream import Submission, TokenTransport
 
 _log = logging.getLogger(__name__)
 

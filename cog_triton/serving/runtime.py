@@ -29,11 +29,11 @@ from cog_triton.settings import Settings
 from cog_triton.text import chat_template
 from cog_triton.text.generation_config import sampling_defaults
 from cog_triton.text.tokenizer import EngineTokenizer
+from cog_triton.triton.infer_stream import TokenTransport
 from cog_triton.triton.model_repository import max_batch_size
 from cog_triton.triton.request_streams import RequestStreams
 from cog_triton.triton.server import TritonClient, TritonServer
 from cog_triton.triton.step_stream import StepStreams
-from cog_triton.triton.token_transport import TokenTransport
 
 _log = logging.getLogger(__name__)
 

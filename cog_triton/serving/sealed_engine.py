@@ -15,7 +15,7 @@ from cog_triton.download import disk_space
 from cog_triton.download.model_request import ModelRequest, is_hub_id
 from cog_triton.download.model_source import fetch_model
 from cog_triton.engines.vllm.compiler_caches import REQUIRED, TRUSTED
-from cog_triton.engines.vllm.seal_trust import SealedManifest, checked_pins
+from cog_triton.engines.vllm.sealed_caches import SealedManifest, checked_pins
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, ModelUnavailable
 from cog_triton.oci.reference import Reference, is_loopback, is_oci
 from cog_triton.settings import Settings

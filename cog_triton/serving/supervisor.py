@@ -16,9 +16,9 @@ from cog_triton.processes.waits import first_done
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.failure_detection import FailureDetection, MemoryLimit
 from cog_triton.settings import Settings
+from cog_triton.triton.infer_stream import TokenTransport
 from cog_triton.triton.server import TritonClient, TritonServer
 from cog_triton.triton.step_stream import StepStreams
-from cog_triton.triton.token_transport import TokenTransport
 
 _log = logging.getLogger(__name__)
 

@@ -28,14 +28,15 @@ from cog_triton.errors import (
 )
 from cog_triton.triton.infer_stream import (
     InferStream,
+    Put,
     Tensor,
     ToError,
     contents,
+    failure,
     infer_request,
     text_content,
     timed_out,
 )
-from cog_triton.triton.token_transport import Put, failure
 
 ENGINE_MODEL = "tensorrt_llm"
 _FORMATS = {

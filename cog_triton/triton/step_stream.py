@@ -25,8 +25,15 @@ from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import EncodedStep, decode
 from cog_triton.errors import CogTritonError, TritonMalformedEvent, TritonUnavailable
 from cog_triton.ipc.framing import FrameDecoder, FrameError, frame
-from cog_triton.triton.infer_stream import InferStream, Tensor, ToError, infer_request, timed_out
-from cog_triton.triton.token_transport import Put, failure
+from cog_triton.triton.infer_stream import (
+    InferStream,
+    Put,
+    Tensor,
+    ToError,
+    failure,
+    infer_request,
+    timed_out,
+)
 
 _log = logging.getLogger(__name__)
 

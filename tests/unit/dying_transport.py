@@ -24,7 +24,7 @@ from cog_triton.serving.generation import GenerationResult
 from cog_triton.settings import load_settings
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
-from cog_triton.triton.token_transport import Put, failure
+from cog_triton.triton.infer_stream import Put, failure
 
 TOKENIZER = EngineTokenizer(byte_level())
 GONE = TritonUnavailable("the engine's process has ended; try again later")

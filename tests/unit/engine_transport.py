@@ -14,7 +14,7 @@ from cog_triton.engines.mock.mock_request import request_of
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import ERROR, StepBuffer, StepItem, decode
 from cog_triton.errors import CogTritonError
-from cog_triton.triton.token_transport import Put
+from cog_triton.triton.infer_stream import Put
 
 
 class EngineTransport:

@@ -34,7 +34,7 @@ from cog_triton.serving.telemetry.platform_metrics import LoRARequests
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import bind
 from cog_triton.text.tokenizer import EngineTokenizer
-from cog_triton.triton.token_transport import TokenTransport
+from cog_triton.triton.infer_stream import TokenTransport
 
 TOKENIZER = EngineTokenizer(
     byte_level(), chat_template=QWEN, bos_token="<|im_start|>", eos_token="<|im_end|>"

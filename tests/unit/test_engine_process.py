@@ -23,8 +23,7 @@ from vllm_hosts import Inbox, token_ids
 
 from cog_triton.engines import engine_messages
 from cog_triton.engines.base import EngineStats
-from cog_triton.engines.engine_client import EngineClient
-from cog_triton.engines.engine_link import coalesce_events, events_of
+from cog_triton.engines.engine_client import EngineClient, coalesce_events, events_of
 from cog_triton.engines.engine_messages import Hello, Welcome
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent

@@ -36,7 +36,7 @@ from cog_triton.settings import load_settings
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
-from cog_triton.triton.token_transport import Put
+from cog_triton.triton.infer_stream import Put
 
 TOKENIZER = EngineTokenizer(byte_level())
 GONE = "E2105 TritonUnavailable: the engine has gone"

@@ -22,7 +22,7 @@ from cog_triton.engines.base import Abilities
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import EMBEDDING, ERROR, STOP, StepItem
 from cog_triton.serving.openai import embeddings
-from cog_triton.triton.token_transport import Put
+from cog_triton.triton.infer_stream import Put
 
 ABLE = Abilities(generation=False, embeddings=True)
 

@@ -17,7 +17,7 @@ from cog_triton.errors import FatalRequest, TritonUnavailable
 from cog_triton.serving import resume
 from cog_triton.serving.openai import streaming
 from cog_triton.text.guide import Guide
-from cog_triton.triton.token_transport import failure
+from cog_triton.triton.infer_stream import failure
 
 
 def test_a_generation_goes_on_from_prompt_and_tokens_made() -> None:

@@ -30,8 +30,13 @@ from cog_triton.doctor import engine_check
 from cog_triton.doctor.report import State
 from cog_triton.engines.vllm import compiler_caches
 from cog_triton.engines.vllm.compiler_caches import REQUIRED, TRUSTED
-from cog_triton.engines.vllm.seal_trust import SealedManifest, remember
-from cog_triton.engines.vllm.sealed_caches import AOT, Trusted, environment_here
+from cog_triton.engines.vllm.sealed_caches import (
+    AOT,
+    SealedManifest,
+    Trusted,
+    environment_here,
+    remember,
+)
 from cog_triton.errors import CogTritonError, EngineCorrupt, EngineIncompatible
 from cog_triton.inspection import engine_contents, engine_description, report
 from cog_triton.models import preparation

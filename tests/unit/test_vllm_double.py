@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from vllm_engines import DOUBLES
 
-from cog_triton.engines.vllm.argument_types import convert, minor_version, types_of
+from cog_triton.engines.vllm.argument_types import convert, known_versions, minor_version, types_of
 from cog_triton.engines.vllm.model_directory import REPLACED
 from cog_triton.engines.vllm.request_import import named, written
 from cog_triton.engines.vllm.sampling_arguments import REPLACED as REPLACED_SAMPLING
-from cog_triton.engines.vllm.vllm_version import known_versions
 
 RECORD = types_of().record
 

@@ -13,7 +13,7 @@ from vllm_engines import MAX_MODEL_LEN, hugging_face, vllm_engine
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.generate_stream import STEP_MODEL
 from cog_triton.engines.registry import open_engine
-from cog_triton.engines.vllm import family, vllm_version
+from cog_triton.engines.vllm import argument_types, family
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import (
     EngineIncompatible,
@@ -171,10 +171,10 @@ def test_the_version_of_the_engines_python(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "vllm-0.33.7.dist-info").mkdir()
     metadata = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.7\n"
     (tmp_path / "vllm-0.33.7.dist-info" / "METADATA").write_text(metadata)
-    assert vllm_version.installed_version(sys.executable) is None
-    assert vllm_version.installed_version("/no/such/python") is None
+    assert argument_types.installed_version(sys.executable) is None
+    assert argument_types.installed_version("/no/such/python") is None
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert vllm_version.installed_version(sys.executable) == "0.33.7"
+    assert argument_types.installed_version(sys.executable) == "0.33.7"
 
 
 @pytest.mark.parametrize("untested", [False, True])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cog_triton.engines.engine_link import coalesce_events
+from cog_triton.engines.engine_client import coalesce_events
 from cog_triton.engines.vllm.host_messages import TextEvent
 
 

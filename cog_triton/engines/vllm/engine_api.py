@@ -17,11 +17,11 @@ from types import CodeType
 from typing import Any
 
 from cog_triton.engines.vllm import request_import
+from cog_triton.engines.vllm.argument_types import require_tested
 from cog_triton.engines.vllm.core_process import CoreProcess
 from cog_triton.engines.vllm.engine_errors import is_refusal
 from cog_triton.engines.vllm.model_directory import refuse_unknown
 from cog_triton.engines.vllm.sampling_arguments import WorkerLimits
-from cog_triton.engines.vllm.vllm_version import require_tested
 from cog_triton.errors import (
     CogTritonError,
     EngineIncompatible,

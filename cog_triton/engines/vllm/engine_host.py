@@ -18,6 +18,7 @@ from cog_triton.engines.engine_spec import PARKABLE
 from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent, check_prompt
 from cog_triton.engines.vllm import compiler_caches, engine_api, request_import
+from cog_triton.engines.vllm.argument_types import ALLOW_UNTESTED, installed_version
 from cog_triton.engines.vllm.core_process import CoreProcess
 from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.engine_outputs import (
@@ -35,7 +36,6 @@ from cog_triton.engines.vllm.host_messages import (
 from cog_triton.engines.vllm.image_decoding import check_images, decode_images, image_error
 from cog_triton.engines.vllm.model_directory import VLLMModel, enter_model, read_ahead_files
 from cog_triton.engines.vllm.sampling_arguments import LORA_NAME, from_engine_request
-from cog_triton.engines.vllm.vllm_version import ALLOW_UNTESTED, installed_version
 from cog_triton.errors import CogTritonError, InvalidArgument, PromptTooLong, VLLMUnknownError
 from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.system import page_cache

@@ -20,8 +20,13 @@ from cog_triton.engines.base import (
 )
 from cog_triton.engines.engine_options import option, read_options
 from cog_triton.engines.engine_spec import SPARE_LOADS
-from cog_triton.engines.vllm import compiler_caches, memory
-from cog_triton.engines.vllm.argument_types import types_of
+from cog_triton.engines.vllm import compiler_caches
+from cog_triton.engines.vllm.argument_types import (
+    ALLOW_UNTESTED,
+    installed_version,
+    require_tested,
+    types_of,
+)
 from cog_triton.engines.vllm.image_decoding import images_of
 from cog_triton.engines.vllm.model_directory import (
     MODEL_FILE,
@@ -29,11 +34,6 @@ from cog_triton.engines.vllm.model_directory import (
     read_arguments,
     read_model,
     weight_bytes,
-)
-from cog_triton.engines.vllm.vllm_version import (
-    ALLOW_UNTESTED,
-    installed_version,
-    require_tested,
 )
 from cog_triton.errors import (
     EngineIncompatible,
@@ -48,6 +48,47 @@ from cog_triton.text.sampling import ABILITIES
 
 if TYPE_CHECKING:
     from cog_triton.settings import Settings
+import dataclasses
+
+from cog_triton.sizing.memory_sum import AS_STORED, FP8
+from cog_triton.sizing.model_files import ModelFiles
+
+# vllm/config/cache.py; a share of a GPU's memory.
+MEMORY_SHARE = 0.92
+_UNKNOWN_SIZES = (
+    *("cpu_offload_gb", "enable_expert_parallel", "hf_overrides", "kv_transfer_config"),
+    *("offload_backend", "offload_group_size", "offload_params", "language_model_only"),
+    *("hf_config_path", "quantization_config"),
+)
+
+
+def demand_of(files: ModelFiles, arguments: Mapping[str, Any]) -> Demand:
+    """What vLLM asks of its GPUs for a model; raises E1304 for what cannot be summed."""
+    given = [name for name in _UNKNOWN_SIZES if arguments.get(name)]
+    if 0 in (arguments.get("limit_mm_per_prompt") or {}).values():  # an encoder is not loaded
+        given.append("limit_mm_per_prompt")
+    if given:
+        raise ModelUnavailable(f"{files.name}: {given[0]} is given")
+    method = arguments.get("quantization")
+    if method not in (None, "fp8", files.shape.quantized):
+        raise ModelUnavailable(f"{files.name}: quantization is {method}")
+    precision = FP8 if method == "fp8" and files.shape.quantized is None else AS_STORED
+    kv = 1 if str(arguments.get("kv_cache_dtype", "")).startswith("fp8") else 2
+    title = f"{precision.title.split(' ', 1)[0]} weights" if method else "weights as stored"
+    precision = dataclasses.replace(precision, kv=kv, title=f"{title}, {8 * kv}-bit KV cache")
+    if files.shape.quantized is None:  # vLLM halves 32 bits, and reads one of several copies
+        most = 2 * files.shape.parameters
+        files = dataclasses.replace(files, weight_bytes=min(files.weight_bytes, most))
+    spread = [arguments.get(f"{kind}_parallel_size") or 1 for kind in ("tensor", "pipeline")]
+    absolute = arguments.get("kv_cache_memory_bytes")
+    return Demand(
+        files=files,
+        gpus=int(spread[0]) * int(spread[1]),
+        precision=precision,
+        share=1.0 if absolute else arguments.get("gpu_memory_utilization") or MEMORY_SHARE,
+        utilization=None if absolute else "gpu_memory_utilization in model.json",
+    )
+
 
 _log = logging.getLogger(__name__)
 
@@ -211,7 +252,7 @@ class VLLMFamily(EngineFamily):
         if not weight_bytes(self.model_dir):
             model = self.model.arguments["model"]
             raise ModelUnavailable(f"{model}: its weights are not here yet")
-        return memory.demand_of(model_files.describe(str(self.model_dir)), self.model.arguments)
+        return demand_of(model_files.describe(str(self.model_dir)), self.model.arguments)
 
     @classmethod
     def matches(cls, directory: Path) -> bool:
@@ -254,5 +295,5 @@ class VLLMFamily(EngineFamily):
 
 def _spare_loads(arguments: Mapping[str, Any]) -> str:
     """Whether a GPU has room for two engines: vLLM starts where its share of memory is free."""
-    share = arguments.get("gpu_memory_utilization", memory.MEMORY_SHARE)
+    share = arguments.get("gpu_memory_utilization", MEMORY_SHARE)
     return "beside" if 2 * share <= _ROOM else "first"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from queue import Queue
 from typing import Any
 
 import pytest
-from loop_thread import OnLoop, call
+from loop_thread import OnLoop
 from scripted_server import PATIENCE_S
 from scripted_triton import Request, ScriptedTriton, event
 
@@ -76,17 +75,6 @@ def ask(streams: RequestStreams, request: EngineRequest = REQUEST) -> list[StepI
     return until_end(inbox)
 
 
-def test_an_adapter_is_loaded_when_the_engine_lacks_it(
-    engine: Engine, streams: RequestStreams
-) -> None:
-    for _ in range(3):
-        assert [token for item in ask(streams) for token in item.ids] == [5, 6]
-    assert (engine.loads, len(engine.prompts)) == (["sql"], 4)
-    engine.loaded = False  # evicted, or Triton was started again
-    assert [token for item in ask(streams) for token in item.ids] == [5, 6]
-    assert engine.loads == ["sql", "sql"]
-
-
 def test_requests_that_come_together_load_it_once(engine: Engine, streams: RequestStreams) -> None:
     engine.gate.clear()
     inboxes: list[Queue[StepItem]] = [Queue() for _ in range(8)]
@@ -107,27 +95,9 @@ def test_what_keeps_it_from_being_loaded_is_the_requests_error(
     assert (item.end, item.error) == (ERROR, engine.error)
 
 
-def test_a_cancelled_request_is_not_sent_again(engine: Engine, streams: RequestStreams) -> None:
-    engine.gate.clear()
-    inbox: Queue[StepItem] = Queue()
-    submission = streams.submit(replace(REQUEST, input_ids=[9]), {}, inbox.put)
-    assert engine.loading.wait(PATIENCE_S)
-    call(submission.cancel)
-    engine.gate.set()
-    assert [token for item in ask(streams) for token in item.ids] == [5, 6]
-    assert engine.prompts.count([9]) == 1
-    assert inbox.empty()
-
-
 def test_a_request_whose_adapter_is_never_loaded_ends_after_the_timeout(engine: Engine) -> None:
     engine.gate.clear()
     with ScriptedTriton(engine) as triton, triton.connected(0.3) as streams:
         (item,) = ask(OnLoop(streams))
         engine.gate.set()
     assert (item.end, (item.error or "")[:5]) == (ERROR, "E2101")
-
-
-def test_requests_of_the_base_model_load_nothing(engine: Engine, streams: RequestStreams) -> None:
-    plain = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=2))
-    assert [token for item in ask(streams, plain) for token in item.ids] == [5, 6]
-    assert engine.loads == []

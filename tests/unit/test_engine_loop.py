@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import secrets
 import socket
@@ -17,7 +16,7 @@ import pytest
 from raw_clients import Control, FrameSocket, RawClient
 from step_engines import REFUSED, CountingEngine
 
-from cog_triton.engines import engine_messages, engine_server
+from cog_triton.engines import engine_messages
 from cog_triton.engines.engine_loop import run_engine
 from cog_triton.engines.engine_messages import Cancel, Hello, Others, StepLoad, Welcome
 from cog_triton.engines.engine_orders import Opened, Serve, Stop
@@ -195,46 +194,6 @@ def test_each_peer_gets_its_own_handles_and_one_of_steps_a_stream(
         wanted = [StepItem(1, 0, n, [101 + n], [], 2 * (n == 2)) for n in range(3)]
         assert until_end(client) == wanted
     assert sorted(streaming) == [False, False, True]
-
-
-def test_a_step_is_one_message_and_is_sent_to_those_of_steps_first(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[bool] = []
-    flush = engine_server.Peer.flush
-
-    def note(peer: engine_server.Peer) -> None:
-        sent.append(peer.role == "steps")
-        flush(peer)
-
-    clients = (world.owner, world.greeted("tokens"), world.greeted("steps"))
-    world.engine.hangs = True
-    for number in range(24):
-        submit(clients[number % 3], number, 1, 20)
-    until(lambda: world.engine.live == 24)
-    monkeypatch.setattr(engine_server.Peer, "flush", note)
-    world.engine.hangs = False
-    world.owner.cancel(77)
-    assert [len(client.items()) for client in clients] == [8, 8, 8]
-    until(lambda: len(sent) >= 9)
-    assert sent[:9] == [True, False, False] * 3
-
-
-def test_refusals_and_cancellations_are_items(world: World) -> None:
-    guest = world.greeted()
-    submit(guest, 7, REFUSED, 3)
-    (item,) = guest.items()
-    assert (item.handle, item.end) == (7, 4)
-    assert str(item.error).startswith("E1005 InvalidArgument: input_ids")
-    submit(guest, 8, 1, FOREVER)
-    items = guest.items()
-    guest.cancel(8)
-    guest.cancel(12345)
-    items += until_end(guest)
-    assert (items[-1].handle, items[-1].end) == (8, 3)
-    counts = itertools.accumulate([len(item.ids) for item in items], initial=0)
-    assert [item.offset for item in items] == [*counts][:-1]
-    assert not world.engine.live
 
 
 def test_a_guest_that_reads_nothing_holds_up_nobody_and_loses_nothing(world: World) -> None:

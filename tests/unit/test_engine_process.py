@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_clients import FrameSocket, RawClient
 from started_engines import StartedEngine
-from step_engines import BROKEN, ENGINE, HUGE, TORN
+from step_engines import ENGINE
 from vllm_hosts import Inbox, token_ids
 
 from cog_triton.engines import engine_messages
@@ -29,7 +29,6 @@ from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import ERROR, FINISH_REASONS, GOES_ON, LENGTH, StepItem, encode
 from cog_triton.errors import TritonUnavailable
-from cog_triton.ipc import framing
 from cog_triton.system import local_socket
 from cog_triton.text.sampling import SamplingParams
 
@@ -166,30 +165,6 @@ def test_coalesced_events_are_what_the_items_were(items: list[StepItem]) -> None
     assert said(coalesce_events(list(events_of(sent)))) == wanted
 
 
-def test_a_message_larger_than_any_socket_buffer_arrives(tmp_path: Path) -> None:
-    with running(tmp_path) as (engine, _):
-        inbox = Inbox()
-        submit(engine, inbox, HUGE, *range(10**6), count=1)
-        assert len(inbox.next().token_ids) == 10**6
-
-
-def test_cancel_ends_one_request_and_then_is_no_error(tmp_path: Path) -> None:
-    with running(tmp_path) as (engine, _):
-        for others in (0, 1):  # alone, no other message follows that could wake the child
-            endless, short = Inbox(), Inbox()
-            handle = submit(engine, endless, 1)
-            endless.next()
-            for _ in range(others):
-                submit(engine, short, 2, count=100)
-            engine.cancel(handle)
-            assert endless.until_end()[-1].finish == "cancelled"
-        assert short.until_end()[-1].finish == "length"
-        engine.cancel(handle)
-        engine.cancel(12345)
-        submit(engine, short, 5, count=3)
-        assert short.until_end()[-1].finish == "length"
-
-
 def test_stats_are_of_its_own_requests_of_front_ends_and_of_the_kv_cache(tmp_path: Path) -> None:
     options = {"max_batch_size": 2, "kv_cache": "yes"}
     with running(tmp_path, **options) as (engine, pid), closing(RawClient(engine.socket)) as steps:
@@ -238,31 +213,3 @@ def test_sigkill_ends_every_request_with_e2105_on_another_thread(tmp_path: Path)
         inbox.until_end()
         assert engine.stats().active == 0
         assert ends.empty()
-
-
-@pytest.mark.parametrize("sent", [0, -1])
-def test_death_in_the_middle_of_a_message_ends_every_request(sent: int) -> None:
-    ends = queue.Queue[Any]()
-    with _linked() as (client, theirs):
-        for handle in (1, 2):
-            client.submit(handle, request(1), ends.put)
-        for _ in range(2):
-            theirs.receive()
-        theirs.socket.sendall(framing.frame(_step(StepItem(1, 0, 0, [5], [])))[:sent])
-        theirs.close()
-        for _ in range(2):
-            assert isinstance(ends.get(timeout=PATIENCE_S).error, TritonUnavailable)
-
-
-@pytest.mark.parametrize("breaking", [BROKEN, TORN])
-def test_an_engine_that_raises_ends_every_request_and_its_process(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], breaking: int
-) -> None:
-    with running(tmp_path) as (engine, _):
-        bystander, culprit = Inbox(), Inbox()
-        submit(engine, bystander, 1)
-        submit(engine, culprit, breaking)
-        for inbox in (bystander, culprit):
-            assert isinstance(inbox.until_end()[-1].error, TritonUnavailable)
-        assert engine._process.wait(PATIENCE_S) == 1
-    assert "ZeroDivisionError: the engine broke" in capfd.readouterr().err

@@ -5,24 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_openvino_family import engine
 
-from cog_triton.engines.base import EngineFamily
-from cog_triton.engines.openvino.family import OpenVINOFamily
-from cog_triton.engines.registry import FAMILIES, open_engine
+from cog_triton.engines.registry import open_engine
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
-
-
-def test_family_names_are_unique() -> None:
-    names = [family.name for family in FAMILIES]
-    assert len(set(names)) == len(names)
-    assert all(issubclass(family, EngineFamily) for family in FAMILIES)
-
-
-def test_an_openvino_engine_is_opened(tmp_path: Path) -> None:
-    family = open_engine(engine(tmp_path))
-    assert isinstance(family, OpenVINOFamily)
-    assert family.directory == tmp_path
 
 
 @pytest.mark.parametrize("name", ["no-such", "engine.tar"])

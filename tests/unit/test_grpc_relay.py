@@ -215,20 +215,6 @@ async def triton(directory: Path, **settings: object) -> AsyncIterator[TritonSer
 
 
 @on_loop
-async def test_the_port_is_tritons_from_its_first_start_to_its_stop(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    async with triton(tmp_path, triton_grpc_port=port, cog_triton_keys=None) as server:
-        assert not listens(port)
-        for _ in range(2):
-            await server.start(ready, no_probe)
-            assert listens(port)
-            await server.kill()
-            assert listens(port)
-        await server.stop()
-        assert not listens(port)
-
-
-@on_loop
 async def test_nothing_listens_while_tenants_have_keys(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     async with triton(tmp_path, triton_grpc_port=port, cog_triton_keys="/keys") as server:

@@ -157,11 +157,6 @@ def test_num_nodes_without_mpi_hosts_is_rejected(repository: Path, mpirun: Path)
     assert made(repository, 4, cog_triton_rank=3).argv[0] == str(TRITON)
 
 
-def test_unfilled_num_nodes_means_one_node(repository: Path, mpirun: Path) -> None:
-    with_nodes(repository, "${num_nodes}")
-    assert "--host" not in made(repository, 2, mpirun=mpirun).argv
-
-
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

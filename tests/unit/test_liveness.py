@@ -14,8 +14,7 @@ from fake_tritonserver import FakeTritonServer
 from local_parent import linked
 from small_front import on_loop
 
-from cog_triton.errors import TritonStartFailed, TritonUnavailable
-from cog_triton.front import triton_only_server
+from cog_triton.errors import TritonStartFailed
 from cog_triton.system import reaper
 from cog_triton.system.process_state import process_state
 
@@ -80,15 +79,6 @@ async def test_dead_or_stopped_process_is_named(
 
 
 @on_loop
-async def test_death_of_other_processes_is_ignored(tmp_path: Path) -> None:
-    async with ready(tmp_path) as triton:
-        watch = asyncio.ensure_future(triton.server.wait_for_failure())
-        os.kill(of(triton, "sleep\x00601")[0], signal.SIGKILL)
-        assert (await asyncio.wait({watch}, timeout=0.6))[0] == set()
-        watch.cancel()
-
-
-@on_loop
 async def test_a_death_while_an_engine_is_restarted_ends_that(tmp_path: Path) -> None:
     async def not_ready() -> bool:
         return False
@@ -100,27 +90,3 @@ async def test_a_death_while_an_engine_is_restarted_ends_that(tmp_path: Path) ->
         for _ in range(2):
             with pytest.raises(TritonStartFailed, match=said):
                 await triton.server.wait_until_ready(not_ready, nothing)
-
-
-@on_loop
-async def test_no_file_descriptor_is_leaked(tmp_path: Path) -> None:
-    async with ready(tmp_path) as triton:
-        before = len(list(Path("/proc/self/fd").iterdir()))
-        for _ in range(3):
-            watch = asyncio.ensure_future(triton.server.wait_for_failure())
-            await asyncio.sleep(0.01)
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-@on_loop
-async def test_the_death_of_a_stub_ends_a_triton_without_cog(tmp_path: Path) -> None:
-    async with ready(tmp_path) as triton:
-        waiting = asyncio.ensure_future(triton_only_server.watch(triton.settings, triton.server))
-        await asyncio.sleep(0.1)
-        (stub,) = of(triton, "preprocessing/1/model.py")
-        os.kill(stub, signal.SIGKILL)
-        said = rf"the stub of preprocessing \(process {stub}\) has died; its last lines"
-        with pytest.raises(TritonUnavailable, match=said):
-            await waiting

@@ -147,15 +147,6 @@ def test_late_tokens_share_a_response_if_they_are_joined(join: bool, sizes: list
     assert world.last(late).finish == "length"
 
 
-def test_timed_wake_ups_are_shared() -> None:
-    world = World(tps=100)
-    for number in range(100):
-        world.now = 1000 + number * 1e-5
-        world.ask(50)
-    world.run()
-    assert len(world.steps) < 150
-
-
 @pytest.mark.parametrize("jitter", [0.3, 1.0])
 def test_jitter_is_bounded_and_reproducible_by_seed(jitter: float) -> None:
     def times(seed: int) -> list[float]:
@@ -224,15 +215,6 @@ def test_cancel_ends_only_its_own_stream_and_frees_its_slot(options: dict[str, A
     assert world.ids(waiting) == expected_tokens(2)
     assert len(world.events[queued]) == 1
     assert world.engine.wait_s() is None
-
-
-@pytest.mark.parametrize("options", [{}, {"step_ms": 10}])
-def test_cancel_during_prefill_ends_the_stream_at_once(options: dict[str, Any]) -> None:
-    world = World(prefill_ms=60_000, **options)
-    handle = world.ask()
-    world.engine.cancel(handle)
-    world.run(seconds=0)
-    assert [event for _, event in world.events[handle]] == [TokenEvent([], [], "cancelled")]
 
 
 @pytest.mark.parametrize("options", [{"tps": 100}, {"tps": 0}, {"step_ms": 10}])
@@ -312,9 +294,3 @@ def test_an_injected_crash_kills_the_process_after_the_tokens(tmp_path: Path) ->
     )
     assert done.returncode == -9, done.stderr
     assert len(done.stdout.split()) == 3
-
-
-def test_rate_of_a_stream() -> None:
-    assert MockOptions(tps=7).rate() == 7
-    assert MockOptions(tps=7).rate(0) == 0
-    assert MockOptions(tps=7, step_ms=10, tokens_per_response=2).rate(3) == 200

@@ -14,8 +14,6 @@ from test_tensor_contract import tensors_of
 from tokenizers import Tokenizer
 
 from cog_triton.artifact import engine_manifest
-from cog_triton.bench.options import Options, parse_lengths
-from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import options_of
 from cog_triton.engines.mock import mock_directory
@@ -26,7 +24,6 @@ from cog_triton.engines.mock.word_tokenizer import PASSAGE
 from cog_triton.engines.registry import open_engine
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import EngineCorrupt, InvalidArgument, InvalidPredictorConfig
-from cog_triton.text.chat import parse_messages, render_messages
 from cog_triton.text.detokenize import Detokenizer, Vocabulary
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import SamplingParams
@@ -69,25 +66,6 @@ def test_output_decodes_to_the_passage_however_it_is_split(
     assert "" in pieces, "no character of the passage is of several tokens"
     assert {"本", "🌊"} <= set(PASSAGE)
     assert len(ids) < len(PASSAGE.split()) * 2, "words are tokens"
-
-
-def test_known_words_are_one_token_and_others_one_per_byte(tokenizer: EngineTokenizer) -> None:
-    for text, count in (("Tell me about the sea", 5), ("🌊", 4), ("größer 日本\n\n\tc", 19)):
-        ids = tokenizer.encode(text)
-        assert (len(ids), tokenizer.tokenizer.decode(ids)) == (count, text)
-    prompts = PromptSource(
-        Options(url="", requests=1, input_lengths=parse_lengths("--n_input_tokens", "100"))
-    )
-    assert {len(tokenizer.encode(prompts.get(number).text)) for number in range(20)} == {100}
-
-
-def test_chat_template_renders(tokenizer: EngineTokenizer) -> None:
-    messages = parse_messages([{"role": "user", "content": "Hi!"}])
-    text = render_messages(messages, None, tokenizer).text
-    assert text == "<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    special = [tokenizer.token_id(token) for token in ("<|im_start|>", "<|im_end|>")]
-    assert [ids.count(token) for token in special] == [2, 1]
 
 
 def test_family_matches_and_opens_its_engine(engine: Path, tmp_path: Path) -> None:
@@ -178,11 +156,6 @@ def test_without_an_entry_the_passage_answers_and_guides_need_a_script(tmp_path:
 def test_other_scripts_are_refused(tmp_path: Path, script: object) -> None:
     with pytest.raises(InvalidArgument, match=r"MOCK_ANSWERS=.*answers.json.*must be a list"):
         scripted(tmp_path, script)
-
-
-def test_an_absent_script_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"MOCK_ANSWERS=.*absent.*must be a list"):
-        mock_directory.make_engine(tmp_path, tmp_path / "absent")
 
 
 ALL = {

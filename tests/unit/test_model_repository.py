@@ -51,40 +51,12 @@ def test_every_model_is_rendered_and_parses_back(tmp_path: Path) -> None:
         assert (tmp_path / "repo" / model / "1").is_dir()
 
 
-def test_models_of_the_python_backend_have_their_code(tmp_path: Path) -> None:
-    for model, config in render(tmp_path).items():
-        code = tmp_path / "repo" / model / "1" / "model.py"
-        assert code.is_file() is (config.backend == "python")
-        if code.is_file():
-            assert "TritonPythonModel" in code.read_text("utf-8")
-            compile(code.read_text("utf-8"), str(code), "exec")
-
-
-def test_text_models_use_the_engines_tokenizer(tmp_path: Path) -> None:
-    configs = render(tmp_path)
-    for model in TEXT_MODELS:
-        assert configs[model].parameters["tokenizer_dir"].string_value == str(tmp_path / "engine")
-
-
 def test_the_step_model_carries_bytes_on_one_instance(tmp_path: Path) -> None:
     steps = render(tmp_path)[STEP_MODEL]
     tensors = [(item.name, item.data_type, item.dims) for item in (*steps.input, *steps.output)]
     assert tensors == [("call", 2, [-1]), ("bytes", 2, [-1])]  # TYPE_UINT8
     assert steps.model_transaction_policy.decoupled
     assert [group.count for group in steps.instance_group] == [1], "its calls are in order"
-
-
-def test_source_repository_is_unchanged(tmp_path: Path) -> None:
-    source = model_repository.triton_model_repo()
-    before = {path: path.read_bytes() for path in source.rglob("*.pbtxt")}
-    render(tmp_path, {"preprocessing": {"triton_max_batch_size": 3}})
-    assert {path: path.read_bytes() for path in source.rglob("*.pbtxt")} == before
-
-
-def test_rendering_again_removes_old_files(tmp_path: Path) -> None:
-    render(tmp_path)
-    (tmp_path / "repo" / "stale").mkdir()
-    render(tmp_path)
 
 
 @pytest.mark.parametrize("model", [*TEXT_MODELS, "ensemble"])
@@ -95,11 +67,6 @@ def test_a_text_model_may_set_its_own_batch_size(model: str, tmp_path: Path) -> 
         STEP_MODEL: 0,
         model: 3,
     }
-
-
-def test_engine_batch_size_is_the_default_of_all_models(tmp_path: Path) -> None:
-    configs = render(tmp_path, {"tensorrt_llm": {"triton_max_batch_size": 4}})
-    assert {configs[model].max_batch_size for model in MODELS} == {4}
 
 
 @pytest.mark.parametrize("model", ["preprocessing", "tensorrt_llm_bls"])
@@ -133,11 +100,6 @@ def test_parameters_are_written_to_the_config(model: str, tmp_path: Path) -> Non
     config = render(tmp_path, {model: {name: False, "tokenizer_dir": "/tokenizer"}})[model]
     assert config.parameters[name].string_value.lower() == "false"
     assert config.parameters["tokenizer_dir"].string_value == "/tokenizer"
-
-
-@pytest.mark.parametrize("value", [None, [1], {"a": 1}])
-def test_parameter_must_be_a_scalar(value: Any, tmp_path: Path) -> None:
-    refusal(tmp_path, "preprocessing", "tokenizer_dir", value)
 
 
 @pytest.mark.parametrize("model", MODELS)

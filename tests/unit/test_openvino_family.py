@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from cog_triton.engines.base import options_of
 from cog_triton.engines.openvino.family import OpenVINOFamily, OpenVINOOptions, read_config
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, InvalidPredictorConfig
 from cog_triton.serving import engine_preparation
@@ -91,14 +88,6 @@ def test_an_engine_without_weights_is_corrupt(tmp_path: Path) -> None:
         OpenVINOFamily.open(tmp_path)
 
 
-@given(st.integers(0, 10**9), st.booleans())
-def test_options_parse_from_yaml_and_from_parameters(number: int, switch: bool) -> None:
-    expected = OpenVINOOptions(max_batch_size=number, enable_kv_cache_reuse=switch)
-    values: dict[str, Any] = {"max_batch_size": number, "enable_kv_cache_reuse": switch}
-    assert OpenVINOOptions.parse(values) == expected
-    assert OpenVINOOptions.parse({key: str(value) for key, value in values.items()}) == expected
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -134,15 +123,6 @@ def test_rendered_model_has_the_options_as_parameters(tmp_path: Path) -> None:
     assert not config.HasField("dynamic_batching")
     assert config.parameters["engine_dir"].string_value == str(tmp_path)
     compile(code, "model.py", "exec")
-
-
-def test_rendered_parameters_are_read_back_as_options(tmp_path: Path) -> None:
-    arguments = {"triton_max_batch_size": 5, "enable_kv_cache_reuse": True, "num_threads": 2}
-    config, _ = rendered(tmp_path, arguments)
-    assert config.max_batch_size == 5
-    parameters = {name: value.string_value for name, value in config.parameters.items()}
-    expected = OpenVINOOptions(max_batch_size=5, enable_kv_cache_reuse=True, num_threads=2)
-    assert OpenVINOOptions.parse(options_of(parameters)) == expected
 
 
 def test_kv_cache_size_of_a_token_is_read_where_it_is_known(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ ALLOWED = {
     "test_image_fetch.py: refusal(": "its expiry is the subject",
     "test_large_bodies.py: bodies._child": "its expiry is the subject",
     "test_legacy_option_table.py: llama(": "never waited for",
-    "test_liveness.py: asyncio.wait(": "nothing may happen",
     "test_long_steps.py: wait(": "a look at what is ready",
     "test_replica_supervision.py: asyncio.wait(": "nothing may happen",
     "test_step_stream.py: connected(": "its expiry is the subject",

@@ -17,7 +17,7 @@ from scripted_triton import Answer, Request, ScriptedTriton, event
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import ERROR, STOP, StepItem
-from cog_triton.errors import InvalidArgument, TritonUnavailable
+from cog_triton.errors import InvalidArgument
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.triton.request_streams import RequestStreams
 
@@ -183,27 +183,6 @@ def test_cancel_stops_a_request_by_its_id(tokens: int) -> None:
         assert sum(request.left.is_set() for request in triton.requests) == 1
         assert len(one.items) == tokens
         assert not two.ended.is_set()
-
-
-def test_disconnecting_fails_what_runs() -> None:
-    with connected([HANG]) as (streams, triton):
-        one = Running(streams)
-        triton.request()
-        call(streams.disconnect)
-        assert_fails(one, [], "E2105 .*try again")
-        with pytest.raises(TritonUnavailable):
-            Running(streams)
-
-
-def test_many_requests_at_once_by_two_transports() -> None:
-    count, all_here = 100, Event()
-    answer = [event(output_ids=1), all_here, event(output_ids=2)]
-    with connected(answer) as (streams, triton), triton.connected() as others:
-        running = [Running(each) for _ in range(count) for each in (streams, others)]
-        triton.request(2 * count - 1)
-        all_here.set()
-        assert [one.wait() for one in running] == [([1, 2], None)] * 2 * count
-        assert len(streams._running) == len(streams.stream._receivers) == 0
 
 
 def test_requests_of_others_are_those_that_an_engine_has_beyond_ours() -> None:

@@ -118,17 +118,6 @@ def test_what_this_engine_cannot_do_is_refused_as_its_own(tmp_path: Path) -> Non
     assert "engine carries" not in caught.value.detail
 
 
-def test_openvino_has_no_runtime_settings() -> None:
-    with pytest.raises(BuildConfigInvalid, match="runtime is for engines of TensorRT-LLM"):
-        parse_config(CONFIG.format(family="openvino", runtime="{}"), "c.yaml")
-
-
-def test_no_setting_names_a_path_or_lets_more_in() -> None:
-    for name in runtime_settings.NAMES:
-        assert not name.startswith(("max_queue", "max_beam", "triton_", "gpu_"))
-        assert not name.endswith(("_dir", "_path"))
-
-
 def test_an_engine_with_a_draft_beside_it_is_refused(tmp_path: Path) -> None:
     path = sample_engines.with_manifest(tensorrt_llm_engines.make(tmp_path / "engine", V1))
     manifest = json.loads((path / "cog-triton.json").read_text("utf-8"))
@@ -136,12 +125,3 @@ def test_an_engine_with_a_draft_beside_it_is_refused(tmp_path: Path) -> None:
     (path / "cog-triton.json").write_text(json.dumps({**manifest, "schema": 2, "draft": draft}))
     with pytest.raises(EngineIncompatible, match=r"draft: .* serve its model by vLLM"):
         TensorRTLLMFamily.open(path)
-
-
-def test_an_engine_for_lookahead_carries_its_numbers(tmp_path: Path) -> None:
-    sizes = ("window_size", "ngram_size", "verification_set_size")
-    numbers = {f"lookahead_{name}": number for number, name in enumerate(sizes, 4)}
-    mode = {"build_config__speculative_decoding_mode": 8}
-    said = rendered(tmp_path, opened(tmp_path, numbers, **mode))
-    assert said["decoding_mode"] == "lookahead"
-    assert {name: int(said[name]) for name in numbers} == numbers

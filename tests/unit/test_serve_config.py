@@ -91,31 +91,12 @@ def test_deployment_keys_warn_and_are_ignored(
         assert f"instantiate.{key} is not read: set {variable}" in said
 
 
-def test_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(InvalidPredictorConfig, match=r"COG_TRITON_CONFIG='.*no\.yaml': No such"):
-        load_serve_config(tmp_path / "no.yaml")
-    with pytest.raises(InvalidPredictorConfig, match="directory"):
-        load_serve_config(tmp_path)
-
-
 @pytest.mark.parametrize(
     "text",
     ["a: [", "a: b: c", "\t- x", "a: \x00", "!!python/object:os.system {}", "a: *b", "[1]: 2"],
 )
 def test_invalid_yaml_is_reported(text: str, tmp_path: Path) -> None:
     assert "not valid YAML" in refusal(tmp_path, text)
-
-
-@pytest.mark.parametrize("value", ["2020-13-45", "0x_", "0b_"])
-def test_values_that_yaml_cannot_construct_are_reported(value: str, tmp_path: Path) -> None:
-    refusal(tmp_path, f"tensorrt_llm: {{args: {{a: {value}}}}}")
-
-
-def test_binary_file_is_reported(tmp_path: Path) -> None:
-    path = tmp_path / "serve.yaml"
-    path.write_bytes(b"a: \xff\xfe")
-    with pytest.raises(InvalidPredictorConfig, match=r"serve\.yaml"):
-        load_serve_config(path)
 
 
 @pytest.mark.parametrize(

@@ -107,27 +107,6 @@ def serves_again(streams: StepStreams, triton: ScriptedSteps, number: int) -> No
     assert running.ids == [8]
 
 
-def test_requests_share_steps_and_are_what_was_asked_for(
-    streams: StepStreams, triton: ScriptedSteps
-) -> None:
-    pipe = triton.pipe()
-    assert (pipe.replica, pipe.key) == (0, "secret")
-    first, second = Running(streams), Running(streams, LONG, streaming=False)
-    one, two = pipe.requests(2)
-    assert (one.request(), two.request()) == (REQUEST, replace(LONG, streaming=False))
-    a, b = one.handle, two.handle
-    pipe.send(step(made(a, 0, 1), made(b, 0, 7, 8), made(99, 0, 1)) + step(made(a, 1, 2, end=2)))
-    first.wait()
-    assert streams.lag == 2
-    pipe.send(step(StepItem(b, 0, 2, [9], [-0.5], 4, "E1005 InvalidArgument: no", 1)))
-    assert second.error() == "E1005 InvalidArgument: no"
-    assert (first.ids, second.ids, streams.serving[0].load) == ([1, 2], [7, 8, 9], 0)
-    assert second.items[-1].log_probs == [-0.5]
-    assert time.monotonic() - streams.last_token_at < PATIENCE_S
-    with pytest.raises(InvalidArgument, match="seed=-1"):
-        Running(streams, seed=-1)
-
-
 def test_responses_that_triton_mixes_up_are_read_in_order(
     streams: StepStreams, triton: ScriptedSteps
 ) -> None:
@@ -251,16 +230,6 @@ def test_a_cancelled_request_gets_nothing_and_is_not_sent_if_it_waits(
         assert running.items == waiting.items == []
 
 
-def test_what_has_arrived_is_acknowledged(streams: StepStreams, triton: ScriptedSteps) -> None:
-    pipe = triton.pipe()  # one response, the welcome
-    pipe.send(*[step(made(99, 0, 1))] * 63)
-    wait_until(lambda: pipe.arrived == [64])
-    pipe.send(step(made(99, 0, *range(131_072))))
-    wait_until(lambda: pipe.arrived == [64, 65])
-    pipe.send(*[step(made(99, 0, 1))] * 64)
-    wait_until(lambda: pipe.arrived == [64, 65, 129])
-
-
 def test_requests_of_others_are_known(streams: StepStreams, triton: ScriptedSteps) -> None:
     assert streams.others_at == -math.inf
     pipe, began = triton.pipe(), time.monotonic()
@@ -299,20 +268,6 @@ def test_each_replica_has_a_pipe_and_an_engines_end_is_its_own(triton: ScriptedS
         wait_until(lambda: len(streams.serving) == 2)
         assert [pipe.replica for pipe in triton.pipes[2:]] == [0]
         assert Running(streams, LONG).submission.replica == 0, "the one with less to do"
-
-
-def test_stopping_fails_what_runs_and_ends_the_pipe(
-    streams: StepStreams, triton: ScriptedSteps
-) -> None:
-    running = Running(streams)
-    triton.pipe().requests()
-    streams.disconnect()
-    assert running.error() == "E2105 TritonUnavailable: the server is stopping; try again"
-    assert triton.pipe().closed.wait(PATIENCE_S)
-    with pytest.raises(TritonUnavailable):
-        Running(streams)
-    streams.open(ONE)
-    serves_again(streams, triton, 1)
 
 
 ITEMS = [made(handle, offset, *range(handle)) for offset in range(3) for handle in range(5)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -116,27 +116,9 @@ def test_every_field_of_a_request_is_encoded() -> None:
     assert [row.name for row in SAMPLING] == [field.name for field in fields(SamplingParams)]
 
 
-def test_the_contract_names_only_inputs_of_the_model() -> None:
-    known = tensor_contract.SUPPORTED_INPUTS | tensor_contract._NEUTRAL.keys()
-    assert known - {tensor_contract.LORA_NAME} <= INPUTS.keys()
-
-
 def request(**values: Any) -> Tensors:
     plain = EngineRequest(input_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=5))
     return tensors_of({**tensor_contract.encode_request(plain), **values})
-
-
-def test_token_ids_of_zero_are_sent() -> None:
-    plain = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=1), end_id=0, pad_id=0)
-    values = tensor_contract.encode_request(plain)
-    assert (values["end_id"], values["pad_id"]) == (0, 0)
-    assert "end_id" not in tensor_contract.encode_request(replace(plain, end_id=None))
-
-
-def test_only_three_inputs_are_required() -> None:
-    tensors = tensors_of({"input_ids": [4], "input_lengths": 1, "request_output_len": 2})
-    expected = EngineRequest(input_ids=[4], sampling=SamplingParams(max_tokens=2), streaming=False)
-    assert tensor_contract.decode_request(tensors) == expected
 
 
 @pytest.mark.parametrize("name", ["input_ids", "input_lengths", "request_output_len"])
@@ -185,11 +167,6 @@ def test_unsupported_inputs_are_refused_by_name(name: str) -> None:
         tensor_contract.decode_request(request(**{name: value}))
 
 
-def test_the_json_guide_type_allows_any_object() -> None:
-    found = tensor_contract.decode_request(request(guided_decoding_guide_type="json"))
-    assert found.guide == Guide("json_schema", '{"type":"object"}')
-
-
 @pytest.mark.parametrize(
     ("guide", "words"),
     [
@@ -215,18 +192,6 @@ def test_unsupported_guides_are_refused(guide: dict[str, str], words: list[str])
         tensor_contract.decode_request(request(**guide))
     for word in words:
         assert word in caught.value.detail
-
-
-def test_empty_tensors_are_ignored() -> None:
-    """Such as preprocessing makes when a request has no bad words."""
-    empty = {
-        "bad_words_list": np.zeros((1, 2, 0), dtype=np.int32),
-        "stop_words_list": np.zeros((1, 2, 0), dtype=np.int32),
-        "embedding_bias": np.zeros((1, 0), dtype=np.float32),
-    }
-    assert tensor_contract.decode_request({**request(), **empty}) == tensor_contract.decode_request(
-        request()
-    )
 
 
 def test_older_names_of_inputs_are_taken() -> None:
@@ -267,11 +232,6 @@ def test_flattened_words_have_ids_over_end_offsets() -> None:
     """As TensorRT-LLM documents it: ids end to end; inclusive end offsets, padded with -1."""
     tensor = tensor_contract.flatten_words([(5, 6), (7,), (8, 9)])
     assert tensor.tolist() == [[5, 6, 7, 8, 9], [2, 3, 5, -1, -1]]
-
-
-def test_padding_of_a_words_tensor_is_ignored() -> None:
-    tensor = np.array([[5, 6, 7, 0, 0], [2, 3, -1, -1, -1]], dtype=np.int32)
-    assert tensor_contract.unflatten_words(tensor) == ((5, 6), (7,))
 
 
 @pytest.mark.parametrize("words", [[()], [(1,), ()], [(), (1,)]])

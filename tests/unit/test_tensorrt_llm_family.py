@@ -48,13 +48,6 @@ def of_release(path: Path, version: str) -> Iterator[TensorRTLLMFamily]:
         yield tensorrt_llm_engines.family(path, V0_9 if old else V1)
 
 
-def test_registry_opens_a_tensorrt_llm_engine(tmp_path: Path) -> None:
-    family = open_engine(tensorrt_llm_engines.make(tmp_path / "engine"))
-    assert isinstance(family, TensorRTLLMFamily)
-    assert (family.name, family.backend, family.world_size) == ("tensorrt_llm", "tensorrtllm", 1)
-    assert family.versions == {"tensorrt_llm": "1.2.1"}
-
-
 def test_a_manifest_alone_identifies_the_family(tmp_path: Path) -> None:
     path = tensorrt_llm_engines.make(tmp_path / "engine")
     (path / "rank0.engine").unlink()
@@ -63,14 +56,6 @@ def test_a_manifest_alone_identifies_the_family(tmp_path: Path) -> None:
     assert TensorRTLLMFamily.matches(path)
     with pytest.raises(EngineCorrupt, match=r"rank0\.engine is missing"):
         open_engine(path)
-
-
-def test_other_directories_do_not_match(tmp_path: Path) -> None:
-    path = tensorrt_llm_engines.make(tmp_path / "engine")
-    (path / "config.json").unlink()
-    assert not TensorRTLLMFamily.matches(path)
-    sample_engines.with_manifest(tmp_path, engine="vllm")
-    assert not TensorRTLLMFamily.matches(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -140,14 +125,6 @@ def test_end_ids_come_from_tokenizer_and_generation_config(
     assert opened.engine.end_ids == ends
     assert opened.limits.end_id == next(iter(ends), None)
     assert opened.limits.pad_id == pad
-
-
-@pytest.mark.parametrize("text", ["[", "[]", '{"eos_token_id": "</s>"}', '{"pad_token_id": 1.5}'])
-def test_a_malformed_generation_config_is_refused(text: str, tmp_path: Path) -> None:
-    path = tensorrt_llm_engines.make(tmp_path / "engine")
-    (path / "generation_config.json").write_text(text)
-    with pytest.raises(errors.TritonTokenizerError, match=r"generation_config\.json"):
-        TensorRTLLMFamily.open(path)
 
 
 @pytest.mark.parametrize("version", RELEASES)

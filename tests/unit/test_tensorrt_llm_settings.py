@@ -12,9 +12,7 @@ from tensorrt_llm_engines import OLD_TEMPLATE, V0_9, V1, parameters, render
 from cog_triton.engines import model_config_proto
 from cog_triton.engines.tensorrt_llm import model_settings
 from cog_triton.errors import InvalidPredictorConfig
-from cog_triton.triton.serve_config import MODELS, load_serve_config
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "serve"
 SPECULATIVE = {"medusa": 4, "lookahead": 8, "redrafter": 16, "eagle": 32}
 PAGED = "build_config__plugin_config__use_paged_context_fmha"
 TP2 = {"pretrained_config__mapping": {"world_size": 2, "tp_size": 2}}
@@ -100,13 +98,6 @@ def test_without_its_template_an_old_engine_has_the_older_names(tmp_path: Path) 
     names = {tensor.name for tensor in config.input}
     assert {"min_length", "random_seed"} <= names
     assert not {"min_tokens", "seed"} & names
-
-
-@pytest.mark.parametrize("name", ["tensorrt-llm-0.9.yaml", "tensorrt-llm.yaml", "lora.yaml"])
-def test_example_configs_render(name: str, tmp_path: Path) -> None:
-    config = load_serve_config(CONFIGS / name)
-    opened = tensorrt_llm_engines.family(tmp_path / "engine")
-    render(opened, tmp_path / "repo", {model: dict(config.arguments_of(model)) for model in MODELS})
 
 
 def test_every_setting_can_be_set(tmp_path: Path) -> None:

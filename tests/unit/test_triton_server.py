@@ -32,7 +32,6 @@ from cog_triton.processes.host import Host
 from cog_triton.processes.orders import StartEngines
 from cog_triton.processes.parent_link import ParentLink
 from cog_triton.settings import load_settings
-from cog_triton.system.ports import free_ports
 from cog_triton.triton import installation
 from cog_triton.triton.server import TritonClient, TritonServer
 
@@ -246,15 +245,6 @@ def test_why_a_start_fails(
 
 
 @on_loop
-async def test_unexpected_error_fails_the_start(tmp_path: Path) -> None:
-    async with scripted(tmp_path, LIVES) as triton:
-        triton.error = ZeroDivisionError("bug")
-        with pytest.raises(ZeroDivisionError):
-            await triton.start()
-        triton.assert_nothing_is_left()
-
-
-@on_loop
 async def test_cancelled_start_leaves_no_process(tmp_path: Path) -> None:
     async with scripted(tmp_path, LIVES.replace("touch up", "touch started")) as triton:
         body = "echo $$ > started\nmv started pids\nexec sleep 600"
@@ -278,25 +268,6 @@ async def test_death_after_the_start_is_seen(tmp_path: Path) -> None:
         os.kill(triton.pids()[1], signal.SIGKILL)
         await until(lambda: not triton.server.root_pid)
         triton.assert_nothing_is_left()
-
-
-def test_given_binary_is_used(tmp_path: Path) -> None:
-    binary = executable(tmp_path / "opt" / "bin" / "tritonserver", "")
-    found = installation.find_installation(tmp_path, binary)
-    assert found.binary == binary
-    assert found.backend_directory == tmp_path / "opt" / "backends"
-    changed = {"PATH", "PYTHONPATH", "VIRTUAL_ENV"}
-    kept = {name: value for name, value in os.environ.items() if name not in changed}
-    assert kept.items() <= found.environment.items()
-
-
-def test_given_backends_replace_the_servers_own(tmp_path: Path) -> None:
-    binary = executable(tmp_path / "opt" / "bin" / "tritonserver", "")
-    backends = tmp_path / "backends"
-    with pytest.raises(TritonStartFailed, match=r"TRITONSERVER_BACKEND_DIR='.*': not a directory"):
-        installation.find_installation(tmp_path, binary, backends)
-    (backends / "mine").mkdir(parents=True)
-    assert installation.find_installation(tmp_path, binary, backends).backend_directory == backends
 
 
 @pytest.mark.parametrize(("minor", "fits"), [(10, False), (11, True)])
@@ -327,13 +298,6 @@ def test_binary_must_be_an_executable_file(tmp_path: Path) -> None:
 not_in_an_image = pytest.mark.skipif(
     installation._IMAGE_BINARY.is_file(), reason="an image's own tritonserver comes first"
 )
-
-
-@not_in_an_image
-def test_binary_in_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    binary = executable(tmp_path / "opt" / "bin" / "tritonserver", "")
-    monkeypatch.setenv("PATH", f"{binary.parent}:{os.environ['PATH']}")
-    assert installation.find_installation(tmp_path).binary == binary
 
 
 @not_in_an_image
@@ -396,19 +360,6 @@ def asked(port: int, question: Callable[[TritonClient], Coroutine[Any, Any, Any]
             return await question(client)
 
     return asyncio.run(main())
-
-
-@pytest.mark.parametrize(("status", "ready"), [("200 OK", True), ("400 Bad Request", False)])
-def test_readiness_follows_triton(status: str, ready: bool) -> None:
-    with serving([whole(b"", status)]) as triton:
-        assert asked(port_of(triton), TritonClient.is_ready) is ready
-    assert triton.requests[0].path == "/v2/health/ready"
-
-
-def test_a_triton_that_does_not_listen_is_not_ready() -> None:
-    (port,) = free_ports(1)
-    assert asked(port, TritonClient.is_ready) is False
-    assert asked(port, TritonClient.active_requests) is None
 
 
 @pytest.mark.parametrize(

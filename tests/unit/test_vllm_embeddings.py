@@ -12,8 +12,6 @@ import pytest
 from vllm_engines import MAX_MODEL_LEN, vllm_engine
 from vllm_hosts import (
     ABC,
-    HANDLES,
-    Inbox,
     Running,
     ask,
     failure,
@@ -23,7 +21,7 @@ from vllm_hosts import (
     tokens,
 )
 
-from cog_triton.backend.vllm_tensors import VLLMPart, parse_request
+from cog_triton.backend.vllm_tensors import parse_request
 from cog_triton.engines.request import (
     EngineRequest,
     TokenEvent,
@@ -72,19 +70,6 @@ def test_an_embedding_comes_alone_with_the_end(pooling: Running) -> None:
     assert event.embedding == embedding(3, 97, size=2)
 
 
-def test_vllm_model_gets_it_as_json(pooling: Running) -> None:
-    for request in (EmbeddingRequest(prompt="abc"), EmbeddingRequest(input_ids=tuple(ABC))):
-        (event,) = ask(pooling.guest(), request)
-        assert json.loads(event.texts[0]) == embedding(3, *ABC)
-        assert (event.input_token_count, event.output_token_counts) == (3, [0])
-        assert event.finish == "stop"
-
-
-def test_a_prompt_may_be_as_long_as_the_model(pooling: Running) -> None:
-    (event,) = ask(pooling.engine, of_tokens([1] * MAX_MODEL_LEN))
-    assert len(event.embedding) == 8
-
-
 @pytest.mark.parametrize(
     ("request_", "error", "words"),
     [
@@ -104,16 +89,6 @@ def test_what_cannot_be_embedded_gets_a_coded_error(
     assert type(raised) is error
     assert words in raised.detail
     assert ask(pooling.engine, of_tokens(ABC))[0].finish == "stop", "the engine serves on"
-
-
-def test_a_cancelled_request_is_aborted_in_vllm(tmp_path: Path) -> None:
-    with over_double(tmp_path, delay="30", runner="pooling") as host:
-        inbox, handle = Inbox(), next(HANDLES)
-        host.engine.submit(handle, of_tokens(ABC), inbox)
-        host.calls("add_request")
-        host.engine.cancel(handle)
-        assert inbox.next().finish == "cancelled"
-        host.calls("abort")
 
 
 @pytest.mark.usefixtures("vllm_environment")
@@ -202,18 +177,6 @@ def test_embedding_request_is_that_of_vllm_backend(
     request_: Any, expected: EmbeddingRequest
 ) -> None:
     assert parsed(request_).request == expected
-
-
-def test_its_answer_is_a_text_and_counts(pooling: Running) -> None:
-    request = parsed({"input": "abc"}, return_num_input_tokens=True, return_num_output_tokens=True)
-    (event,) = ask(pooling.guest(), request.request)
-    outputs = VLLMPart(request).feed(event)[0]
-    assert outputs.keys() == {"text_output", "num_input_tokens", "num_output_tokens"}
-    assert json.loads(outputs["text_output"].item()) == embedding(3, *ABC)
-    assert (outputs["num_input_tokens"].tolist(), outputs["num_output_tokens"].tolist()) == (
-        [3],
-        [0],
-    )
 
 
 @pytest.mark.parametrize(

@@ -38,15 +38,6 @@ def test_priorities_are_told_to_a_scheduler_that_heeds_them(
     assert open_engine(vllm_engine(tmp_path, **arguments)).abilities.priorities is heeds
 
 
-def test_registry_opens_a_vllm_engine(tmp_path: Path) -> None:
-    engine = open_engine(vllm_engine(tmp_path))
-    assert isinstance(engine, VLLMFamily)
-    assert engine.tokenizer_dir == tmp_path
-    assert engine.limits.max_seq_len == MAX_MODEL_LEN
-    assert engine.limits.max_input_len == MAX_MODEL_LEN - 1
-    assert engine.limits.max_batch_size == 256
-
-
 def test_adapters_are_checked_against_model_json_and_the_base_model(tmp_path: Path) -> None:
     weights = hugging_face(tmp_path / "weights", hidden_size=16, num_hidden_layers=2)
     engine = tmp_path / "engine"

@@ -42,26 +42,6 @@ def registered(directory: Path, *names: str, number: int = 1) -> list[Registered
     ]
 
 
-def test_adapters_are_selected_by_name(tmp_path: Path) -> None:
-    registry = AdapterRegistry(tmp_path / "registry.json")
-    registry.write(registered(tmp_path, "doll", "sheep"))
-    with running(tmp_path, {REGISTRY: str(registry.path)}, enable_lora=True) as host:
-        at_start = [call["lora"] for call in host.calls("add_lora", 2)]
-        assert [(one["lora_name"], one["lora_int_id"]) for one in at_start] == [
-            ("doll", 1),
-            ("sheep", 2),
-        ]
-        ask(host.engine, text("a", {"lora_name": "sheep"}))
-        assert host.calls("add_request")[-1]["lora"] == "sheep"
-        assert token_ids(ask(host.engine, tokens(ABC, adapter="doll"))) == [*b"abcab"]
-        assert host.calls("add_request")[-1]["lora"] == "doll"
-        ask(host.engine, tokens(ABC))
-        assert host.calls("add_request")[-1]["lora"] is None
-        words = "LoRA sql is not supported, we currently support ['doll', 'sheep']"
-        assert words in failure(host.engine, text("a", {"lora_name": "sql"})).detail
-        assert words in failure(host.engine, tokens(ABC, adapter="sql")).detail
-
-
 def test_adapters_come_and_go_while_the_host_runs(tmp_path: Path) -> None:
     registry = AdapterRegistry(tmp_path / "registry.json")
     registry.write(())
@@ -111,13 +91,6 @@ def test_death_of_an_idle_engine_ends_the_host_and_its_owner_knows(tmp_path: Pat
         host.death.touch()
         assert host.engine._process.wait(PATIENCE_S) != 0
         assert isinstance(failure(host.engine, tokens(ABC)), TritonUnavailable)
-
-
-def test_close_shuts_the_engine_down(tmp_path: Path) -> None:
-    with running(tmp_path) as host:
-        inbox = Inbox()
-        host.engine.submit(next(HANDLES), tokens(ABC, 100), inbox)
-    assert len(host.calls("shutdown")) == 1
 
 
 def test_the_host_may_run_in_another_python(

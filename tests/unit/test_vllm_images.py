@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from image_files import FORMATS, bomb, image, told
-from raw_clients import RawClient
 from vllm_engines import MAX_MODEL_LEN, VISION, vllm_engine
 from vllm_hosts import (
-    HANDLES,
-    Inbox,
     Running,
     ask,
     failure,
@@ -24,8 +20,6 @@ from vllm_hosts import (
     tokens,
 )
 
-from cog_triton.engines.step_items import PROMPT, StepItem
-from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.image_decoding import decode_images
 from cog_triton.errors import InvalidArgument, InvalidPredictorConfig, PromptTooLong
@@ -79,20 +73,6 @@ def test_models_are_known_by_their_architecture(
     assert found is None if placeholder is None else (found or "").startswith(placeholder)
 
 
-def test_the_record_has_models_with_images() -> None:
-    models = types_of().record["image_models"]
-    assert len(models) > 80
-    assert models["LlavaForConditionalGeneration"] == "<image>"
-    assert not {"LlamaForCausalLM", "VoxtralForConditionalGeneration"} & models.keys()
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_answers_depend_on_the_image(host: Running, kind: str) -> None:
-    data = image(kind, (60, 40))
-    answer = ask(host.engine, tokens(PROMPT_IDS, 20, images=parts(data)))
-    assert bytes(token_ids(answer)).startswith(b"a" + told(data).encode())
-
-
 def test_images_take_the_places_of_their_placeholders(host: Running) -> None:
     one, other = image(size=(9, 8)), image(size=(7, 6))
     request = text("\x01,\x01", {"max_tokens": 40}, images=parts(one, other), stream=True)
@@ -100,20 +80,6 @@ def test_images_take_the_places_of_their_placeholders(host: Running) -> None:
     said = "".join(event.texts[0] for event in events)
     assert said.startswith(f"{told(one)}\x01,{told(other)}\x01")
     assert events[-1].input_token_count == len(told(one) + told(other)) + 3
-
-
-def test_the_length_of_the_prompt_comes_before_its_answer(host: Running) -> None:
-    data, steps = image(size=(280, 28)), list[StepItem]()
-    with closing(RawClient(host.socket).greeted()) as client:
-        client.submit(7, tokens(PROMPT_IDS, 3, images=parts(data)))
-        while not steps or not steps[-1].end:
-            steps += client.items()
-    assert (steps[0].sequence, steps[0].offset, steps[0].ids) == (
-        PROMPT,
-        2 + len(told(data)) + 10,
-        [],
-    )
-    assert sum(len(item.ids) for item in steps) == 3
 
 
 def test_an_answer_has_the_room_that_images_leave(host: Running) -> None:
@@ -150,13 +116,6 @@ def test_refusals_name_the_part(host: Running, kind: str) -> None:
     thin = refused(image(size=(4000, 10)))
     assert "part 0: not fit for this model: absolute aspect ratio must be smaller" in str(thin)
     ask(host.engine, tokens(PROMPT_IDS, images=parts(image())))  # it goes on
-
-
-def test_requests_with_images_are_cancelled(host: Running) -> None:
-    inbox, handle = Inbox(), next(HANDLES)
-    host.engine.submit(handle, tokens(PROMPT_IDS, 50, images=parts(image())), inbox)
-    host.engine.cancel(handle)
-    assert inbox.until_end()[-1].finish in ("cancelled", "length")
 
 
 @pytest.mark.usefixtures("vllm_environment")

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 from raw_clients import RawClient
-from vllm_engines import DOUBLES, EOS, MAX_MODEL_LEN, double_environment
-from vllm_hosts import ABC, PATIENCE_S, Running, running, tokens
+from vllm_engines import DOUBLES, EOS, double_environment
+from vllm_hosts import ABC, Running, running, tokens
 
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import (
     CACHED,
     CANCELLED,
-    ERROR,
     GOES_ON,
     LENGTH,
     PROMPT,
@@ -144,12 +143,6 @@ def test_cached_tokens_of_a_prompt_are_told(host: Running) -> None:
         assert [item.offset for item in items if item.sequence == CACHED] == cached
 
 
-def test_steps_are_sent_of_requests_that_do_not_stream(host: Running) -> None:
-    guest = StepGuest(host)
-    guest.submit(1, tokens(ABC, 30, streaming=False))
-    assert len(guest.until_end([1])) > 1
-
-
 def test_likeliest_tokens_and_those_of_the_prompt(host: Running) -> None:
     """On the double; the real vLLM has the same shapes of `logprobs` and `prompt_logprobs`."""
     guest = StepGuest(host)
@@ -169,25 +162,6 @@ def test_likeliest_tokens_and_those_of_the_prompt(host: Running) -> None:
     plain.submit(1, tokens(ABC, 2, return_log_probs=True))
     widths = {item.width for step in plain.until_end([1]) for item in step}
     assert widths == {1}
-
-
-@pytest.mark.parametrize(
-    ("request_", "text"),
-    [
-        (tokens([1] * MAX_MODEL_LEN, 1), "E1002 PromptTooLong: "),
-        (tokens([]), "E1005 InvalidArgument: input_ids: empty"),
-        (tokens(ABC, temperature=3.0, top_p=0.5), "E1005 InvalidArgument: temperature must be"),
-        (tokens(list(b"break the request"), 3), "E2200 VLLMUnknownError: RuntimeError: CUDA"),
-    ],
-)
-def test_unservable_requests_end_with_a_coded_error(
-    host: Running, request_: EngineRequest, text: str
-) -> None:
-    guest = StepGuest(host)
-    ids, last = guest.ask(request_)
-    assert (ids, last.end) == ([], ERROR)
-    assert str(last.error).startswith(text)
-    assert guest.ask(tokens(ABC, 2), 2)[0] == [97, 98], "the engine serves on"
 
 
 def test_a_cancelled_request_ends_once_and_is_aborted(
@@ -212,37 +186,6 @@ def test_a_cancelled_request_ends_once_and_is_aborted(
         aborted = {name for call in host.calls("abort") for name in call["ids"]}
         assert len(aborted & names) in (1, 2)  # the third may never have reached vLLM
         assert guest.ask(tokens(ABC, 3), 4)[0] == ABC
-
-
-@pytest.mark.usefixtures("environment")
-def test_requests_of_a_guest_that_is_gone_are_aborted(tmp_path: Path) -> None:
-    with running(tmp_path, max_model_len=4096) as host:
-        guest = StepGuest(host)
-        for handle in (1, 2):
-            guest.submit(handle, tokens(ABC, 4000))
-        while {item.handle for item in guest.items()} != {1, 2}:
-            pass
-        guest.close()
-        (call,) = host.calls("abort")[:1]
-        if len(call["ids"]) == 1:  # the loop turned between the two
-            call["ids"] += host.calls("abort", 2)[1]["ids"]
-        assert len(set(call["ids"])) == 2
-
-
-@pytest.mark.usefixtures("environment")
-def test_death_of_the_engine_ends_every_request(tmp_path: Path) -> None:
-    with running(tmp_path, max_model_len=4096) as host:
-        guest = StepGuest(host)
-        for handle in (1, 2, 3):
-            guest.submit(handle, tokens(ABC, 4000))
-        guest.items()
-        host.death.touch()
-        last = {
-            item.handle: item for step in guest.until_end([1, 2, 3]) for item in step if item.end
-        }
-        assert {item.end for item in last.values()} == {ERROR}
-        assert all(str(item.error).startswith("E2105 ") for item in last.values())
-        assert host.engine._process.wait(PATIENCE_S) != 0
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cog_triton.backend.vllm_tensors import ParsedRequest, VLLMPart, parse_request
-from cog_triton.engines.vllm.host_messages import TextEvent
+from cog_triton.backend.vllm_tensors import ParsedRequest, parse_request
 from cog_triton.errors import InvalidArgument, PromptRequired
 
 
@@ -32,19 +31,6 @@ def refusal(parameters: dict[str, Any] | None = None, **values: Any) -> str:
     with pytest.raises(InvalidArgument) as caught:
         parsed(parameters, **values)
     return caught.value.detail
-
-
-def test_the_curl_line_of_vllm_backends_readme_is_parsed() -> None:
-    request = parsed({"temperature": 0}, stream=False).request
-    assert request.prompt == "Hello"
-    assert request.sampling == {"temperature": 0.0}
-    assert request.stream is False
-
-
-def test_text_values_in_both_places_are_parsed() -> None:
-    sent = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "100"}
-    request = parsed(sent, stream=True, sampling_parameters=json.dumps(sent)).request
-    assert request.sampling == {"temperature": 0.1, "top_p": 0.95, "max_tokens": 100}
 
 
 def test_sampling_parameters_of_both_places_are_merged() -> None:
@@ -108,10 +94,6 @@ def test_unknown_or_invalid_sampling_parameters_are_refused(
     assert "only vLLM" not in detail
 
 
-def test_empty_sampling_parameters_are_ignored() -> None:
-    assert parsed(sampling_parameters="").request.sampling == {}
-
-
 @pytest.mark.parametrize(
     ("parameters", "values", "words"),
     [
@@ -143,15 +125,6 @@ def test_inputs_that_cannot_be_are_refused_by_name(
     assert words in refusal(parameters, **values)
 
 
-def test_tritons_own_parameters_are_ignored() -> None:
-    values = {"id": "x", "triton_enable_empty_final_response": True}
-    assert parsed(values).request.sampling == {}
-
-
-def test_an_empty_image_is_ignored() -> None:
-    assert parsed(image="").request.prompt == "Hello"
-
-
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(PromptRequired):
         parsed(text_input="")
@@ -164,35 +137,3 @@ def test_text_must_be_one_utf8_string() -> None:
     two = {**inputs(), "text_input": np.array([b"a", b"b"], dtype=np.object_)}
     with pytest.raises(InvalidArgument, match="text_input: 2 values"):
         parse_request("vllm_model", two, {})
-
-
-EVENT = TextEvent(
-    texts=[" a", " b"],
-    finish_reasons=[None, "stop"],
-    cumulative_logprobs=[-1.5, -2.5],
-    logprobs=["null", "[]"],
-    output_token_counts=[1, 2],
-    input_token_count=3,
-)
-
-
-def test_only_requested_outputs_are_returned() -> None:
-    assert VLLMPart(parsed()).feed(EVENT)[0].keys() == {"text_output"}
-    assert VLLMPart(parsed()).feed(EVENT)[0]["text_output"].tolist() == [b"Hello a", b"Hello b"]
-
-
-def test_all_outputs_can_be_requested() -> None:
-    names = ["finish_reason", "cumulative_logprob", "logprobs"]
-    names += ["num_input_tokens", "num_output_tokens"]
-    asked = parsed(stream=True, **{f"return_{name}": True for name in names})
-    assert asked.request.return_logprobs
-    assert asked.request.return_cumulative_logprob
-    made = {name: tensor.tolist() for name, tensor in VLLMPart(asked).feed(EVENT)[0].items()}
-    assert made == {
-        "text_output": [b" a", b" b"],
-        "finish_reason": [b"None", b"stop"],
-        "cumulative_logprob": [-1.5, -2.5],
-        "logprobs": [b"null", b"[]"],
-        "num_input_tokens": [3],
-        "num_output_tokens": [1, 2],
-    }

@@ -14,6 +14,12 @@ from cog_triton.engines.generate_stream import STEP_MODEL
 from cog_triton.engines.kv_cache_stats import BLOCK_TYPE, BLOCKS, PREFIX_HITS, PREFIX_QUERIES
 
 _INTERVAL_S = 0.02
+_REQUESTS = "nv_trt_llm_request_metrics"
+_GAUGES = {_REQUESTS: "TRT LLM request metrics", BLOCKS: "TRT LLM KV cache block metrics"}
+_COUNTERS = {
+    PREFIX_QUERIES: "Prompt tokens looked up in the KV cache",
+    PREFIX_HITS: "Prompt tokens found in the KV cache",
+}
 
 
 class RequestMetrics:
@@ -23,11 +29,9 @@ class RequestMetrics:
         """`args` are those of the model's ``initialize``."""
         self._labels = {"model": args["model_name"], "version": args["model_version"]}
         self._stats = stats
-        self._requests = _Family(
-            pb_utils.MetricFamily.GAUGE, "nv_trt_llm_request_metrics", "TRT LLM request metrics"
-        )
-        self._blocks: _Family | None = None
-        self._prefix: list[_Family] = []
+        self._families: dict[str, Any] = {}
+        self._metrics: dict[str, Any] = {}
+        self._published: dict[str, float] = {}
         self._changed = threading.Event()
         self._closing = False
         self._update()
@@ -59,52 +63,32 @@ class RequestMetrics:
         }
         for model, (active, waiting) in of_models.items():
             for name, value in {"active": active, "waiting": waiting, "max": most}.items():
-                self._requests.set({**self._labels, "model": model, "request_type": name}, value)
+                self._set(_REQUESTS, value, model=model, request_type=name)
         if (cache := stats.kv_cache) is None:
             return
-        if self._blocks is None:
-            self._blocks = _Family(
-                pb_utils.MetricFamily.GAUGE, BLOCKS, "TRT LLM KV cache block metrics"
-            )
         for name, count in cache.block_metrics().items():
-            self._blocks.set({**self._labels, BLOCK_TYPE: name}, count)
-        if cache.prefix_queries is None or cache.prefix_hits is None:
-            return
-        if not self._prefix:
-            counter = pb_utils.MetricFamily.COUNTER
-            self._prefix = [
-                _Family(counter, PREFIX_QUERIES, "Prompt tokens looked up in the KV cache"),
-                _Family(counter, PREFIX_HITS, "Prompt tokens found in the KV cache"),
-            ]
-        for family, total in zip(
-            self._prefix, (cache.prefix_queries, cache.prefix_hits), strict=True
-        ):
-            family.set(self._labels, total)
+            self._set(BLOCKS, count, **{BLOCK_TYPE: name})
+        if cache.prefix_queries is not None and cache.prefix_hits is not None:
+            self._set(PREFIX_QUERIES, cache.prefix_queries)
+            self._set(PREFIX_HITS, cache.prefix_hits)
 
-
-class _Family:
-    """Metric family that makes its metrics when they are first set."""
-
-    def __init__(self, kind: Any, name: str, description: str) -> None:
-        self._family = pb_utils.MetricFamily(name=name, description=description, kind=kind)
-        self._counts = kind == pb_utils.MetricFamily.COUNTER
-        self._metrics: dict[str, Any] = {}
-        self._published: dict[str, float] = {}
-
-    def set(self, labels: Mapping[str, str], value: float) -> None:
-        """Set a gauge, or a counter; one that is lower than before counts for a new engine.
-
-        Triton's stub would die of a negative increment.
-        """
-        key = str(labels)
-        metric = self._metrics.get(key)
-        if metric is None:
-            metric = self._metrics[key] = self._family.Metric(labels=dict(labels))
-            self._published[key] = 0.0
-        before, self._published[key] = self._published[key], value
+    def _set(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge, or a counter, which is made when it is first set."""
+        counts = name in _COUNTERS
+        if (family := self._families.get(name)) is None:
+            kind = pb_utils.MetricFamily.COUNTER if counts else pb_utils.MetricFamily.GAUGE
+            about = {**_GAUGES, **_COUNTERS}[name]
+            family = pb_utils.MetricFamily(name=name, description=about, kind=kind)
+            self._families[name] = family
+        key = f"{name} {labels}"
+        if key not in self._metrics:
+            self._metrics[key] = family.Metric(labels={**self._labels, **labels})
+        before, self._published[key] = self._published.get(key, 0.0), value
         if value == before:
             return
-        if self._counts:
-            metric.increment(value - before if value > before else value)
+        if counts:
+            # One that is lower than before counts for a new engine: Triton's stub would die of a
+            # negative increment.
+            self._metrics[key].increment(value - before if value > before else value)
         else:
-            metric.set(value)
+            self._metrics[key].set(value)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mock_requests import MODEL, PASSAGE, request
 
-from cog_triton.engines.mock.output import plan_output
+from cog_triton.engines.mock.engine import plan_output
 from cog_triton.engines.stop_words import StopWords
 from cog_triton.errors import InvalidArgument, PromptTooLong
 from cog_triton.text.guide import Guide

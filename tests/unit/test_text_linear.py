@@ -22,7 +22,7 @@ import cog_triton.pictures
 import cog_triton.serving
 import cog_triton.text
 from cog_triton import errors
-from cog_triton.engines.openvino import regex_bounds
+from cog_triton.engines.openvino import guide_bounds
 from cog_triton.serving.openai.parsers.call_parser import CallParser
 from cog_triton.serving.openai.parsers.formats import (
     CALL_PARSERS,
@@ -90,8 +90,8 @@ def test_parsers_of_answers_are_linear(parser: str, answer: str, at_once: bool) 
 
 # The regular expressions on clients' texts and engines', and how they are used.
 PATTERNS = {
-    "engines.openvino.regex_bounds._RANGE": ("search",),
-    "engines.openvino.regex_bounds._TOKEN": ("match",),
+    "engines.openvino.guide_bounds._RANGE": ("search",),
+    "engines.openvino.guide_bounds._TOKEN": ("match",),
     "errors._CODED": ("search",),
     "pictures.image_limits._FILL": ("match",),
     "pictures.image_limits._DATA_URL": ("match",),
@@ -115,7 +115,7 @@ PATTERNS = {
     "text.guide._ESCAPED": ("search",),
     "text.guide._SPECIAL": ("search",),
     "text.sse._NAME": ("search",),
-    "text.tool_schema.NAME": ("fullmatch",),
+    "engines.openvino.guide_bounds.NAME": ("fullmatch",),
 }
 LENGTH = 1 << 12
 LONG_S = 0.01
@@ -124,7 +124,7 @@ LONG_S = 0.01
 def patterns() -> dict[str, re.Pattern[Any]]:
     """Patterns of the modules that read such texts, by the name of the module that has each."""
     found: dict[str, re.Pattern[Any]] = {}
-    modules: list[ModuleType] = [errors, public_addresses, regex_bounds]
+    modules: list[ModuleType] = [errors, public_addresses, guide_bounds]
     for package in (cog_triton.text, cog_triton.serving, cog_triton.pictures):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             modules.append(importlib.import_module(module.name))

@@ -11,8 +11,7 @@ import json
 import re
 from typing import Any
 
-from cog_triton.engines.openvino.regex_bounds import check_regex
-from cog_triton.engines.openvino.schema_bounds import SchemaCost, check_schema
+from cog_triton.engines.openvino.guide_bounds import SchemaCost, check_regex, check_schema
 from cog_triton.errors import InvalidArgument
 from cog_triton.text.guide import Guide, escaped
 

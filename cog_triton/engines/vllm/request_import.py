@@ -11,15 +11,56 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cog_triton.engines.vllm import kernel_choices
 from cog_triton.engines.vllm.argument_types import types_of
 from cog_triton.engines.vllm.sampling_arguments import MADE
+
+_log = logging.getLogger(__name__)
+MOVED = "COG_TRITON_COMPILED_ELSEWHERE"
+"""Variable of EngineCore and its workers: what they load was compiled at another path."""
+# Inductor measures reductions in several configurations, and keeps the fastest one's name beside
+# the kernel's source. A compiled model knows that place by the path it was compiled at (torch 2.14,
+# ``CachingAutotuner.filename``): elsewhere the choice is made again, by a measurement that may end
+# otherwise, and written to a path that is another user's or cannot be made, which ends EngineCore.
+_PARAMETERS = ["inductor_meta", "filename", "configs_hash"]
+
+
+def find_kernel_choices() -> None:
+    """Have torch look below its cache directory of now; does nothing where nothing has moved.
+
+    Raises no error: a torch that does this in another way chooses anew, which is a warning.
+    """
+    if not os.environ.get(MOVED):
+        return
+    try:
+        from torch._inductor.runtime.autotune_cache import AutotuneCache
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+        create: Any = AutotuneCache.create
+        if (takes := list(inspect.signature(create).parameters)) != _PARAMETERS:
+            raise AttributeError(f"AutotuneCache.create takes {takes}")
+    except (ImportError, AttributeError, ValueError) as error:
+        _log.warning("torch chooses among a sealed engine's kernels anew: %s", error)
+        return
+
+    def created(inductor_meta: Any, filename: str, configs_hash: str) -> Any:
+        return create(inductor_meta, here(filename, cache_dir()), configs_hash)
+
+    AutotuneCache.create = staticmethod(created)
+
+
+def here(filename: str, root: str) -> str:
+    """The path below `root` of a kernel's source: its last directory, and its name."""
+    if filename.startswith(root + os.sep):
+        return filename
+    return str(Path(root, *Path(filename).parts[-2:]))
+
 
 PLUGIN = "cog_triton_import"
 """Name of the entry point, as VLLM_PLUGINS lists it, and of EngineCore's method that answers."""
@@ -69,7 +110,7 @@ def install() -> None:
     Elsewhere, as in workers and where vLLM looks at a model's class, there is nothing to do, but
     for code that was compiled at another path.
     """
-    kernel_choices.install()
+    find_kernel_choices()
     module = sys.modules.get("vllm.v1.engine.core")
     core = getattr(module, "EngineCore", None)
     if core is None or hasattr(core, PLUGIN):

@@ -28,7 +28,7 @@ from pathlib import Path, PurePosixPath
 from cog_triton.artifact import engine_manifest, seal
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, Manifest
 from cog_triton.artifact.seal import Environment
-from cog_triton.engines.vllm import kernel_choices, request_import
+from cog_triton.engines.vllm import request_import
 from cog_triton.engines.vllm.compiler_caches import REQUIRED, ROOT, TRUSTED, require_own
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, InvalidArgument
 from cog_triton.system.gpus import NVIDIADriver
@@ -247,7 +247,7 @@ class Trusted:
             found = one.misfits(here, driver.version) or list(_elsewhere(root))
             if not found and root is not None:
                 self._copy(name, root)
-                os.environ[kernel_choices.MOVED] = name
+                os.environ[request_import.MOVED] = name
                 _log.info("compiled code is the engine's own, sealed for %s", name)
                 return Seeded(root, name, frozenset(one.aot), compiled(root), self.required)
             reasons.append(f"{name}: {', '.join(found)}")

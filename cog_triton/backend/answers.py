@@ -170,7 +170,6 @@ class TextPart(Part):
         self._texts: dict[int, TextResponses] = {}
 
     def feed(self, event: TokenEvent | EngineResponse) -> list[Tensors]:
-        """See `Part.feed`."""
         response = self._response(event) if isinstance(event, TokenEvent) else event
         rows = [self._prompt.without_input(row) for row in response.beams]
         self.tokens = sum(map(len, rows))
@@ -218,7 +217,6 @@ class TextPart(Part):
         return {"text_output": _texts(texts), **outputs, **self._ids(rows)}
 
     def _ids(self, rows: list[list[int]]) -> Tensors:
-        """The first output_ids of each row, after the prompt's where that is asked for."""
         if "output_ids" not in self._outputs:
             return {}
         before = self._prompt.ids if self._prompt.echo else []

@@ -134,7 +134,6 @@ class _ClientRequest:
         self._stopped = self._ended = False
 
     def run(self) -> None:
-        """Submit it, or refuse it, or stop others with the same id."""
         with self._answering_errors():
             inputs = self._asked.inputs
             if "stop" in inputs and inputs["stop"].any():

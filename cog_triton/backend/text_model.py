@@ -27,7 +27,6 @@ class TritonPythonModel(EngineModel):
     """
 
     def connect(self) -> Any:
-        """See `EngineModel.connect`."""
         module, _, function = self.parameters.optional(REQUEST_DECODER).partition(":")
         self._decode = getattr(importlib.import_module(module), function) if module else None
         if self._decode is not None:
@@ -36,7 +35,6 @@ class TritonPythonModel(EngineModel):
         return TritonEngine(self.parameters.text("tensorrt_llm_model_name"), types)
 
     def setup(self, args: Mapping[str, str]) -> None:
-        """See `EngineModel.setup`."""
         parameters = self.parameters
         tokenizer = parameters.tokenizer()
         self._accumulate = parameters.flag("accumulate_tokens")
@@ -56,11 +54,9 @@ class TritonPythonModel(EngineModel):
         )
 
     def takes_long(self, inputs: Tensors) -> bool:
-        """See `EngineModel.takes_long`."""
         return "text_input" in inputs and sum(map(len, inputs["text_input"].flat)) > _SHORT
 
     def parse(self, asked: Asked) -> Sequence[TextPart]:
-        """See `EngineModel.parse`."""
         check_parameters(asked.parameters, KNOWN_INPUTS)
         inputs = dict(asked.inputs)
         text_inputs.rename(inputs, ALIASES)

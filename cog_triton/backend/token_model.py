@@ -36,7 +36,6 @@ class TokenPart(Part):
         self._held: list[TokenEvent] = []
 
     def feed(self, event: TokenEvent) -> list[Tensors]:
-        """See `Part.feed`."""
         self.tokens = len(event.token_ids)
         if not self.request.streaming:
             self._held.append(event)
@@ -73,7 +72,6 @@ class TritonPythonModel(EngineModel):
         process_tuning.tune_for_serving()
 
     def parse(self, asked: Asked) -> Sequence[TokenPart]:
-        """See `EngineModel.parse`."""
         tensor_contract.check_parameters(asked.parameters, self.parameters.inputs)
         request = self._decode(asked.inputs)
         if request.streaming and not self.decoupled:
@@ -86,6 +84,5 @@ class TritonPythonModel(EngineModel):
         return [TokenPart(request, _INDICES & {*asked.outputs} if named else frozenset())]
 
     def finalize(self) -> None:
-        """See `EngineModel.finalize`."""
         super().finalize()
         self._metrics.close()

@@ -24,7 +24,6 @@ class TritonLogHandler(logging.Handler):
         self._formatter = log_format.ConsoleFormatter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler.emit`."""
         try:
             text = self._formatter.untimed(record)
             if record.levelno >= logging.ERROR:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,24 +13,28 @@ import numpy.typing as npt
 
 from cog_triton.backend.answers import Part
 from cog_triton.backend.text_inputs import Tensors
+from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.vllm import sampling_arguments
 from cog_triton.engines.vllm.argument_types import ArgumentTypes
-from cog_triton.engines.vllm.host_messages import EmbeddingRequest, TextEvent, TextRequest
+from cog_triton.engines.vllm.host_messages import TextEvent, TextRequest
 from cog_triton.errors import InvalidArgument, PromptRequired, nearest
 from cog_triton.pictures.image_limits import ImageLimits, ImagePart, decode_base64
 from cog_triton.text import client_json
+from cog_triton.text.sampling import SamplingParams
 
 NAME = "embedding_request"
+Encode = Callable[[str], Sequence[int]]
+"""Encodes a prompt."""
 _KNOWN = ("input", "pooling_params")
 # Of OpenAI's request: they change no number.
 _WITHOUT_EFFECT = ("model", "user", "encoding_format")
 
 
-def parse_embedding_request(text: str) -> EmbeddingRequest:
+def parse_embedding_request(text: str, encode: Encode) -> EngineRequest:
     """The request; raises E1001 and E1005.
 
-    `input` is a text or a list of token ids; ``pooling_params.dimensions`` is a number, or a list
-    of one.
+    `input` is a text, which `encode` makes token ids of, or a list of these;
+    ``pooling_params.dimensions`` is a number, or a list of one.
     """
     try:
         values = client_json.parse(text)
@@ -40,10 +46,11 @@ def parse_embedding_request(text: str) -> EmbeddingRequest:
         raise PromptRequired(f"{NAME}: input is empty")
     dimensions = _dimensions(values.get("pooling_params"))
     if isinstance(given, str):
-        return EmbeddingRequest(prompt=given, dimensions=dimensions)
-    if isinstance(given, list) and all(type(token) is int for token in given):
-        return EmbeddingRequest(input_ids=tuple(given), dimensions=dimensions)
-    raise InvalidArgument(f"{NAME}: input: must be a text, or a list of token ids")
+        given = encode(given)
+    elif not (isinstance(given, list) and all(type(token) is int for token in given)):
+        raise InvalidArgument(f"{NAME}: input: must be a text, or a list of token ids")
+    sampling = SamplingParams(max_tokens=1)
+    return EngineRequest(input_ids=given, sampling=sampling, embeds=True, dimensions=dimensions)
 
 
 def _dimensions(params: Any) -> int | None:
@@ -87,7 +94,7 @@ class ParsedRequest:
     `images` are in base64; `with_images` decodes them.
     """
 
-    request: TextRequest | EmbeddingRequest
+    request: TextRequest | EngineRequest
     prefix: str
     wanted: frozenset[str]
     images: tuple[bytes, ...] = ()
@@ -111,21 +118,22 @@ def parse_request(
     types: ArgumentTypes = sampling_arguments.RECORDED,
     *,
     takes_images: bool = False,
-    embeds: bool = False,
+    encode: Encode | None = None,
 ) -> ParsedRequest:
     """Parse a request for vLLM of the version of `types`; raises E1001, E1005.
 
-    `embeds` is whether the model makes embeddings, and no text.
+    `encode` is for a model that makes embeddings, and no text.
     """
+    embeds = encode is not None
     if _given(inputs, "embedding_request") is not embeds:
         name, kind = ("text_input", "generate") if embeds else ("embedding_request", "embed")
         raise InvalidArgument(f"{name}: Model {model} does not support '{kind}' request")
     wanted = frozenset(name for name in _RETURNS if _flag(inputs, name, False))
-    if embeds:
+    if encode is not None:
         for name in parameters:
             if not _is_tritons(name):
                 raise InvalidArgument(f"{name}: embeddings have no such parameter")
-        embedding = parse_embedding_request(_text("embedding_request", inputs))
+        embedding = parse_embedding_request(_text("embedding_request", inputs), encode)
         return ParsedRequest(embedding, "", wanted & _COUNTS)
     if _given(inputs, "image") and not takes_images:
         raise InvalidArgument(f"image: {model} takes text only; send no image")
@@ -156,12 +164,21 @@ class VLLMPart(Part):
     def __init__(self, parsed: ParsedRequest) -> None:
         request = parsed.request
         # Distinguishes prompts: token ids, else bytes of the text, as vLLM encodes it itself.
-        ids = request.input_ids if isinstance(request, EmbeddingRequest) else ()
-        super().__init__(request, ids or request.prompt.encode())
+        text = isinstance(request, TextRequest) and request.prompt
+        super().__init__(request, text.encode() if text else None)
         self._parsed = parsed
 
-    def feed(self, event: TextEvent) -> list[Tensors]:
+    def feed(self, event: TextEvent | TokenEvent) -> list[Tensors]:
         """See `Part.feed`: the output tensors that the client requested."""
+        if isinstance(event, TokenEvent):  # an embedding, as JSON
+            event = TextEvent(
+                texts=[json.dumps(list(event.embedding))],
+                finish_reasons=["stop"],
+                cumulative_logprobs=[math.nan],
+                logprobs=["null"],
+                output_token_counts=[0],
+                input_token_count=len(self.request.input_ids),
+            )
         self.prompt_tokens = event.input_token_count
         self.tokens = sum(event.output_token_counts)
         self.outcome = next(filter(None, event.finish_reasons), self.outcome)
@@ -180,7 +197,6 @@ class VLLMPart(Part):
 def _sampling(
     inputs: Tensors, parameters: Mapping[str, Any], types: ArgumentTypes
 ) -> dict[str, Any]:
-    """Sampling parameters from the input and the request's parameters, which may both have them."""
     given: dict[str, Any] = {}
     names = sampling_arguments.names(types)
     if "sampling_parameters" in inputs:

@@ -15,6 +15,7 @@ from cog_triton.backend.engine_model import Asked, EngineModel
 from cog_triton.backend.text_inputs import Tensors
 from cog_triton.backend.vllm_tensors import VLLMPart, parse_request
 from cog_triton.engines.vllm.argument_types import types_of
+from cog_triton.engines.vllm.host_messages import TextRequest
 from cog_triton.text.prompt_encoder import WHOLE_BYTES, PromptEncoder
 
 
@@ -22,7 +23,6 @@ class TritonPythonModel(EngineModel):
     """One prompt a request; decoupled."""
 
     def setup(self, args: Mapping[str, str]) -> None:
-        """See `EngineModel.setup`."""
         parameters = self.parameters
         self._types = types_of(parameters.text("vllm_version"))
         # vLLM encodes prompts itself, but all of one before it looks at the length.
@@ -31,22 +31,21 @@ class TritonPythonModel(EngineModel):
         self._embeds = parameters.flag("embeds")
 
     def takes_long(self, inputs: Tensors) -> bool:
-        """See `EngineModel.takes_long`."""
         names = ("text_input", "embedding_request", "image")
         texts = [text for name in names if name in inputs for text in inputs[name].flat]
         return sum(map(len, texts)) > WHOLE_BYTES // 4
 
     def parse(self, asked: Asked) -> Sequence[VLLMPart]:
-        """See `EngineModel.parse`."""
         parsed = parse_request(
             self.name,
             asked.inputs,
             asked.parameters,
             self._types,
             takes_images=self._images is not None,
-            embeds=self._embeds,
+            encode=self._encoder.encode if self._embeds else None,
         )
-        self._encoder.check(parsed.request.prompt)
+        if isinstance(parsed.request, TextRequest):
+            self._encoder.check(parsed.request.prompt)
         if self._images is not None and parsed.images:
             parsed = parsed.with_images(self._images)
         return [VLLMPart(parsed)]

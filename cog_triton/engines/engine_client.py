@@ -349,5 +349,4 @@ class EngineClient:
 
 
 def _loading() -> TritonUnavailable:
-    """The error of requests that come before the engine is loaded."""
     return TritonUnavailable("the engine is still loading; try again later")

@@ -61,7 +61,6 @@ class _Steps:
         self._failed: asyncio.Future[None]
 
     async def run(self) -> None:
-        """Compute step by step; raises what the engine raises."""
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._fail)
         self._failed = self._loop.create_future()

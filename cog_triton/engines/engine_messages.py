@@ -26,11 +26,7 @@ from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.mock.mock_request import MockRequest
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import EncodedStep
-from cog_triton.engines.vllm.host_messages import (
-    EmbeddingRequest,
-    TextEvent,
-    TextRequest,
-)
+from cog_triton.engines.vllm.host_messages import TextEvent, TextRequest
 from cog_triton.ipc.framing import LENGTH, FrameError
 
 Role = Literal["steps", "tokens", "owner"]
@@ -122,7 +118,7 @@ class Event:
     event: Any
 
 
-REQUESTS = (EngineRequest, MockRequest, TextRequest, EmbeddingRequest)
+REQUESTS = (EngineRequest, MockRequest, TextRequest)
 OTHERS = (Hello, Welcome, Others, StepLoad, KVCacheStats, TextEvent)
 """Messages and events of flat fields."""
 

@@ -241,7 +241,6 @@ class EngineServer:
             self.flush()
 
     def _greet(self, peer: Peer, hello: Any) -> None:
-        """Make a peer of who has connected, by its first message."""
         if not isinstance(hello, Hello) or hello.role not in ROLES:
             raise FrameError(f"it says {hello!r:.80}; it must be one of {', '.join(ROLES)}")
         peer.role = hello.role
@@ -281,7 +280,6 @@ class EngineServer:
         return sum(len(peer.numbers) for peer in self.peers if peer.role == role)
 
     def _tell_stats(self) -> None:
-        """Report to owners, unless they are behind."""
         self._telling = None
         load = StepLoad(self._load("steps"), self._load("tokens"))
         owners = [peer for peer in self.peers if peer.role == "owner" and not peer.is_behind]

@@ -170,7 +170,6 @@ def grpc_socket(shm_prefix: str) -> Path:
 
 
 def _mpi_hosts(settings: Settings, repository: Path, world_size: int) -> list[str]:
-    """MPI_HOSTS, checked against num_nodes of the engine's model."""
     nodes = _num_nodes(repository)
     hosts = settings.mpi_host_names
     if nodes > 1 and not hosts:

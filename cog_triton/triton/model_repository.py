@@ -225,7 +225,6 @@ def render_repository(
 
 
 def _render_adapters(registry: AdapterRegistry, config: Any, target: Path) -> None:
-    """Let requests of a Python engine name an adapter; a compiled one gets a model that loads."""
     if config.backend == "python":
         config.parameters[REGISTRY].string_value = str(registry.path)
         config.input.add(
@@ -286,7 +285,6 @@ def _set_limits(
 
 
 def _set_image_limits(config: Any, family: EngineFamily, limits: ImageLimits) -> None:
-    """Set the limits that a model checks before images go to the engine; none if it takes none."""
     if count := min(limits.count, family.abilities.images):
         config.parameters["max_images"].string_value = str(count)
         config.parameters["max_image_bytes"].string_value = str(limits.size)

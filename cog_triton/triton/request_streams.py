@@ -90,11 +90,9 @@ class RequestStreams:
         self.stream.connect()
 
     async def disconnect(self) -> None:
-        """See `TokenTransport.disconnect`."""
         await self.stream.disconnect()
 
     def note_active(self, requests: int | None) -> None:
-        """See `TokenTransport.note_active`."""
         if requests is None or requests > self._most:
             self.others_at = time.monotonic()
         self._most = len(self._running)
@@ -198,8 +196,6 @@ def _datatype(item: Any) -> str:
 
 
 class _Request:
-    """One request: `Receiver` of its responses, and `Submission` of its caller."""
-
     replica = 0
 
     def __init__(
@@ -250,7 +246,6 @@ class _Request:
             self._streams.stream.send(self._id, content, whole=self._whole)
 
     def on_response(self, response: Any, last: bool) -> None:
-        """See `Receiver.on_response`."""
         if self._ended:
             return
         self.last_at = self._streams.last_token_at = time.monotonic()
@@ -267,7 +262,6 @@ class _Request:
             self._end(StepItem(0, 0, self._count, [], [], STOP))
 
     def on_failure(self, error: CogTritonError) -> None:
-        """See `Receiver.on_failure`."""
         if self._ended:
             return
         if self._again and _NOT_LOADED.search(str(error)):
@@ -315,13 +309,10 @@ class _Request:
 
 
 class _Loading:
-    """Receiver of the answer to the loading of an adapter."""
-
     def __init__(self, on_end: Callable[[CogTritonError | None], None]) -> None:
         self.on_failure = on_end
 
     def on_response(self, response: Any, last: bool) -> None:
-        """See `Receiver.on_response`."""
         if last:
             self.on_failure(None)
 

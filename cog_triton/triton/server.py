@@ -339,7 +339,6 @@ class TritonServer:
             return ""
 
     def _port_in_use_hint(self, log: str) -> str:
-        """Error text for a port that another program took since it was checked, else blank."""
         found = _PORT_IN_USE.search(log)
         for name, (_, port) in self._settings.triton_ports.items():
             if found and int(found[1]) == port:

@@ -99,7 +99,6 @@ class EngineChannel:
     def submit(
         self, request: EngineRequest, engine_inputs: Mapping[str, Any], put: Put
     ) -> StepSubmission:
-        """See `TokenTransport.submit`."""
         if not self._name:
             raise TritonUnavailable("the connection to the engine has ended; try again")
         submission = StepSubmission(self, next(self._streams.handles), put, len(request.input_ids))
@@ -241,7 +240,6 @@ class StepStreams:
 
     @property
     def last_token_at(self) -> float:
-        """See `TokenTransport.last_token_at`."""
         return max(engine.last_token_at for engine in self._engines)
 
     @property
@@ -256,11 +254,9 @@ class StepStreams:
 
     @property
     def others_at(self) -> float:
-        """See `TokenTransport.others_at`."""
         return max(engine.others_until for engine in self._engines)
 
     def has_ended(self, replica: int | None) -> bool:
-        """See `TokenTransport.has_ended`."""
         return time.monotonic() - self._engines[replica or 0].ended_at < _DEATH_S
 
     @property
@@ -287,7 +283,6 @@ class StepStreams:
             await asyncio.sleep(_OPENING_LOOK_S)
 
     async def disconnect(self) -> None:
-        """See `TokenTransport.disconnect`."""
         self.stream.wanted = False  # no engine is to be opened again
         for engine in self._engines:
             engine.close()

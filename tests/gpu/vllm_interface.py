@@ -168,7 +168,7 @@ def embeddings(processor: InputProcessor) -> Iterator[tuple[str, str, str]]:
     for numbers, expected in (([0.5, 0.25], ""), ([], "E2105"), ([float("nan")], "E2200")):
         output = PoolingRequestOutput("a", PoolingOutput(torch.tensor(numbers)), [97], 0, True)
         try:
-            event = EmbeddingConverter(as_text=False).convert(output)
+            event = EmbeddingConverter().convert(output)
             found = "" if list(event.embedding) == numbers else repr(event)
         except CogTritonError as error:
             found = str(error)

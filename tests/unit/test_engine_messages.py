@@ -30,7 +30,6 @@ from cog_triton.engines.mock.mock_request import MockRequest
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import EncodedStep
 from cog_triton.engines.vllm.host_messages import (
-    EmbeddingRequest,
     TextEvent,
     TextRequest,
 )
@@ -85,7 +84,6 @@ requests = st.one_of(
         stream=st.booleans(),
         images=images,
     ),
-    st.builds(EmbeddingRequest, input_ids=st.lists(ids).map(tuple), prompt=st.text()),
 )
 events = st.one_of(
     st.builds(

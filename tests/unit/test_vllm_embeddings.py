@@ -28,7 +28,6 @@ from cog_triton.engines.request import (
 )
 from cog_triton.engines.step_items import EMBEDDING, STOP, StepBuffer, StepItem, decode, merge
 from cog_triton.engines.vllm.family import VLLMFamily
-from cog_triton.engines.vllm.host_messages import EmbeddingRequest
 from cog_triton.errors import (
     CogTritonError,
     InvalidArgument,
@@ -147,6 +146,10 @@ def test_embeddings_cross_as_step_items() -> None:
     assert merge(found) == found
 
 
+def encode(text: str) -> list[int]:
+    return list(text.encode())
+
+
 def parsed(request: Any, *, embeds: bool = True, **values: Any) -> Any:
     content = request if isinstance(request, str) else json.dumps(request)
     inputs = {
@@ -154,28 +157,26 @@ def parsed(request: Any, *, embeds: bool = True, **values: Any) -> Any:
         "embedding_request": np.array([content.encode()], np.object_),
     }
     inputs |= {name: np.array([value]) for name, value in values.items()}
-    return parse_request("vllm_model", inputs, {}, embeds=embeds)
+    return parse_request("vllm_model", inputs, {}, encode=encode if embeds else None)
 
 
 @pytest.mark.parametrize(
     ("request_", "expected"),
     [
-        ({"input": "abc"}, EmbeddingRequest(prompt="abc")),
-        ({"input": [1, 2], "model": "m"}, EmbeddingRequest(input_ids=(1, 2))),
+        ({"input": "abc"}, of_tokens(ABC)),
+        ({"input": [1, 2], "model": "m"}, of_tokens([1, 2])),
         (
             {"input": "a", "pooling_params": {"dimensions": [2]}},
-            EmbeddingRequest(prompt="a", dimensions=2),
+            of_tokens([97], dimensions=2),
         ),
         (
             {"input": "a", "pooling_params": {"dimensions": 2}},
-            EmbeddingRequest(prompt="a", dimensions=2),
+            of_tokens([97], dimensions=2),
         ),
-        ({"input": "a", "pooling_params": {}}, EmbeddingRequest(prompt="a")),
+        ({"input": "a", "pooling_params": {}}, of_tokens([97])),
     ],
 )
-def test_embedding_request_is_that_of_vllm_backend(
-    request_: Any, expected: EmbeddingRequest
-) -> None:
+def test_embedding_request_is_that_of_vllm_backend(request_: Any, expected: EngineRequest) -> None:
     assert parsed(request_).request == expected
 
 
@@ -207,7 +208,7 @@ def test_the_other_kind_of_request_is_refused() -> None:
         parsed({"input": "a"}, embeds=False)
     inputs = {"text_input": np.array([b"a"], np.object_)}
     with pytest.raises(InvalidArgument, match="vllm_model does not support 'generate' request"):
-        parse_request("vllm_model", inputs, {}, embeds=True)
+        parse_request("vllm_model", inputs, {}, encode=encode)
     inputs["embedding_request"] = np.array([b'{"input": "a"}'], np.object_)
     with pytest.raises(InvalidArgument, match="dimensions: embeddings have no such parameter"):
-        parse_request("vllm_model", inputs, {"dimensions": 2}, embeds=True)
+        parse_request("vllm_model", inputs, {"dimensions": 2}, encode=encode)

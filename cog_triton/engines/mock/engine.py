@@ -189,7 +189,6 @@ class MockEngine:
         return cls(model, MockOptions.parse(options_of(parameters)), registry=registry)
 
     def wait_s(self) -> float | None:
-        """See `StepEngine.wait_s`."""
         if self._events or self._dies:
             return 0.0
         if self._hangs or not self._slots:
@@ -296,7 +295,6 @@ class MockEngine:
         self._admit()
 
     def _events_of(self, stream: Stream, sent: int) -> Iterator[tuple[int, TokenEvent]]:
-        """Events of what the stream has made after `sent` tokens; ends it after the last one."""
         output, request, vocabulary = stream.output, stream.request, self._model.vocab_size
         ids = output.ids(min(sent, output.tokens), min(stream.made, output.tokens))
         log_probs: list[float] = []

@@ -63,7 +63,6 @@ class MockFamily(EngineFamily):
         return family
 
     def lora_limits(self) -> LoRALimits:
-        """See `EngineFamily.lora_limits`."""
         return LoRALimits(max_rank=MAX_LORA_RANK, max_loras=self.defaults.max_batch_size)
 
     def options(self, settings: Settings) -> Mapping[str, object]:

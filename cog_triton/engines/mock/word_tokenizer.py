@@ -84,7 +84,6 @@ def spelled(text: str) -> str:
 
 
 def _spelled_words() -> list[str]:
-    """Every word in the byte alphabet, with and without a capital and a space before it."""
     words = sorted({*WORDS.split(), *filter(str.isascii, re.findall(r"\w+", PASSAGE))})
     cases = dict.fromkeys(form for word in words for form in (word, word.capitalize()))
     return [spelled(space + word) for word in cases for space in ("", " ")]

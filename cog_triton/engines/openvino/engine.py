@@ -91,7 +91,6 @@ class OpenVINOPipeline:
             self.step()
 
     def wait_s(self) -> float | None:
-        """See `StepEngine.wait_s`."""
         return 0.0 if self._running or self._events else None
 
     def submit(self, handle: int, request: EngineRequest) -> None:

@@ -147,7 +147,6 @@ class OpenVINOFamily(EngineFamily):
         )
 
     def lora_limits(self) -> LoRALimits:
-        """See `EngineFamily.lora_limits`."""
         raise EngineIncompatible(
             f"{self.directory}: an OpenVINO engine takes no LoRA adapters: its pipeline wants the"
             ' same one for all requests of a batch ("LoRA adapters value must be the same for all'

@@ -97,8 +97,6 @@ def check_regex(text: str, where: str) -> None:
 
 
 def _written_out(text: str, where: str) -> _Size:
-    """Size of an expression, each of whose parts is one that xgrammar takes."""
-
     def refused(what: str) -> InvalidArgument:
         return InvalidArgument(f"{where}: {what}, at {text[at : at + 20]!r}")
 
@@ -154,7 +152,6 @@ def _written_out(text: str, where: str) -> _Size:
 
 
 def _bounds(found: re.Match[str]) -> tuple[int, int | None]:
-    """Least and most times of a repetition, None for no end."""
     if (sign := found["repeat"]) in ("*", "+", "?"):
         return int(sign == "+"), 1 if sign == "?" else None
     least, comma, most = (found[place] for place in (7, 8, 9))
@@ -251,8 +248,6 @@ def check_schema(schema: Any, where: str, cost: SchemaCost | None = None) -> Non
 
 
 class _Check:
-    """Validation that visits each definition once, however many references lead to it."""
-
     def __init__(self, root: dict[str, Any], where: str, cost: SchemaCost) -> None:
         self._where = where
         self._cost = cost
@@ -337,7 +332,6 @@ class _Check:
 
 
 def _costs(schema: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    """What a schema alone adds to a `SchemaCost`; it is valid."""
     kinds = schema.get("type")
     optional = len(schema.get("properties", {}).keys() - set(schema.get("required", [])))
     return (

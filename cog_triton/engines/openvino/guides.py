@@ -44,7 +44,6 @@ def check(guide: Guide, where: str) -> None:
 
 
 def _check_tags(found: Any, where: str) -> None:
-    """Raise E1005, after `where`, for a structural tag other than `calls_tag` makes."""
     try:
         form = found["format"]
         (trigger,), tags = form["triggers"], form["tags"]

@@ -77,7 +77,6 @@ class TensorRTLLMFamily(EngineFamily):
         return self.engine.ranks
 
     def memory(self) -> Demand:
-        """See `EngineFamily.memory`."""
         limits = self.engine.config.build_config
         if limits.weight_streaming:
             raise ModelUnavailable(f"{self.directory}: its weights are streamed from the host")
@@ -181,7 +180,6 @@ class TensorRTLLMFamily(EngineFamily):
         return {self._older.get(name, name): value for name, value in values.items()}
 
     def _embedding_bias(self, bias: Mapping[int, float]) -> list[float]:
-        """A weight for each token of the vocabulary."""
         size = self._vocab_size or 0
         if (highest := max(bias)) >= size:
             raise errors.InvalidArgument(

@@ -134,7 +134,6 @@ class _Offering(context.SpawnContext):
         self._core = core
 
     def Process(self, *given: Any, **named: Any) -> Any:  # type: ignore[override]  # noqa: N802
-        """See `multiprocessing.Process`."""
         made = _Process(*given, **named)
         made.core = self._core
         return made

@@ -69,7 +69,6 @@ def open_engine(
 
 
 def _configured(arguments: Mapping[str, Any], *, allow_untested: bool) -> tuple[Any, Any, Any]:
-    """AsyncEngineArgs, the VllmConfig that they make, and the context that it was made for."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if importlib.util.find_spec("flashinfer") is None:  # as images are, and vLLM would import it

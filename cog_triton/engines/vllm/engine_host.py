@@ -22,6 +22,7 @@ from cog_triton.engines.vllm.argument_types import ALLOW_UNTESTED, installed_ver
 from cog_triton.engines.vllm.core_process import CoreProcess
 from cog_triton.engines.vllm.engine_errors import coded_error
 from cog_triton.engines.vllm.engine_outputs import (
+    Converter,
     EmbeddingConverter,
     TextOutputConverter,
     TokenOutputConverter,
@@ -29,10 +30,7 @@ from cog_triton.engines.vllm.engine_outputs import (
 )
 from cog_triton.engines.vllm.engine_sleep import EngineSleep, parkable, ranks
 from cog_triton.engines.vllm.family import DETERMINISTIC, LEADER, REASONING_PARSER
-from cog_triton.engines.vllm.host_messages import (
-    EmbeddingRequest,
-    TextRequest,
-)
+from cog_triton.engines.vllm.host_messages import TextRequest
 from cog_triton.engines.vllm.image_decoding import check_images, decode_images, image_error
 from cog_triton.engines.vllm.model_directory import VLLMModel, enter_model, read_ahead_files
 from cog_triton.engines.vllm.sampling_arguments import LORA_NAME, from_engine_request
@@ -41,32 +39,8 @@ from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.system import page_cache
 from cog_triton.system.log_format import request_id
 
-
-class KVCacheMonitor:
-    """KV cache monitor: vLLM's scheduler statistics in the form that all families have."""
-
-    def __init__(self) -> None:
-        self._usage = 0.0
-        self._queries = self._hits = 0
-
-    def record(self, usage: float, queries: int, hits: int) -> None:
-        """Take the used share after a step, and the tokens that it looked up and found."""
-        self._usage = usage
-        self._queries += queries
-        self._hits += hits
-
-    def stats(self, block_size: int | None, blocks: int | None, *, idle: bool) -> KVCacheStats:
-        """The statistics now; `idle` is that no request is left.
-
-        After a cancellation vLLM says nothing more until its next step.
-        """
-        usage = 0.0 if idle else self._usage
-        return KVCacheStats(usage, block_size, blocks, self._queries, self._hits)
-
-
 _log = logging.getLogger(__name__)
 _HEALTH_PERIOD_S = 0.1  # vLLM compares two flags for it
-Converter = TokenOutputConverter | TextOutputConverter | EmbeddingConverter
 
 
 class VLLMHost(AsyncEngine):
@@ -87,7 +61,7 @@ class VLLMHost(AsyncEngine):
         self._loading = asyncio.Lock()
         self._rendering = asyncio.Lock()
         self._allow_untested = allow_untested
-        self._kv_cache = KVCacheMonitor()
+        self._usage, self._queries, self._hits = 0.0, 0, 0
         self._engine = self.runner.run(self._open(core))
         tasks = engine_api.check_tasks(self._engine, embeds=model.embeds)
         self.runner.run(tasks)
@@ -147,17 +121,24 @@ class VLLMHost(AsyncEngine):
 
     async def _open(self, core: CoreProcess | None) -> Any:
         """Load the engine inside the event loop, which AsyncLLM needs to watch EngineCore."""
-        record, untested = self._kv_cache.record, self._allow_untested
         return engine_api.open_engine(
-            self.model.arguments, record, allow_untested=untested, core=core
+            self.model.arguments, self._record, allow_untested=self._allow_untested, core=core
         )
+
+    def _record(self, usage: float, queries: int, hits: int) -> None:
+        """Take the used share after a step, and the tokens that it looked up and found."""
+        self._usage = usage
+        self._queries += queries
+        self._hits += hits
 
     def kv_cache(self) -> KVCacheStats | None:
         """See `ServedEngine.kv_cache`; None where vLLM does not tell us."""
         if self.model.arguments.get("disable_log_stats"):
             return None
         block_size, blocks = engine_api.kv_cache_blocks(self._engine)
-        return self._kv_cache.stats(block_size, blocks, idle=not self.server.running)
+        # After a cancellation vLLM says nothing more until its next step.
+        usage = self._usage if self.server.running else 0.0
+        return KVCacheStats(usage, block_size, blocks, self._queries, self._hits)
 
     async def run(self) -> None:
         """See `AsyncEngine.run`: a health check, of an idle engine, too."""
@@ -180,12 +161,10 @@ class VLLMHost(AsyncEngine):
         return await self._sleep.obey(order)
 
     def close(self) -> None:
-        """See `AsyncEngine.close`."""
         self._engine.shutdown()
         self.runner.close()
 
     def submit(self, number: int, request: Any) -> None:
-        """See `ServedEngine.submit`."""
         task = self._tasks[number] = self.loop.create_task(self._run(number, request))
         task.add_done_callback(lambda _: self._tasks.pop(number))
 
@@ -203,7 +182,6 @@ class VLLMHost(AsyncEngine):
             self.loop.call_soon(self.server.flush)
 
     def _stop(self, number: int) -> None:
-        """Stop vLLM's work on a request, if it has any."""
         if not self._dead:
             self._to_abort.append(str(number))
             if len(self._to_abort) == 1:  # else the task that takes them has not begun
@@ -224,19 +202,10 @@ class VLLMHost(AsyncEngine):
 
     async def _start(self, number: int, request: Any) -> None:
         """Start a request, or make all of it if vLLM does not hand outputs over."""
-        if isinstance(request, EmbeddingRequest):
-            prompt = request.prompt or request.input_ids
-            await self._embed(number, EmbeddingConverter(as_text=True), prompt, request.dimensions)
-        elif not isinstance(request, EngineRequest):
+        if not isinstance(request, EngineRequest):
             await self._start_text(number, request)
         elif request.embeds:
-            await self._embed(
-                number,
-                EmbeddingConverter(as_text=False),
-                request.input_ids,
-                request.dimensions,
-                request.adapter,
-            )
+            await self._embed(number, request)
         else:
             await self._start_tokens(number, request)
 
@@ -294,27 +263,16 @@ class VLLMHost(AsyncEngine):
         outputs = self._engine.generate(prompt, params, str(number), lora_request=lora)
         await self._iterate(number, TextOutputConverter(request), outputs)
 
-    async def _embed(
-        self,
-        number: int,
-        converter: EmbeddingConverter,
-        prompt: str | Sequence[int],
-        dimensions: int | None,
-        adapter: str | None = None,
-    ) -> None:
-        """Embed a prompt in text or token ids; what the model cannot do, vLLM refuses."""
-        own: dict[str, Any] = {"prompt": prompt}
-        if not isinstance(prompt, str):
-            own = {"type": "token", "prompt_token_ids": list(prompt)}
-        params = engine_api.pooling_params(dimensions)
-        lora = await self._lora(adapter)
-        outputs = self._engine.encode(own, params, str(number), lora_request=lora)
-        await self._iterate(number, converter, outputs)
+    async def _embed(self, number: int, request: EngineRequest) -> None:
+        prompt = {"type": "token", "prompt_token_ids": list(request.input_ids)}
+        params = engine_api.pooling_params(request.dimensions)
+        lora = await self._lora(request.adapter)
+        outputs = self._engine.encode(prompt, params, str(number), lora_request=lora)
+        await self._iterate(number, EmbeddingConverter(), outputs)
 
     async def _iterate(
         self, number: int, converter: Converter, outputs: AsyncGenerator[Any, None]
     ) -> None:
-        """Emit what a request's outputs hold, one at a time, until it has ended."""
         async with aclosing(outputs):  # leaving it early aborts the request
             async for output in outputs:
                 self._put(number, converter, output, at_once=True)
@@ -357,7 +315,6 @@ class VLLMHost(AsyncEngine):
                 raise image_error(error, images) from error
 
     def _room(self, length: int) -> int:
-        """Tokens that a prompt of `length`, its images' included, leaves; raises E1002."""
         room = self.model.max_model_len - length
         if room < 1:
             raise PromptTooLong(
@@ -367,7 +324,6 @@ class VLLMHost(AsyncEngine):
         return room
 
     async def _lora(self, name: str | None) -> Any:
-        """The LoRARequest of an adapter, which vLLM has loaded once; raises E1005 and E1305."""
         if name is None:
             return None
         if self._registry is None:

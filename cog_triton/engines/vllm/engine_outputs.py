@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf, isfinite
@@ -16,34 +17,29 @@ from cog_triton.engines.vllm.host_messages import TextEvent, TextRequest
 from cog_triton.errors import CogTritonError, TritonUnavailable, VLLMUnknownError
 
 
-class EmbeddingConverter:
+class Converter(ABC):
+    """Converts the outputs of one request to events."""
+
+    def prompt_event(self, output: Any) -> TokenEvent | None:
+        """The event of the prompt that comes before that of `output`; None without one."""
+        return None
+
+    @abstractmethod
+    def convert(self, output: Any) -> TokenEvent | TextEvent | None:
+        """The event for `output`; None if there is nothing to send yet."""
+
+
+class EmbeddingConverter(Converter):
     """Converts the only output of an embedding request to its only event."""
 
-    def __init__(self, *, as_text: bool) -> None:
-        """With `as_text` the event is a `TextEvent`, as ``vllm_model`` gets it."""
-        self._as_text = as_text
-
-    def prompt_event(self, output: Any) -> None:
-        """None: there is nothing of the prompt."""
-
-    def convert(self, output: Any) -> TokenEvent | TextEvent:
+    def convert(self, output: Any) -> TokenEvent:
         """The event for `output`; raises E2105 if vLLM aborted it, E2200 for NaN and infinity."""
         embedding = engine_api.embedding(output)
         if not embedding:
             raise aborted()
         if not all(map(isfinite, embedding)):
             raise VLLMUnknownError("vLLM's embedding has numbers that are not finite")
-        if not self._as_text:
-            return TokenEvent([], [], "stop", embedding=embedding)
-        return TextEvent(
-            texts=[json.dumps(embedding)],
-            finish_reasons=["stop"],
-            cumulative_logprobs=[float("nan")],
-            logprobs=["null"],
-            output_token_counts=[0],
-            input_token_count=len(output.prompt_token_ids),
-            finish="stop",
-        )
+        return TokenEvent([], [], "stop", embedding=embedding)
 
 
 _FINISH_REASONS: Mapping[str, FinishReason] = {
@@ -53,7 +49,7 @@ _FINISH_REASONS: Mapping[str, FinishReason] = {
 }
 
 
-class TokenOutputConverter:
+class TokenOutputConverter(Converter):
     """Converts outputs to token events of one sequence; cuts end ids and stop words."""
 
     def __init__(self, request: EngineRequest) -> None:
@@ -116,15 +112,12 @@ class TokenOutputConverter:
         return TokenEvent([token for token, _ in tokens], log_probs, finish)
 
 
-class TextOutputConverter:
+class TextOutputConverter(Converter):
     """Converts outputs to text events: the new text of each of `n` sequences."""
 
     def __init__(self, request: TextRequest) -> None:
         self._request = request
         self._count = int(request.sampling.get("n", 1))
-
-    def prompt_event(self, output: Any) -> None:
-        """None: a text event has nothing of the prompt."""
 
     def convert(self, output: Any) -> TextEvent | TokenEvent | None:
         """The event for `output`, a RequestOutput."""

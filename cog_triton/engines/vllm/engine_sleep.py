@@ -47,7 +47,6 @@ class EngineSleep:
         return SleepChanged()
 
     def _check(self) -> None:
-        """Raise E2110 for an engine that cannot sleep, or has no room in host memory."""
         if not self._arguments.get("enable_sleep_mode"):
             raise EngineNotParked("the engine was started without vLLM's enable_sleep_mode")
         needed = weight_bytes(Path(self._arguments["model"]))

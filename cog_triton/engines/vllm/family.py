@@ -215,7 +215,6 @@ class VLLMFamily(EngineFamily):
         )
 
     def options(self, settings: Settings) -> Mapping[str, object]:
-        """See `EngineFamily.options`."""
         found: dict[str, object] = {}
         if settings.cog_triton_vllm_untested:
             found[ALLOW_UNTESTED] = "true"
@@ -248,7 +247,6 @@ class VLLMFamily(EngineFamily):
         _log.info("the engine is ready once vLLM runs on all %d nodes", self.nodes)
 
     def memory(self) -> Demand:
-        """See `EngineFamily.memory`."""
         if not weight_bytes(self.model_dir):
             model = self.model.arguments["model"]
             raise ModelUnavailable(f"{model}: its weights are not here yet")

@@ -1,4 +1,4 @@
-"""Messages between ``vllm_model`` and the vLLM host: text and embedding requests."""
+"""Messages between ``vllm_model`` and the vLLM host: text requests and what they make."""
 
 from __future__ import annotations
 
@@ -28,15 +28,6 @@ class TextRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingRequest:
-    """Embedding request: a `prompt`, or its `input_ids`; its only `TextEvent` has it as JSON."""
-
-    prompt: str = ""
-    input_ids: tuple[int, ...] = ()
-    dimensions: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TextEvent:
     """New output of a request's `n` sequences; logprobs are JSON, ``null`` unless requested.
 
@@ -58,7 +49,6 @@ class TextEvent:
         last = events[-1]
 
         def each(name: str) -> Iterator[tuple[Any, ...]]:
-            """By output: the value of each event."""
             return zip(*(getattr(event, name) for event in events), strict=True)
 
         return cls(

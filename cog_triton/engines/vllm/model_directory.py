@@ -350,7 +350,6 @@ def _check_weights(model: Path, arguments: Mapping[str, Any]) -> None:
 
 
 def _from_hub(where: Path, argument: str, name: str, arguments: Mapping[str, Any]) -> Path:
-    """The small files of `name`, from the hub; the weights are left to vLLM."""
     revision = arguments.get("revision" if argument == "model" else "tokenizer_revision")
     return from_hub(
         where,

@@ -34,7 +34,7 @@ class TritonPythonModel:
         triton_log.install()
         parameters = python_backend.Parameters(args)
         self._registry = AdapterRegistry(Path(parameters.text(REGISTRY)))
-        self._engine = TritonEngine(_MODEL, {})
+        self._engine = TritonEngine(_MODEL)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Make a token with each adapter and its weights; answers the lora_task_id."""

@@ -11,7 +11,7 @@ from cog_triton.backend import text_inputs
 from cog_triton.backend.answers import TextPart
 from cog_triton.backend.engine_model import Asked, EngineModel
 from cog_triton.backend.text_inputs import KNOWN_INPUTS, OWN_OUTPUTS, InputOptions, Prompt, Tensors
-from cog_triton.backend.triton_engine import ModelRequest, OutputType, TritonEngine
+from cog_triton.backend.triton_engine import ModelRequest, TritonEngine
 from cog_triton.engines.base import REQUEST_DECODER
 from cog_triton.engines.tensor_contract import ALIASES, check_parameters
 from cog_triton.text.prompt_encoder import PromptEncoder
@@ -31,8 +31,8 @@ class TritonPythonModel(EngineModel):
         self._decode = getattr(importlib.import_module(module), function) if module else None
         if self._decode is not None:
             return super().connect()
-        types = {output["name"]: OutputType.of(output) for output in self.parameters.outputs}
-        return TritonEngine(self.parameters.text("tensorrt_llm_model_name"), types)
+        name = self.parameters.text("tensorrt_llm_model_name")
+        return TritonEngine(name, self.parameters.outputs)
 
     def setup(self, args: Mapping[str, str]) -> None:
         parameters = self.parameters

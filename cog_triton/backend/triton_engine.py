@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -40,29 +40,6 @@ _LOGITS = ("return_context_logits", "return_generation_logits")
 
 
 @dataclass(frozen=True, slots=True)
-class OutputType:
-    """Type and shape of an output of the engine's model, with its batch dimension."""
-
-    dtype: npt.DTypeLike
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> OutputType:
-        """From an output of the model's config; of several variable dimensions all but the last
-        are 1 here: beams and sequences."""
-        inner = [1 for _ in config["dims"][1:]]
-        dtype = pb_utils.triton_string_to_numpy(config["data_type"])
-        return cls(dtype, (1, *inner, -1))
-
-    def restored(self, name: str, values: Any) -> npt.NDArray[Any]:
-        """The tensor of flat JSON `values`; Triton writes a single one bare. Raises E2104."""
-        try:
-            return np.array(values, dtype=self.dtype).reshape(self.shape)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise TritonMalformedEvent(f"{name}: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
 class ModelRequest:
     """A request to the engine's model; `outputs` are those to return beside the token ids."""
 
@@ -74,9 +51,10 @@ class ModelRequest:
 class TritonEngine:
     """The engine's model, with the interface of `EngineClient`; thread-safe."""
 
-    def __init__(self, model: str, output_types: Mapping[str, OutputType]) -> None:
+    def __init__(self, model: str, outputs: Sequence[Mapping[str, Any]] = ()) -> None:
+        """`outputs` are those of the model's config."""
         self.model = model
-        self.output_types = output_types
+        self.outputs = {output["name"]: output for output in outputs}
         self.turn = threading.Lock()
         self._calls: dict[int, _HTTPCall | _BLSCall] = {}
 
@@ -193,13 +171,13 @@ class _HTTPCall:
     def _response(self, event: dict[str, Any]) -> EngineResponse:
         if not event.keys() >= {*_TOKENS}:
             raise TritonMalformedEvent(f"no {' or '.join(_TOKENS)} in {sorted(event)}")
-        types = self._engine.output_types
+        known = self._engine.outputs
         return EngineResponse(
             _beams(event["output_ids"], event["sequence_length"]),
             {
-                name: types[name].restored(name, event[name])
+                name: _restored(known[name], event[name])
                 for name in self._request.outputs
-                if name in event and name in types
+                if name in event and name in known
             },
             event.get("sequence_index", 0),
         )
@@ -275,3 +253,16 @@ def _json_value(name: str, tensor: npt.NDArray[Any]) -> Any:
         return [value.decode() for value in values]
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"{name}: not UTF-8: {error.reason} at {error.start}") from error
+
+
+def _restored(output: Mapping[str, Any], values: Any) -> npt.NDArray[Any]:
+    """The tensor of flat JSON `values`, with its batch dimension; Triton writes a single one bare.
+
+    Of several variable dimensions all but the last are 1 here: beams and sequences.
+    """
+    inner = [1 for _ in output["dims"]]
+    dtype = pb_utils.triton_string_to_numpy(output["data_type"])
+    try:
+        return np.array(values, dtype=dtype).reshape(*inner, -1)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise TritonMalformedEvent(f"{output['name']}: {error}") from error

@@ -204,7 +204,7 @@ def _sampling(
     for name, value in parameters.items():
         if _is_tritons(name):
             continue
-        if name not in names and name not in sampling_arguments.REPLACED:
+        if name not in names:
             hint = nearest(name, [*_INPUTS, *names])
             raise InvalidArgument(f"{name}: unknown input or sampling parameter{hint}")
         if name in given and given[name] != value:

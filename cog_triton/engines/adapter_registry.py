@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cog_triton.errors import InvalidArgument, nearest
@@ -44,22 +44,19 @@ class AdapterRegistry:
 
     def write(self, adapters: Iterable[RegisteredAdapter]) -> None:
         """Replace the registry's content at once."""
-        rows = [
-            [each.name, each.number, str(each.directory), each.rank, each.engine_name]
-            for each in adapters
-        ]
-        write_json(self.path, rows)
+        write_json(
+            self.path, [{**asdict(each), "directory": str(each.directory)} for each in adapters]
+        )
 
     def adapters(self) -> dict[str, RegisteredAdapter]:
         """The adapters that are loaded now, by name."""
         stat = self.path.stat()
         identity = stat.st_mtime_ns, stat.st_ino, stat.st_size
         if self._seen != identity:
+            rows = json.loads(self.path.read_text("utf-8"))
             self._adapters = {
-                name: RegisteredAdapter(name, number, Path(directory), rank, engine_name)
-                for name, number, directory, rank, engine_name in json.loads(
-                    self.path.read_text("utf-8")
-                )
+                row["name"]: RegisteredAdapter(**{**row, "directory": Path(row["directory"])})
+                for row in rows
             }
             self._seen = identity
         return self._adapters

@@ -56,8 +56,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def call(module: Any, server: ScriptedServer, **inputs: Any) -> Any:
     os.environ["TRITON_HTTP_PORT"] = str(urlsplit(server.url).port)
-    types = {output["name"]: module.OutputType.of(output) for output in OUTPUTS}
-    engine = module.TritonEngine("tensorrt_llm", types)
+    engine = module.TritonEngine("tensorrt_llm", OUTPUTS)
     names = [output["name"] for output in OUTPUTS]
     return engine.call(module.ModelRequest("a-1", {**INPUTS, **inputs}, names))
 

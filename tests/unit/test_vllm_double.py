@@ -12,9 +12,7 @@ import pytest
 from vllm_engines import DOUBLES
 
 from cog_triton.engines.vllm.argument_types import convert, known_versions, minor_version, types_of
-from cog_triton.engines.vllm.model_directory import REPLACED
 from cog_triton.engines.vllm.request_import import named, written
-from cog_triton.engines.vllm.sampling_arguments import REPLACED as REPLACED_SAMPLING
 
 RECORD = types_of().record
 
@@ -63,11 +61,6 @@ def test_exceptions_match_the_record(record: Any) -> None:
 
 def test_version_matches_the_record(record: Any) -> None:
     assert importlib.import_module("vllm").__version__ == record["source"]["version"]
-
-
-def test_replaced_arguments_are_not_in_the_record() -> None:
-    assert not REPLACED.keys() & RECORD["engine_args"].keys()
-    assert not REPLACED_SAMPLING.keys() & RECORD["sampling_params"].keys()
 
 
 def test_the_tested_version_is_recorded() -> None:

@@ -10,7 +10,7 @@ import pytest
 from vllm_engines import MAX_MODEL_LEN, hugging_face, vllm_engine
 
 from cog_triton.engines.registry import open_engine
-from cog_triton.engines.vllm.model_directory import REPLACED, VLLMModel, read_model
+from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
 from cog_triton.errors import (
     CogTritonError,
     EngineCorrupt,
@@ -124,11 +124,6 @@ def test_arguments_are_converted_to_their_types(tmp_path: Path) -> None:
     assert read.max_num_seqs == 7
 
 
-@pytest.mark.parametrize("name", REPLACED)
-def test_a_removed_argument_is_refused_with_its_replacement(name: str, tmp_path: Path) -> None:
-    assert REPLACED[name] in refusal(tmp_path, UnexpectedEngineArg, **{name: True})
-
-
 @pytest.mark.parametrize(
     ("version", "arguments"),
     [
@@ -151,7 +146,6 @@ def test_names_of_the_version_are_taken(
         (None, {"max_num_sequences": 2}, UnexpectedEngineArg, "vLLM 0.33.0 has no such engine"),
         (None, {"_api_process_count": 2}, UnexpectedEngineArg, "_api_process_count"),
         ("0.33.0", {"max_num_sequences": 2}, UnexpectedEngineArg, "did you mean 'max_num_seqs'?"),
-        ("0.34.0", {"swap_space": 4}, UnexpectedEngineArg, "0.33.0, whose record 0.34.0 goes by,"),
         ("0.33.0", {"mamba_cache_mode": "all"}, InvalidPredictorConfig, "null (vLLM 0.33.0)"),
         (None, {"tensor_parallel_size": "two"}, InvalidPredictorConfig, "size='two': must be a"),
         (None, {"gpu_memory_utilization": True}, InvalidPredictorConfig, "must be a number"),

@@ -74,8 +74,7 @@ def test_values_of_every_type_are_parsed() -> None:
     ("parameters", "words"),
     [
         ({"temprature": 0.5}, "vLLM 0.33.0 has no such parameter; did you mean 'temperature'"),
-        ({"guided_decoding": {}}, "use structured_outputs"),
-        ({"best_of": 2}, "use n"),
+        ({"best_of": 2}, "best_of: vLLM 0.33.0 has no such parameter"),
         ({"output_kind": 1}, "output_kind: vLLM 0.33.0 has no such parameter"),
         ({"_eos_token_id": 1}, "_eos_token_id: vLLM"),
         ({"temperature": "warm"}, "temperature='warm': must be a number"),

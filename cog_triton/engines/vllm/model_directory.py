@@ -50,16 +50,8 @@ def local_model(where: Path, name: str) -> Path | None:
     return None
 
 
-def from_hub(
-    where: Path,
-    argument: str,
-    name: str,
-    revision: str | None,
-    *,
-    cache_dir: str | None = None,
-    token: str | None = None,
-) -> Path:
-    """Download the small files of `name` from the hub; the weights are left to the engine.
+def _from_hub(where: Path, argument: str, name: str, arguments: Mapping[str, Any]) -> Path:
+    """Download the small files of `name` from the hub; the weights are left to vLLM.
 
     `where` and `argument` name the file and its key in errors. Raises E1304.
     """
@@ -69,9 +61,9 @@ def from_hub(
     try:
         found = snapshot_download(
             name,
-            revision=revision,
-            cache_dir=cache_dir,
-            token=token,
+            revision=arguments.get("revision" if argument == "model" else "tokenizer_revision"),
+            cache_dir=arguments.get("download_dir"),
+            token=arguments.get("hf_token"),
             allow_patterns=_SMALL_FILES,
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
@@ -121,39 +113,8 @@ def derived_length(model: Path) -> int:
     return min(lengths, default=_DEFAULT_LENGTH)
 
 
-def end_ids(model: Path) -> frozenset[int]:
-    """The ids that end the model's output, by generation_config.json, else by config.json."""
-    path = model / "generation_config.json"
-    found = read_object(path).get("eos_token_id") if path.is_file() else None
-    found = text_config(model).get("eos_token_id") if found is None else found
-    ids = found if isinstance(found, list) else [found]
-    return frozenset(token for token in ids if type(token) is int)
-
-
 MODEL_FILE = "model.json"
 LORA_FILE = "multi_lora.json"
-
-# Arguments of versions before the recorded ones, and what replaces them.
-REPLACED = {
-    "disable_log_requests": 'leave it out: requests are logged only with "enable_log_requests"',
-    "swap_space": "leave it out: a preempted request is computed again",
-    "preemption_mode": "leave it out: a preempted request is computed again",
-    "use_v2_block_manager": "leave it out: there is only one block manager",
-    "num_scheduler_steps": 'leave it out; "async_scheduling" does what it was for',
-    "multi_step_stream_outputs": "leave it out",
-    "max_seq_len_to_capture": 'use "max_cudagraph_capture_size"',
-    "cuda_graph_sizes": 'use "cudagraph_capture_sizes"',
-    "worker_use_ray": 'use "distributed_executor_backend": "ray"',
-    "engine_use_ray": "leave it out: the engine always has processes of its own",
-    "disable_frontend_multiprocessing": "leave it out",
-    "guided_decoding_backend": 'use "structured_outputs_config": {"backend": ...}',
-    "speculative_model": 'use "speculative_config": {"model": ...}',
-    "num_speculative_tokens": 'use "speculative_config": {"num_speculative_tokens": ...}',
-    "rope_scaling": 'use "hf_overrides": {"rope_scaling": ...}',
-    "rope_theta": 'use "hf_overrides": {"rope_theta": ...}',
-    "task": 'use "runner" and "convert"',
-    "device": "leave it out: the installed vLLM knows its platform",
-}
 
 
 def read_arguments(directory: Path, version: str | None = None) -> dict[str, Any]:
@@ -185,10 +146,9 @@ def _checked(types: ArgumentTypes, path: Path, name: str, value: Any) -> Any:
         except ValueError as error:
             at = f"{path}: {name}={value!r}"
             raise InvalidPredictorConfig(f"{at}: {error} (vLLM {types.version})") from error
-    if types.exact or name in REPLACED:
-        hint = f"; {REPLACED[name]}" if name in REPLACED else nearest(name, list(known))
+    if types.exact:
         raise UnexpectedEngineArg(
-            f"{path}: {name}: {types.title} has no such engine argument{hint}"
+            f"{path}: {name}: {types.title} has no such engine argument{nearest(name, list(known))}"
         )
     return value  # vLLM checks its arguments when it is loaded
 
@@ -347,18 +307,6 @@ def _check_weights(model: Path, arguments: Mapping[str, Any]) -> None:
         return
     if not any(found for pattern in _WEIGHTS for found in model.glob(pattern)):
         raise EngineCorrupt(f"{model}: no weights ({', '.join(_WEIGHTS)})")
-
-
-def _from_hub(where: Path, argument: str, name: str, arguments: Mapping[str, Any]) -> Path:
-    revision = arguments.get("revision" if argument == "model" else "tokenizer_revision")
-    return from_hub(
-        where,
-        argument,
-        name,
-        revision,
-        cache_dir=arguments.get("download_dir"),
-        token=arguments.get("hf_token"),
-    )
 
 
 def _architectures(model: Path, arguments: Mapping[str, Any]) -> tuple[str, ...]:

@@ -24,14 +24,6 @@ RECORDED = types_of()
 _KINDS = {"json_schema": "json", "native_tag": "structural_tag"}
 # Fields that clients must not set.
 _INTERNAL = ("output_kind", "skip_clone", "output_text_buffer_length")
-REPLACED = {
-    "guided_decoding": "use structured_outputs",
-    "best_of": "use n",
-    "use_beam_search": "there is no beam search",
-    "length_penalty": "there is no beam search",
-    "early_stopping": "there is no beam search",
-    "truncate_prompt_tokens": "shorten the prompt",
-}
 
 
 def from_engine_request(request: EngineRequest) -> dict[str, Any]:
@@ -72,10 +64,9 @@ def from_client(parameters: Mapping[str, Any], types: ArgumentTypes = RECORDED) 
     values = {}
     for name, value in parameters.items():
         if name not in known:
-            hint = nearest(name, known)
-            hint = f"; {REPLACED[name]}" if name in REPLACED else hint
             raise InvalidArgument(
-                f"sampling_parameters: {name[:80]}: {types.title} has no such parameter{hint}"
+                f"sampling_parameters: {name[:80]}: {types.title} has no such parameter"
+                f"{nearest(name, known)}"
             )
         try:
             values[name] = convert(value, types.sampling_params.get(name, ["str"]))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from cog_triton.errors import CogTritonError
 from cog_triton.processes.waits import first_done
 from cog_triton.serving.admission import Admission
-from cog_triton.triton import liveness
+from cog_triton.triton import server as triton_server
 from cog_triton.triton.infer_stream import TokenTransport
 from cog_triton.triton.server import TritonClient, TritonServer
 from cog_triton.triton.step_stream import EngineChannel, StepStreams
@@ -215,8 +215,8 @@ class MemoryLimit:
 
 def _excess(root: int, limit: int) -> str:
     """Which process below `root` exceeds `limit`, in MiB, and by what; blank if none does."""
-    for pid, name in liveness.named_processes(root).items():
-        held = liveness.anonymous_bytes(pid) >> 20
+    for pid, name in triton_server.named_processes(root).items():
+        held = triton_server.anonymous_bytes(pid) >> 20
         if held > limit:
             return f"{name} (process {pid}) holds {held} MiB, more than {limit}"
     return ""

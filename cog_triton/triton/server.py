@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import signal
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -23,15 +24,83 @@ from cog_triton.processes.parent_link import ParentLink
 from cog_triton.processes.waits import first_done
 from cog_triton.settings import Settings
 from cog_triton.settings.addresses import url_host
-from cog_triton.system import log_format, process_tuning
+from cog_triton.system import log_format, process_tuning, reaper
 from cog_triton.system.gpus import VISIBLE_GPUS
 from cog_triton.system.host_memory import OomKills
+from cog_triton.system.process_state import process_state
 from cog_triton.system.redaction import without_secrets
 from cog_triton.system.work_dir import new_shm_prefix, work_dir_errors
-from cog_triton.triton import installation, launch, liveness
+from cog_triton.triton import installation, launch
 from cog_triton.triton.grpc_relay import GrpcRelay
 from cog_triton.triton.model_repository import ENGINE_MODEL, read_config
 from cog_triton.triton.request_streams import ModelInput, model_inputs
+
+_SERVER = "tritonserver"
+_STUB = "triton_python_backend_stub"
+_LOOK_S = 0.25
+_DEAD = ("", "Z", "X")
+_ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB", re.M)
+
+
+async def wait_for_death(processes: Mapping[int, str]) -> str:
+    """Wait until one of these processes has died, be it before; describes which, by its name.
+
+    The parent watches for a SIGSTOP.
+    """
+    loop = asyncio.get_running_loop()
+    descriptors: list[int] = []
+    died = asyncio.Event()
+    try:
+        for pid in processes:
+            try:
+                descriptors.append(os.pidfd_open(pid))
+            except ProcessLookupError:
+                died.set()
+            else:
+                loop.add_reader(descriptors[-1], died.set)
+        while True:
+            await died.wait()
+            # A dying server takes its stubs along, so it is named first.
+            for pid in sorted(processes, key=lambda pid: processes[pid] != _SERVER):
+                if process_state(pid) in _DEAD:
+                    return f"{processes[pid]} (process {pid}) has died"
+            await asyncio.sleep(_LOOK_S)  # it could not be looked at
+    finally:
+        for descriptor in descriptors:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+
+def named_processes(root: int) -> dict[int, str]:
+    """Every tritonserver and stub below the process `root`: its name for errors, by its id."""
+    return {pid: name for pid in reaper.descendants(root) if (name := _name(pid)) is not None}
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Resident memory of a process that no file backs, in bytes; 0 if there is no such process."""
+    try:
+        found = _ANONYMOUS.search(Path(f"/proc/{pid}/status").read_text("utf-8", "replace"))
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(found[1]) << 10 if found else 0
+
+
+def _name(pid: int) -> str | None:
+    """Name of a process for errors, None if it is neither a server nor a stub."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # A script has its interpreter as the first word.
+    for place, word in enumerate(words[:2]):
+        program = Path(word).name
+        if program == _SERVER:
+            return _SERVER
+        if program == _STUB:
+            model = Path(words[place + 1]).parent.parent.name if len(words) > place + 1 else "?"
+            return f"the stub of {model}"
+    return None
+
 
 _HINTS = {
     "Unable to initialize shared memory key": (
@@ -209,7 +278,7 @@ class TritonServer:
                     _log.warning(_AGAIN, self._crash.name, attempt, _ATTEMPTS, error.detail)
                     await self.kill()
             if not self._settings.cog_triton_rank:  # another rank's may be still to come
-                self._processes = liveness.named_processes(self.root_pid)
+                self._processes = named_processes(self.root_pid)
             if self._relay is not None:
                 await self._relay.start()
         except BaseException:
@@ -298,7 +367,7 @@ class TritonServer:
         return (await self._wait_for_failure()).reason or "tritonserver has died"
 
     async def _wait_for_failure(self) -> TritonChanged:
-        died = liveness.wait_for_death(self._processes)
+        died = wait_for_death(self._processes)
         async with first_done(self._triton.wait(), died) as (ended, found):
             return ended.result() if ended.done() else TritonChanged(reason=found.result())
 

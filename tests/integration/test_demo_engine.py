@@ -101,15 +101,6 @@ def test_seed_gives_the_same_text_alone_and_in_a_batch(stack: Stack) -> None:
     assert len(set(together)) > 1
 
 
-def test_reported_random_seed_reproduces_the_text(stack: Stack) -> None:
-    first = stack.predict("Invent a name.", temperature=1, max_tokens=16)
-    (line,) = (line for line in first["logs"].splitlines() if "Random seed used" in line)
-    seed = int(line.split("`")[1])
-    assert text_of(stack.predict("Invent a name.", temperature=1, max_tokens=16, seed=seed)) == (
-        text_of(first)
-    )
-
-
 def test_a_seed_gives_the_same_text_through_both_apis(
     stack: Stack, client: openai.OpenAI, model: str
 ) -> None:
@@ -129,47 +120,6 @@ def test_a_seed_gives_the_same_text_through_both_apis(
     assert len(set(texts)) > 1
     same = stack.predict("Invent a name.", seed=1, temperature=1, top_p=1, max_tokens=24)
     assert text_of(same) == texts[1]
-
-
-def test_older_names_of_inputs_are_taken_by_both_text_models(stack: Stack) -> None:
-    def text(model: str, **extra: int) -> str:
-        values = {"text_input": FRANCE, "max_tokens": 12, "temperature": 1.0, "top_p": 0.9}
-        url = f"{stack.triton}/v2/models/{model}/generate"
-        answer = httpx.post(url, json={**values, **extra}, timeout=300)
-        assert answer.status_code == 200, answer.text
-        return str(answer.json()["text_output"])
-
-    wait_until(lambda: stack.engine_requests() == 0)
-    for model in ("ensemble", "tensorrt_llm_bls"):
-        named = text(model, min_tokens=12, seed=9)
-        assert text(model, min_length=12, random_seed=9) == named
-
-
-@pytest.mark.parametrize("stop", [" of France", "nce is P"])
-def test_output_ends_before_a_stop_sequence(stack: Stack, stop: str) -> None:
-    prediction = stack.predict(FRANCE, temperature=0, max_tokens=32, stop_sequences=stop)
-    assert text_of(prediction) == PARIS[: PARIS.index(stop)]
-    assert prediction["metrics"]["finish_reason"] == "stop"
-    wait_until(lambda: stack.engine_requests() == 0)
-
-
-def test_min_tokens_continues_past_the_end_token(stack: Stack) -> None:
-    prediction = stack.predict(FRANCE, temperature=0, max_tokens=30, min_tokens=30)
-    assert prediction["metrics"]["output_token_count"] == 30
-
-
-@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
-def test_end_id_defaults_to_the_engines_own_and_minus_one_disables_it(
-    stack: Stack, model: str
-) -> None:
-    prompt = "<|im_start|>user\nSay just the word yes.<|im_end|>\n<|im_start|>assistant\n"
-    url = f"{stack.triton}/v2/models/{model}/generate"
-    values = {"text_input": prompt, "max_tokens": 40, "return_num_output_tokens": True}
-    counts = [
-        httpx.post(url, json={**values, **end}, timeout=300).json()["num_output_tokens"]
-        for end in ({}, {"end_id": -1})
-    ]
-    assert counts[0] < counts[1] == 40
 
 
 def test_log_has_the_lines_of_the_original_and_no_prompt(stack: Stack) -> None:

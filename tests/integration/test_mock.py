@@ -82,16 +82,6 @@ def test_a_burst_of_1024_streams_is_served_by_default(mock: Stack) -> None:
     assert all(b"data: [DONE]" in answer for answer in answers)
 
 
-def test_output_repeats_the_passage(mock: Stack, mock_text: MockText) -> None:
-    prediction = mock.predict("Hi", max_tokens=600, tps=300)
-    assert text_of(prediction) == mock_text(600)
-    metrics = prediction["metrics"]
-    assert (metrics["output_token_count"], metrics["finish_reason"]) == (600, "length")
-    assert metrics["input_token_count"] == len(
-        mock_text.encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
-    )
-
-
 def test_yield_mode_streams_and_wait_mode_does_not(mock: Stack, mock_text: MockText) -> None:
     with mock.stream("Hi", n_output_tokens=ENDLESS) as events:
         live = (data["chunk"] for kind, data in events if kind == "output")
@@ -164,17 +154,6 @@ def test_the_triton_model_has_the_mocks_inputs(mock: Stack, mock_text: MockText)
     assert last["error"].startswith("E2100 TritonUnknownError: inject=error")
 
 
-def test_stop_words_and_end_ids_end_the_output(mock: Stack, mock_text: MockText) -> None:
-    nulls = dict.fromkeys(["temperature", "top_k", "log_performance_metrics", "tps", "temprature"])
-    prediction = mock.predict("Hi", max_tokens=100, stop_sequences="harbour", **nulls)
-    assert text_of(prediction) == mock_text(100).partition("harbour")[0]
-    assert prediction["metrics"]["finish_reason"] == "stop"
-    end_id = mock_text.ids(30)[-1]
-    count = mock_text.ids(30).index(end_id)
-    events = list(from_triton(mock, mock_text.encode("Hi"), end_id=end_id, request_output_len=50))
-    assert [token for event in events for token in ids_of(event)] == mock_text.ids(count)
-
-
 def test_a_disconnected_or_cancelled_request_stops_the_engine(mock: Stack) -> None:
     with mock.stream("Hi", max_tokens=ENDLESS) as events:
         assert any(kind == "output" for kind, _ in events)
@@ -200,17 +179,6 @@ def test_an_injected_error_fails_only_its_prediction(mock: Stack, mock_text: Moc
         assert "E2100 TritonUnknownError: inject=error: as asked, after 5 tokens" in failed["error"]
         assert text_of(other.result()) == mock_text(100)
     wait_until(lambda: mock.health() == "READY")
-
-
-def test_concurrent_predictions_return_the_whole_output(mock: Stack, mock_text: MockText) -> None:
-    def one(number: int) -> bool:
-        count = 10 + number % 16
-        prediction = mock.predict("Hi", max_tokens=count, tps=[10, 20][number % 2])
-        return text_of(prediction) == mock_text(count)
-
-    with ThreadPoolExecutor(64) as pool:
-        assert all(pool.map(one, range(64)))
-    wait_until(lambda: mock.engine_requests() == 0)
 
 
 def test_the_gpu_benchmark_knows_the_role_of_each_process(

@@ -10,7 +10,7 @@ from supervised_triton import PATIENCE_S, Make, Supervised, make, until
 
 from cog_triton.serving import failure_detection
 from cog_triton.serving.supervisor import SupervisorState
-from cog_triton.triton import liveness
+from cog_triton.triton import server as triton_server
 
 LIMIT = 100
 __all__ = ["make"]
@@ -20,7 +20,7 @@ class Memory:
     """Memory of processes: what they hold, and twice the limit on top in one that has grown."""
 
     def __init__(self) -> None:
-        self._held = liveness.anonymous_bytes
+        self._held = triton_server.anonymous_bytes
         self._grown = 0
         self._seen: set[int] = set()
 
@@ -39,7 +39,7 @@ class Memory:
 def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
     found = Memory()
     monkeypatch.setattr(failure_detection, "_PERIOD_S", 0.01)
-    monkeypatch.setattr(liveness, "anonymous_bytes", found.anonymous_bytes)
+    monkeypatch.setattr(triton_server, "anonymous_bytes", found.anonymous_bytes)
     return found
 
 
@@ -101,7 +101,7 @@ def test_requests_during_it_are_queued(limited: Make, memory: Memory) -> None:
 def test_limit_exceeded_from_the_start_is_ignored(
     limited: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(liveness, "anonymous_bytes", lambda pid: 2 * LIMIT << 20)
+    monkeypatch.setattr(triton_server, "anonymous_bytes", lambda pid: 2 * LIMIT << 20)
     monkeypatch.setattr(failure_detection, "_PERIOD_S", 0.01)
     item = limited(resumes=True)
     until(lambda: "holds 200 MiB, more than 100 (TRITON_MEMORY_LIMIT)" in caplog.text)

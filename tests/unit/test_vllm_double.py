@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from vllm_engines import DOUBLES
 
-from cog_triton.engines.vllm.argument_types import convert, known_versions, minor_version, types_of
+from cog_triton.engines.vllm.argument_types import known_versions, minor_version, types_of
 from cog_triton.engines.vllm.request_import import named, written
 
 RECORD = types_of().record
@@ -77,47 +77,3 @@ def test_the_record_is_exact_for_its_minor_version(version: str | None, exact: b
     assert types.record is RECORD
     assert types.version == (version or RECORD["source"]["version"])
     assert types.exact is exact
-
-
-@pytest.mark.parametrize(
-    ("value", "kinds", "converted"),
-    [
-        ("0.1", ["float"], 0.1),
-        (1, ["float"], 1.0),
-        ("100", ["int", "null"], 100),
-        (None, ["int", "null"], None),
-        ("True", ["bool"], True),
-        ("false", ["bool"], False),
-        ('{"json": "{}"}', ["dict", "null"], {"json": "{}"}),
-        ('["a"]', ["list", "null", "str"], '["a"]'),
-        (["a"], ["list", "null", "str"], ["a"]),
-        ("auto", ["=auto", "=half"], "auto"),
-        (16, ["=8", "=16"], 16),
-        ("12", ["str"], "12"),
-    ],
-)
-def test_values_are_converted_to_the_recorded_types(
-    value: Any, kinds: list[str], converted: Any
-) -> None:
-    made = convert(value, kinds)
-    assert made == converted
-    assert type(made) is type(converted)
-
-
-@pytest.mark.parametrize(
-    ("value", "kinds", "rule"),
-    [
-        ("warm", ["float"], "must be a number"),
-        (True, ["int"], "must be a whole number"),
-        (1.5, ["int", "null"], "must be a whole number or null"),
-        (None, ["str"], "must be text"),
-        (1, ["bool"], "must be true or false"),
-        ("bf16", ["=auto", "=half"], "must be auto or half"),
-        (12, ["=8", "=16"], "must be 8 or 16"),
-        ("[1", ["list"], "must be a list"),
-        ({}, ["str", "null"], "must be text or null"),
-    ],
-)
-def test_values_of_other_types_are_refused(value: Any, kinds: list[str], rule: str) -> None:
-    with pytest.raises(ValueError, match=f"^{rule}$"):
-        convert(value, kinds)

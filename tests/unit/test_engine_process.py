@@ -9,23 +9,21 @@ import secrets
 import signal
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from raw_clients import FrameSocket, RawClient
+from raw_clients import FrameSocket
 from started_engines import StartedEngine
 from step_engines import ENGINE
 from vllm_hosts import Inbox, token_ids
 
 from cog_triton.engines import engine_messages
-from cog_triton.engines.base import EngineStats
 from cog_triton.engines.engine_client import EngineClient, coalesce_events, events_of
 from cog_triton.engines.engine_messages import Hello, Welcome
-from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.engines.step_items import ERROR, FINISH_REASONS, GOES_ON, LENGTH, StepItem, encode
 from cog_triton.errors import TritonUnavailable
@@ -163,30 +161,6 @@ def test_coalesced_events_are_what_the_items_were(items: list[StepItem]) -> None
             sent.append(item)
     assert said(events_of(sent)) == wanted
     assert said(coalesce_events(list(events_of(sent)))) == wanted
-
-
-def test_stats_are_of_its_own_requests_of_front_ends_and_of_the_kv_cache(tmp_path: Path) -> None:
-    options = {"max_batch_size": 2, "kv_cache": "yes"}
-    with running(tmp_path, **options) as (engine, pid), closing(RawClient(engine.socket)) as steps:
-        changes = queue.Queue[None]()
-        engine.on_kv_cache = lambda: changes.put(None)
-
-        def until_reported(wanted: EngineStats) -> None:
-            while engine.stats() != wanted:
-                changes.get(timeout=PATIENCE_S)
-
-        handles = [submit(engine, Inbox(), 1) for _ in range(5)]
-        until_reported(EngineStats(5, 3, 2, KVCacheStats(0.005)))
-        for handle in handles:
-            engine.cancel(handle)
-        until_reported(EngineStats(0, 0, 2, KVCacheStats(0)))
-        for handle in (1, 2):
-            steps.submit(handle, request(1))
-        while engine.stats().step_requests < 2:
-            changes.get(timeout=PATIENCE_S)
-        os.kill(pid, signal.SIGKILL)
-        while engine.stats().step_requests:
-            changes.get(timeout=PATIENCE_S)
 
 
 def test_sigkill_ends_every_request_with_e2105_on_another_thread(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from mock_requests import MODEL, expected_tokens, request
 
 from cog_triton.engines.adapter_registry import AdapterRegistry, RegisteredAdapter
 from cog_triton.engines.kv_cache_stats import KVCacheStats
-from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.mock.engine import MockEngine
 from cog_triton.engines.mock.mock_request import MockOptions
 from cog_triton.engines.request import TokenEvent
@@ -65,19 +62,6 @@ class World:
 
     def last(self, handle: int) -> TokenEvent:
         return self.events[handle][-1][1]
-
-
-@pytest.mark.parametrize(
-    "options", [{"tps": 0}, {"tps": 2000}, {"step_ms": 5}, {"tps": 0, "max_batch_size": 3}]
-)
-def test_concurrent_streams_all_send_their_whole_output(options: dict[str, Any]) -> None:
-    world = World(**options)
-    asked = [world.ask(100 + number) for number in range(32)]
-    world.run()
-    for number, handle in enumerate(asked):
-        assert world.ids(handle) == expected_tokens(100 + number)
-        assert world.last(handle).finish == "length"
-    assert world.engine.wait_s() is None
 
 
 @pytest.mark.parametrize(
@@ -270,27 +254,3 @@ def test_a_hanging_engine_sends_nothing() -> None:
     assert world.engine.step() == []
     assert not world.events[other]
     assert not world.events[later]
-
-
-SCRIPT = """
-import sys
-from cog_triton.engines.mock.engine import MockEngine
-from mock_requests import request
-
-engine = MockEngine.from_parameters({"engine_dir": sys.argv[1], "tps": "0"})
-engine.submit(1, request(9, inject="crash", inject_after=3))
-while engine.wait_s() is not None:
-    print(*[event.token_ids[0] for _, event in engine.step()], flush=True)
-"""
-
-
-def test_an_injected_crash_kills_the_process_after_the_tokens(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(mock_directory.make_engine(tmp_path))],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        timeout=60,
-        text=True,
-    )
-    assert done.returncode == -9, done.stderr
-    assert len(done.stdout.split()) == 3

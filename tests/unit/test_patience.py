@@ -27,7 +27,6 @@ ALLOWED = {
     "test_replica_supervision.py: asyncio.wait(": "nothing may happen",
     "test_step_stream.py: connected(": "its expiry is the subject",
     "test_template_process.py: stopped.connection": "its expiry is the subject",
-    "test_vllm_core_process.py: wait(": "a look at what is ready",
 }
 """Places where a small number is meant, by file and the beginning of their source: why."""
 

@@ -39,15 +39,6 @@ def test_a_short_prompt_has_no_prefix() -> None:
     assert choice.choose([7] * 31, {0: 0.1, 1: 0}) == 1
 
 
-def test_the_longest_prefix_counts() -> None:
-    choice = ReplicaChoice()
-    long = list(range(2048))
-    assert choice.choose(long[:64], {0: 0, 1: 9}) == 0
-    assert choice.choose(long, {0: 9, 1: 0}) == 1
-    # 64 tokens are worth a quarter of a request, 2048 eight.
-    assert choice.choose([*long, 5], {0: 0, 1: 7}) == 1
-
-
 def test_adapters_have_prefixes_of_their_own() -> None:
     choice = ReplicaChoice()
     assert choice.choose(prompt(), {0: 0, 1: 0.1}, "a") == 0
@@ -60,19 +51,3 @@ def test_a_dead_engine_is_forgotten() -> None:
     assert choice.choose(prompt(), {0: 0, 1: 0.1}) == 0
     choice.forget(0)
     assert choice.choose(prompt(), {0: 0.1, 1: 0}) == 1
-
-
-def test_what_was_sent_long_ago_is_forgotten() -> None:
-    choice = ReplicaChoice()
-    assert choice.choose(prompt(), {0: 0, 1: 1}) == 0
-    for number in range(9000):
-        choice.choose([number] * 32, {0: 0})
-    assert choice.choose(prompt(), {0: 0.1, 1: 0}) == 1
-
-
-def test_a_text_is_told_apart_by_its_bytes() -> None:
-    """As `vllm_model` has it; its length is any."""
-    choice, text = ReplicaChoice(), b"a system prompt that is shared, and more"
-    first = choice.choose(text, {0: 0, 1: 0})
-    assert choice.choose(text + b"!", {0: 0, 1: 0}) == first
-    assert choice.choose(b"?" * 41, {0: 0, 1: 0}) != first

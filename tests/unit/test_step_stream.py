@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from scripted_steps import ScriptedSteps, step
 from scripted_triton import to_error
 
 from cog_triton.engines import step_pipe
-from cog_triton.engines.engine_messages import Cancel, Others
+from cog_triton.engines.engine_messages import Cancel
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import StepItem
 from cog_triton.errors import InvalidArgument, TritonUnavailable
@@ -228,19 +227,6 @@ def test_a_cancelled_request_gets_nothing_and_is_not_sent_if_it_waits(
         other.wait()
         assert len(pipe.submits) == 2
         assert running.items == waiting.items == []
-
-
-def test_requests_of_others_are_known(streams: StepStreams, triton: ScriptedSteps) -> None:
-    assert streams.others_at == -math.inf
-    pipe, began = triton.pipe(), time.monotonic()
-    pipe.say(Others(run=True))
-    wait_until(lambda: streams.others_at == math.inf)
-    pipe.say(Others(run=False))
-    wait_until(lambda: began < streams.others_at < math.inf)
-    pipe.say(Others(run=True))
-    wait_until(lambda: streams.others_at == math.inf)
-    pipe.fail("E2105 TritonUnavailable: the engine's process has ended")
-    wait_until(lambda: began < streams.others_at < math.inf)
 
 
 def test_each_replica_has_a_pipe_and_an_engines_end_is_its_own(triton: ScriptedSteps) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
-from multiprocessing import context
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -57,29 +54,12 @@ def test_enginecore_is_the_process_that_was_begun_first_and_ends_with_its_host(
         wait_until(lambda: not Path(f"/proc/{core}").exists())
 
 
-def test_of_several_the_others_start_as_ever(tmp_path: Path) -> None:
-    with over_double(tmp_path, data_parallel_size=2) as host:
-        cores = [told["pid"] for told in host.calls("engine_core", 2)]
-        assert sorted(map(is_core, cores)) == [False, True]
-
-
 def test_a_users_own_way_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     with over_double(tmp_path) as host:
         (told,) = host.calls("engine_core")
         below = Path(f"/proc/{host.pid}/task/{host.pid}/children").read_text().split()
         assert not any(map(is_core, {told["pid"], *map(int, below)})), "and none is left"
-
-
-def test_its_handle_is_that_of_any_process(core: CoreProcess) -> None:
-    process = started(core, time.sleep, 60)
-    assert (process.pid, process.name, process.exitcode) == (core.pid, "EngineCore", None)
-    assert process.is_alive()
-    assert wait([process.sentinel], 0) == []
-    process.terminate()
-    process.join(60)
-    assert process.exitcode == -signal.SIGTERM
-    assert wait([process.sentinel], 0) == [process.sentinel]
 
 
 def test_it_starts_as_ever_where_its_process_has_died(
@@ -92,20 +72,6 @@ def test_it_starts_as_ever_where_its_process_has_died(
     assert process.exitcode == 7
     assert process.pid != core.pid
     assert "has died" in caplog.text
-
-
-def test_it_starts_as_ever_with_what_comes_with_descriptors(core: CoreProcess) -> None:
-    ours, theirs = context.SpawnContext().Pipe()
-    process = started(core, os._exit, 7)
-    process.join(60)
-    assert (process.exitcode, process.pid) == (7, core.pid)
-    other = CoreProcess([], ranks=2)
-    process = started(other, type(theirs).close, theirs)
-    process.join(60)
-    assert (process.exitcode, process.pid != other.pid) == (0, True)
-    other._end()
-    ours.close()
-    theirs.close()
 
 
 def test_a_vllm_that_starts_it_in_another_way_is_told_of(

@@ -69,7 +69,7 @@ def _shown(default: object) -> str:
 
 
 def vllm_versions() -> str:
-    """The minor versions of vLLM that are served: what ran, and on what."""
+    """Minor versions of vLLM that are served: what ran, and on what."""
     rows = [f"| {row['minor']} | {row['ran']} | {row['on']} |" for row in known_versions()]
     return "\n".join(["| vLLM | what ran | on |", "|---|---|---|", *rows]) + "\n"
 

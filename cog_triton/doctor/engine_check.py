@@ -60,7 +60,7 @@ def check(path: Path, here: Machine | None) -> tuple[Needs | None, Check]:
 
 
 def check_seals(path: Path, settings: Settings) -> Check | None:
-    """Whether compiled code of the engine would be used; None if it has none, or is none."""
+    """Whether compiled code of the engine is used; None if it has none, or is none."""
     try:
         if path.is_dir():
             found = SealedManifest.of(path)

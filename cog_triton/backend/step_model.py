@@ -6,17 +6,15 @@ Private to our front end, which names a secret. Bytes pass as they are; see
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import os
-import select
-import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -33,11 +31,10 @@ _log = logging.getLogger(__name__)
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _LOOK_S = 0.25
 _RETRY_S = 0.02
-_CHUNK = 1 << 18
 
 
-class Pipe:
-    """One front end's way to the engine at an address, on a thread of its own.
+class Pipe(asyncio.Protocol):
+    """One front end's way to the engine at an address.
 
     A front end that is behind is waited for: the engine merges meanwhile what it cannot send.
     Triton (24.10) frees the responses of a request with the request: each call that says how much
@@ -46,155 +43,97 @@ class Pipe:
 
     def __init__(self, address: str, sender: Any) -> None:
         self._address = address
-        self._senders = deque([sender])  # the last one sends, the others are to be ended
-        self._socket: socket.socket | None = None
-        self._unsent = bytearray()
-        self._lock = threading.Lock()
-        self._ending = False
+        self._sender = sender
+        self._transport: asyncio.Transport | None = None
+        self._unsent = [frame(engine_messages.encode(Hello("steps")))]
         self._sizes: deque[int] = deque()  # of the responses that have not arrived
         self._size = self._arrived = self._sent = 0
-        self._waker, self._woken = socket.socketpair()
-        self._waker.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="engine-pipe", daemon=True)
-        self._thread.start()
+        self._ended = asyncio.Event()
+        self._is_lost = False
 
-    @property
-    def ended(self) -> bool:
-        """Whether it is of no use any more."""
-        return not self._thread.is_alive()
-
-    def send(self, content: bytes) -> None:
-        """Send bytes to the engine, if it is there; what it does not take yet follows."""
-        with self._lock:
-            self._unsent += content
-            self._write()
-            left = bool(self._unsent)
-        if left:
-            self._wake_up()
-
-    def arrived(self, responses: int, sender: Any) -> bool:
-        """The front end has so many responses; whether `sender` sends those that follow."""
-        with self._lock:
-            while self._sizes and self._arrived < responses:
-                self._arrived += 1
-                self._size -= self._sizes.popleft()
-            if taken := bool(self._senders):
-                self._senders.append(sender)
-        self._wake_up()
-        return taken
-
-    def close(self) -> None:
-        """Hang up on the engine, which cancels what runs; the request ends."""
-        self._ending = True
-        self._wake_up()
-
-    def join(self) -> None:
-        """Wait for its end."""
-        self._thread.join()
-
-    def _wake_up(self) -> None:
-        with suppress(OSError):  # it has ended, or is to wake up already
-            self._waker.send(b"w")
-
-    def _run(self) -> None:
+    async def run(self) -> None:
+        """Carry bytes until the engine or the front end ends it; then the request ends."""
         answer: Any = None
         try:
-            if self._connect() and self._carry():
+            await self._carry()
+            if self._is_lost:
                 answer = python_backend.error_response(engine_gone())
-        except CogTritonError as error:
-            answer = python_backend.error_response(error)
         except Exception:  # noqa: BLE001 - the front end has to hear of it
             _log.exception("the pipe to the engine ends")
             answer = python_backend.error_response(engine_gone())
-        finally:
-            with self._lock:
-                for own in (self._socket, self._waker, self._woken):
-                    if own is not None:
-                        own.close()
-                *older, last = self._senders
-                self._senders.clear()
+        self._ended.set()
+        if self._transport is not None:
+            self._transport.abort()
         with suppress(Exception):  # the front end is gone
-            for sender in older:
-                sender.send(flags=_FINAL)
-            if answer is None or last.is_cancelled():
-                last.send(flags=_FINAL)
+            if answer is None or self._sender.is_cancelled():
+                self._sender.send(flags=_FINAL)
             else:
-                last.send(answer, flags=_FINAL)
+                self._sender.send(answer, flags=_FINAL)
 
-    def _connect(self) -> bool:
-        """Connect as soon as the engine is there; False if the front end is gone before."""
-        while not self._ending and not self._senders[-1].is_cancelled():
+    async def _carry(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._transport is None and not self._ended.is_set():
+            if self._sender.is_cancelled():
+                return
             try:
                 own = local_socket.connect(self._address)
+                await loop.create_unix_connection(lambda: self, sock=own)
             except OSError:
-                time.sleep(_RETRY_S)
-                continue
-            own.setblocking(False)
-            with self._lock:
-                self._socket = own
-                self._unsent[:0] = frame(engine_messages.encode(Hello("steps")))
-                self._write()
-            return True
-        return False
+                await asyncio.sleep(_RETRY_S)
+        while not self._ended.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), _LOOK_S)
+                return
+            if self._sender.is_cancelled():  # it costs a round trip to Triton
+                return
 
-    def _carry(self) -> bool:
-        """Pass on the engine's bytes; True if the engine ends it, False if the front end does."""
-        assert self._socket is not None
-        poller, look_at = select.poll(), 0.0
-        poller.register(self._woken, select.POLLIN)
-        while not self._ending:
-            while len(self._senders) > 1:
-                self._senders.popleft().send(flags=_FINAL)
-            behind = (
-                len(self._sizes) >= step_pipe.MOST_RESPONSES or self._size >= step_pipe.MOST_BYTES
-            )
-            events = 0 if behind else select.POLLIN
-            poller.register(self._socket, events | (select.POLLOUT if self._unsent else 0))
-            ready = dict(poller.poll(1000 * _LOOK_S))
-            if self._woken.fileno() in ready:
-                self._woken.recv(_CHUNK)
-            found = ready.get(self._socket.fileno(), 0)
-            if found & select.POLLOUT:
-                with self._lock:
-                    self._write()
-            if found & ~select.POLLOUT and not self._pass_on():
-                return True
-            if (now := time.monotonic()) >= look_at:  # it costs a round trip to Triton
-                look_at = now + _LOOK_S
-                if self._senders[-1].is_cancelled():
-                    return False
-        return False
+    def send(self, content: bytes) -> None:
+        """Send bytes to the engine, once it is there."""
+        if self._transport is None:
+            self._unsent.append(content)
+        else:
+            self._transport.write(content)
 
-    def _pass_on(self) -> bool:
-        """Pass on what has arrived; False after the end."""
-        assert self._socket is not None
-        try:
-            content = self._socket.recv(_CHUNK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        if not content:
-            return False
-        with self._lock:
-            self._sizes.append(len(content))
-            self._size += len(content)
-        content, self._sent = step_pipe.numbered(self._sent, content), self._sent + 1
+    def arrived(self, responses: int, sender: Any) -> None:
+        """The front end has so many responses; `sender` sends those that follow."""
+        while self._sizes and self._arrived < responses:
+            self._arrived += 1
+            self._size -= self._sizes.popleft()
+        older, self._sender = self._sender, sender
+        older.send(flags=_FINAL)
+        self._wait_for_reader()
+
+    def close(self) -> None:
+        """Hang up on the engine, which cancels what runs; the request ends."""
+        self._ended.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send what has waited."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(b"".join(self._unsent))
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what has arrived."""
+        self._sizes.append(len(data))
+        self._size += len(data)
+        content, self._sent = step_pipe.numbered(self._sent, data), self._sent + 1
         tensor = pb_utils.Tensor(step_pipe.BYTES, np.frombuffer(content, np.uint8))
-        python_backend.send(self._senders[-1], pb_utils.InferenceResponse([tensor]))
-        return True
+        python_backend.send(self._sender, pb_utils.InferenceResponse([tensor]))
+        self._wait_for_reader()
 
-    def _write(self) -> None:
-        """Send what the engine takes; under the lock."""
-        if self._socket is None:
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The engine's process is gone, unless this end has hung up."""
+        self._is_lost = not self._ended.is_set()
+        self._ended.set()
+
+    def _wait_for_reader(self) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
             return
-        try:
-            while self._unsent:
-                del self._unsent[: self._socket.send(self._unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:  # reading notices it, too
-            self._unsent.clear()
+        if len(self._sizes) >= step_pipe.MOST_RESPONSES or self._size >= step_pipe.MOST_BYTES:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
 
 
 class TritonPythonModel:
@@ -204,31 +143,42 @@ class TritonPythonModel:
         """Connects to no engine before a front end asks for it."""
         triton_log.install()
         self._pipes: dict[str, Pipe] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._key = os.environ.get(step_pipe.KEY_VARIABLE, "")
         process_tuning.tune_for_serving()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="pipes", daemon=True)
+        self._thread.start()
 
     def execute(self, requests: list[Any]) -> None:
-        """Carry out calls."""
+        """Have the loop carry out calls."""
         for request in requests:
-            sender = request.get_response_sender()
-            try:
-                tensor = pb_utils.get_input_tensor_by_name(request, step_pipe.CALL)
-                ends = self._execute(request.request_id(), tensor.as_numpy().tobytes(), sender)
-            except (CogTritonError, ValueError) as error:
-                known = error if isinstance(error, CogTritonError) else InvalidArgument(str(error))
-                sender.send(python_backend.error_response(known), flags=_FINAL)
-            else:
-                if ends:
-                    sender.send(flags=_FINAL)
+            call = pb_utils.get_input_tensor_by_name(request, step_pipe.CALL).as_numpy().tobytes()
+            sender, name = request.get_response_sender(), request.request_id()
+            self._loop.call_soon_threadsafe(self._answer, name, call, sender)
 
     def finalize(self) -> None:
         """End all pipes."""
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    async def _close(self) -> None:
         for pipe in self._pipes.values():
             pipe.close()
-        for pipe in self._pipes.values():
-            pipe.join()
+        await asyncio.gather(*self._tasks)
 
-    def _execute(self, name: str, call: bytes, sender: Any) -> bool:
+    def _answer(self, name: str, call: bytes, sender: Any) -> None:
+        try:
+            ends = self._carry_out(name, call, sender)
+        except (CogTritonError, ValueError) as error:
+            known = error if isinstance(error, CogTritonError) else InvalidArgument(str(error))
+            sender.send(python_backend.error_response(known), flags=_FINAL)
+        else:
+            if ends:
+                sender.send(flags=_FINAL)
+
+    def _carry_out(self, name: str, call: bytes, sender: Any) -> bool:
         """Carry out a call; whether that is all."""
         kind, pipe = call[:1], self._pipes.get(name)
         if kind == step_pipe.OPEN:
@@ -237,9 +187,10 @@ class TritonPythonModel:
         if pipe is not None and kind == step_pipe.SEND:
             pipe.send(call[1:])
         elif pipe is not None and kind == step_pipe.ARRIVED:
-            return not pipe.arrived(int(call[1:]), sender)
+            pipe.arrived(int(call[1:]), sender)
+            return False
         elif pipe is not None and kind == step_pipe.CLOSE:
-            self._pipes.pop(name).close()
+            pipe.close()
         return True
 
     def _open(self, name: str, call: bytes, sender: Any) -> None:
@@ -249,8 +200,13 @@ class TritonPythonModel:
         addresses = own_addresses()
         if not (0 <= replica < len(addresses) and name):
             raise InvalidArgument(f"engine_steps: there is no engine {replica}, or no id")
-        for other in [other for other, pipe in self._pipes.items() if pipe.ended]:
-            del self._pipes[other]
         if name in self._pipes:
             raise InvalidArgument(f"engine_steps: {name!r:.40} is open")
-        self._pipes[name] = Pipe(addresses[replica], sender)
+        pipe = self._pipes[name] = Pipe(addresses[replica], sender)
+        task = self._loop.create_task(self._run(name, pipe))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, name: str, pipe: Pipe) -> None:
+        await pipe.run()
+        del self._pipes[name]  # in the same turn of the loop: no call finds a pipe that has ended

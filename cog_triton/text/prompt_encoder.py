@@ -1,87 +1,22 @@
 """Prompt encoder with a length limit: refuses a prompt that cannot fit before encoding all of it.
 
 Encoding takes some 150 bytes of memory for each byte of text, and text has no limit but that of
-the request. So a long text is compared in bytes first, then counted in pieces, and encoded as a
-whole only when neither has shown that it is too long.
+the request. So a long text is counted in pieces first, and encoded as a whole only when that has
+not shown that it is too long.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 from cog_triton.errors import PromptTooLong
 from cog_triton.system import process_tuning
-from cog_triton.text.detokenize import BYTE_OF
 from cog_triton.text.tokenizer import EngineTokenizer
-
-# Most bytes that each normalizer makes one byte of; others may drop text without a bound.
-_SHRINKS = {"NFC": 4, "NFD": 4, "NFKC": 8, "NFKD": 8, "Lowercase": 4, "Prepend": 1, "ByteLevel": 1}
-_KEEP_ALL_TEXT = ("ByteLevel", "Metaspace", "Digits")
-
-
-def max_token_bytes(tokenizer: Any) -> int | None:
-    """Most UTF-8 bytes of a prompt that one token can stand for; None if that is not bounded.
-
-    It is not where text is dropped, joined to one unknown token, or taken in by a special token
-    that strips the space around it.
-    """
-    model, added = tokenizer.model, list(tokenizer.get_added_tokens_decoder().values())
-    if type(model).__name__ != "BPE" or any(token.lstrip or token.rstrip for token in added):
-        return None
-    shrinks = 1
-    for part in _parts(tokenizer.normalizer, "normalizers"):
-        factor = _shrinks(part)
-        if factor is None:
-            return None
-        shrinks *= factor
-    splits = list(_parts(tokenizer.pre_tokenizer, "pretokenizers"))
-    if not all(map(_keeps_all_text, splits)):
-        return None
-    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
-    if any(part["type"] == "ByteLevel" for part in splits):
-        if not vocabulary.keys() >= BYTE_OF.keys():
-            return None
-        longest = max(map(len, vocabulary))  # a character stands for a byte
-    elif model.byte_fallback and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):
-        longest = max(len(token.encode()) for token in vocabulary)
-    else:
-        return None
-    return shrinks * max([longest, *(len(token.content.encode()) for token in added)])
-
-
-def _parts(component: Any, members: str) -> Iterator[dict[str, Any]]:
-    """The parts of a normalizer or pre-tokenizer, as tokenizer.json describes them."""
-    if component is None:
-        return
-    pending = [json.loads(component.__getstate__())]
-    while pending:
-        part = pending.pop()
-        if part["type"] == "Sequence":
-            pending += part[members]
-        else:
-            yield part
-
-
-def _shrinks(normalizer: dict[str, Any]) -> int | None:
-    if normalizer["type"] == "Replace":
-        pattern = normalizer["pattern"].get("String")
-        longer = pattern and len(normalizer["content"].encode()) >= len(pattern.encode())
-        return 1 if longer else None
-    return _SHRINKS.get(normalizer["type"])
-
-
-def _keeps_all_text(pre_tokenizer: dict[str, Any]) -> bool:
-    if pre_tokenizer["type"] in ("Split", "Punctuation"):
-        return bool(pre_tokenizer["behavior"] != "Removed")
-    return pre_tokenizer["type"] in _KEEP_ALL_TEXT
-
 
 WHOLE_BYTES = 64 << 10
 """Text of up to this size is always encoded whole: it costs no more than 15 MB, for 10 ms."""
-PIECE_CHARS = 16 << 10
+PIECE_CHARS = 64 << 10
 _AT_ONCE = 2
 _CUT_TOKENS = 64
 
@@ -100,7 +35,6 @@ class PromptEncoder:
     def __init__(self, tokenizer: EngineTokenizer, limit: int | None) -> None:
         self._tokenizer = tokenizer
         self._limit = limit
-        self._max_token_bytes = None if limit is None else max_token_bytes(tokenizer.tokenizer)
         added = tokenizer.tokenizer.get_added_tokens_decoder().values()
         # A cut changes the tokens around it: those of a word, or of a special token that it splits.
         self._cut_tokens = max([_CUT_TOKENS, *(2 * len(t.content.encode()) for t in added)])
@@ -122,7 +56,6 @@ class PromptEncoder:
         if not self.is_long(text):
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         text = self._without_repeated_bos(text)
-        self._refuse_by_bytes(text)
         with self._turns:
             try:
                 self._refuse_by_pieces(text)
@@ -134,7 +67,6 @@ class PromptEncoder:
         """Raise E1002 for a long text that is certain not to fit."""
         if self.is_long(text):
             text = self._without_repeated_bos(text)
-            self._refuse_by_bytes(text)
             with self._turns:
                 self._refuse_by_pieces(text)
 
@@ -154,10 +86,6 @@ class PromptEncoder:
                 start += len(run)
         return text[start - len(self._bos) :]
 
-    def _refuse_by_bytes(self, text: str) -> None:
-        if self._max_token_bytes is not None and (self._bos is None or self._bos_is_exact):
-            self._refuse(_size(text) // self._max_token_bytes)
-
     def _refuse_by_pieces(self, text: str) -> None:
         """Count what is certain to be tokens of the whole: those of pieces, less some at cuts."""
         least = 0
@@ -167,11 +95,8 @@ class PromptEncoder:
             if self._bos_id is not None and not self._bos_is_exact:
                 tokens -= ids.count(self._bos_id)
             least += max(tokens - self._cut_tokens, 0)
-            self._refuse(least)
-
-    def _refuse(self, least: int) -> None:
-        if self._limit is not None and least > self._limit:
-            raise prompt_too_long(f"more than {least - 1}", self._limit)
+            if self._limit is not None and least > self._limit:
+                raise prompt_too_long(f"more than {least - 1}", self._limit)
 
 
 def _size(text: str) -> int:

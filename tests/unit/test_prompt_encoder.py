@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
@@ -12,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_tokenizers import byte_fallback, byte_level
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from cog_triton.engines.mock import word_tokenizer
 from cog_triton.errors import PromptTooLong
 from cog_triton.text import prompt_encoder
-from cog_triton.text.prompt_encoder import PromptEncoder, max_token_bytes
+from cog_triton.text.prompt_encoder import PromptEncoder
 from cog_triton.text.tokenizer import EngineTokenizer
 
 
@@ -60,7 +59,6 @@ TOKENIZERS = {
 }
 WORDS = ["hello ", "a", "ab", " ", "the quick ", "日本", "é", "\n"]
 WORDS += ["<s>", "<|im_start|>", "<tool> ü"]
-STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
 
 
 @pytest.fixture
@@ -133,16 +131,6 @@ def test_a_long_prompt_is_refused_after_few_pieces(kind: str, word: str) -> None
     assert sum(tokenizer.encoded) <= 40 * prompt_encoder.PIECE_CHARS
 
 
-def test_a_prompt_with_more_bytes_than_its_tokens_can_have_is_not_encoded_at_all() -> None:
-    tokenizer = CountingTokenizer(TOKENIZERS["byte level"])
-    longest = max_token_bytes(tokenizer.tokenizer)
-    assert longest is not None
-    encoder = PromptEncoder(tokenizer, 10_000)  # type: ignore[arg-type]
-    with pytest.raises(PromptTooLong, match=r"more than 10000\b.* length .10000"):
-        encoder.encode("日" * (10_001 * longest // 3 + 1))
-    assert tokenizer.encoded == []
-
-
 def test_few_long_prompts_are_encoded_at_a_time_and_short_ones_do_not_wait() -> None:
     tokenizer = CountingTokenizer(TOKENIZERS["mock"])
     encoder = PromptEncoder(tokenizer, 10**9)  # type: ignore[arg-type]
@@ -184,49 +172,3 @@ def test_refusing_a_prompt_takes_less_memory_than_three_times_its_bytes(word: st
     grown, _, error = done.stdout.partition(" ")
     assert "E1002 PromptTooLong" in error
     assert int(grown) * 1024 < 3 * 10_000_000
-
-
-def changed(tokenizer: Tokenizer, **parts: Any) -> Tokenizer:
-    content = json.loads(tokenizer.to_str()) | parts
-    return Tokenizer.from_str(json.dumps(content))
-
-
-def with_added(tokenizer: Tokenizer, **flags: Any) -> Tokenizer:
-    copy = changed(tokenizer)
-    copy.add_tokens([AddedToken("<a token of 24 characters>", **flags)])
-    return copy
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "expected"),
-    [
-        (byte_level(), 12),
-        (with_added(byte_level()), 26),
-        (with_added(byte_level(), lstrip=True), None),
-        (with_added(byte_level(), rstrip=True), None),
-        (changed(byte_level(), normalizer={"type": "NFC"}), 48),
-        (
-            changed(byte_level(), normalizer=STRIP),
-            None,
-        ),
-        (changed(byte_level(), pre_tokenizer={"type": "Whitespace"}), None),
-        (changed(byte_level(), pre_tokenizer=None), None),
-        (byte_fallback(), 7),
-        (Tokenizer(models.BPE()), None),
-        (unigram(), None),
-        (word_piece(), None),
-    ],
-)
-def test_bytes_of_a_token_are_bounded_only_where_no_text_is_dropped(
-    tokenizer: Tokenizer, expected: int | None
-) -> None:
-    assert max_token_bytes(tokenizer) == expected
-
-
-@pytest.mark.parametrize("kind", ["byte level", "byte fallback", "mock", "self merging"])
-@given(text=st.text())
-def test_no_token_stands_for_more_bytes_than_the_bound(kind: str, text: str) -> None:
-    tokenizer = TOKENIZERS[kind].tokenizer
-    longest = max_token_bytes(tokenizer)
-    assert longest is not None
-    assert len(tokenizer.encode(text).ids) * longest >= len(text.encode())

@@ -11,7 +11,8 @@ import marshal
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -37,8 +38,6 @@ def template_variables(source: str) -> frozenset[str]:
 CPU_S = 2.0
 MEMORY_BYTES = 512 << 20
 _ANSWER_S = 30.0
-_AT_ONCE = 2
-# The second child is for requests that find the first one busy with a slow template.
 _SECOND_AFTER_S = 0.1
 # Text may be rendered twice, and each message has its marks.
 _OUTPUT_FACTOR = 4
@@ -59,15 +58,26 @@ def exceeded(reason: str) -> BadMessages:
     return BadMessages(f"the model's chat template exceeds its limits: {reason}")
 
 
+class _Place:
+    """Place of one child, which is started when it is needed."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.child: PythonChild | None = None
+
+    def close(self) -> None:
+        if self.child is not None:
+            self.child.close()
+            self.child = None
+
+
 class TemplatePool:
-    """Renders templates, a few at a time; thread-safe."""
+    """Renders templates, two at a time; thread-safe."""
 
     def __init__(self, cpu_seconds: float = CPU_S, memory_bytes: int = MEMORY_BYTES) -> None:
         """Limits are CPU seconds of one rendering, and bytes of memory beyond those at start."""
         self._cpu_seconds, self._memory_bytes = cpu_seconds, memory_bytes
-        self._idle: list[PythonChild] = []
-        self._started = 0
-        self._changed = threading.Condition()
+        self.places = _Place(), _Place()
 
     def render(self, source: str, variables: Mapping[str, Any]) -> str:
         """The text of the template `source`; `variables` are what JSON has, with `messages`.
@@ -75,14 +85,16 @@ class TemplatePool:
         Raises TemplateRefused, BadMessages (E1006) when it exceeds a limit, TritonTokenizerError
         (E2102) when it is broken, TritonUnknownError (E2100) when no process can be started.
         """
-        size = sum(map(_size, variables.values()))
-        taken = self._take()
-        kind = child.EXCEEDED
-        try:
-            kind, text = self._ask(taken, source, variables, most_text(size))
-        finally:
-            # After an exception a reply may still come, and after too much its memory is full.
-            self._put_back(taken, usable=kind != child.EXCEEDED)
+        most = most_text(sum(map(_size, variables.values())))
+        request = marshal.dumps((source, most, dict(variables)))
+        with self._place() as place:
+            kind = child.EXCEEDED
+            try:
+                kind, text = self._ask(self._child(place), request, most)
+            finally:
+                # After an exception a reply may still come, and after too much its memory is full.
+                if kind == child.EXCEEDED:
+                    place.close()
         if kind == child.EXCEEDED:
             raise exceeded(text or f"more than {self._memory_bytes >> 20} MiB of memory")
         if kind == child.BROKEN:
@@ -95,21 +107,44 @@ class TemplatePool:
 
     def warm_up(self) -> None:
         """Start a child, so that the first request need not wait for it."""
-        self._put_back(self._take(), usable=True)
+        with self._place() as place:
+            self._child(place)
 
     def close(self) -> None:
-        """End the children that are idle."""
-        with self._changed:
-            while self._idle:
-                self._idle.pop().close()
-                self._started -= 1
+        """End the children."""
+        for place in self.places:
+            place.close()
 
-    def _ask(
-        self, taken: PythonChild, source: str, variables: Mapping[str, Any], most: int
-    ) -> tuple[bytes, str]:
+    @contextmanager
+    def _place(self) -> Iterator[_Place]:
+        """The first place; the second one if a slow template has the first."""
+        first, second = self.places
+        place = first if first.lock.acquire(timeout=_SECOND_AFTER_S) else second
+        if place is second:
+            second.lock.acquire()
+        try:
+            yield place
+        finally:
+            place.lock.release()
+
+    def _child(self, place: _Place) -> PythonChild:
+        """The child of a place, another one if that has ended."""
+        if place.child is not None and not place.child.alive:
+            place.close()
+        if place.child is None:
+            limits = self._cpu_seconds, self._memory_bytes
+            try:
+                place.child = PythonChild(child.__name__, *limits, timeout=_ANSWER_S)
+            except OSError as error:
+                raise TritonUnknownError(
+                    f"the process that renders chat templates does not start: {error}"
+                ) from error
+        return place.child
+
+    def _ask(self, taken: PythonChild, request: bytes, most: int) -> tuple[bytes, str]:
         """The reply's kind and text; raises BadMessages when the child was killed."""
         try:
-            taken.send(marshal.dumps((source, most, dict(variables))))
+            taken.send(request)
             kind, text = taken.receive(4 * most + _OUTPUT_CHARS)
             return kind, str(text, "utf-8", "surrogatepass")
         except OSError as error:
@@ -123,51 +158,6 @@ class TemplatePool:
         if code == -signal.SIGPROF:
             return f"more than {self._cpu_seconds:g} s of CPU time"
         return f"its process ended with {code}"
-
-    def _take(self) -> PythonChild:
-        """An idle child; a new one if there is none, or all are busy for long."""
-        with self._changed:
-            while self._started:
-                if self._idle:
-                    taken = self._idle.pop()
-                    if taken.alive:
-                        return taken
-                    taken.close()
-                    self._started -= 1
-                elif self._started == _AT_ONCE:
-                    self._changed.wait()
-                elif not self._changed.wait_for(self._free, _SECOND_AFTER_S) and (
-                    self._started < _AT_ONCE  # others have waited, too
-                ):
-                    break
-            self._started += 1
-        try:
-            limits = self._cpu_seconds, self._memory_bytes
-            return PythonChild(child.__name__, *limits, timeout=_ANSWER_S)
-        except BaseException as error:
-            self._forget()
-            if not isinstance(error, OSError):
-                raise
-            raise TritonUnknownError(
-                f"the process that renders chat templates does not start: {error}"
-            ) from error
-
-    def _free(self) -> bool:
-        return bool(self._idle) or not self._started
-
-    def _put_back(self, taken: PythonChild, *, usable: bool) -> None:
-        if not usable:
-            taken.close()
-            self._forget()
-            return
-        with self._changed:
-            self._idle.append(taken)
-            self._changed.notify()
-
-    def _forget(self) -> None:
-        with self._changed:
-            self._started -= 1
-            self._changed.notify()
 
 
 def _size(value: Any) -> int:

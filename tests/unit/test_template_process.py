@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cog_triton.errors import BadMessages, TritonTokenizerError
-from cog_triton.text import chat_template
+from cog_triton.ipc.child import PythonChild
 from cog_triton.text.chat_template import TemplatePool, TemplateRefused
 
 CPU_S = 0.3
@@ -71,6 +71,12 @@ def render(pool: TemplatePool, source: str, content: str = "Hi") -> str:
     return pool.render(source, {"messages": [{"role": "user", "content": content}]})
 
 
+def first(pool: TemplatePool) -> PythonChild:
+    child = pool.places[0].child
+    assert child is not None
+    return child
+
+
 def stopped(pool: TemplatePool) -> None:
     with pytest.raises(BadMessages, match=r"E1006.*exceeds its limits: more than 0.3 s of CPU"):
         render(pool, ENDLESS["nested ranges"])
@@ -124,32 +130,31 @@ def test_many_at_once_each_get_their_own(pool: TemplatePool) -> None:
     for thread in threads:
         thread.join()
     assert got == {number: f"[{number}]" for number in range(64)}
-    assert len(pool._idle) == pool._started <= chat_template._AT_ONCE
 
 
 def test_a_slow_template_does_not_stop_others(pool: TemplatePool) -> None:
     pool.close()
     slow = threading.Thread(target=stopped, args=[pool])
     slow.start()
-    while not pool._started:
+    while pool.places[0].child is None:
         pass
     assert render(pool, GOOD) == "[Hi]"
     slow.join()
-    assert len(pool._idle) == pool._started == 1
+    assert [place.child is None for place in pool.places] == [True, False]
 
 
 def test_a_child_that_died_is_replaced(pool: TemplatePool) -> None:
     render(pool, GOOD)
-    for child in pool._idle:
-        os.kill(child.process.pid, signal.SIGKILL)
-        child.process.wait()
+    child = first(pool)
+    os.kill(child.process.pid, signal.SIGKILL)
+    child.process.wait()
     assert render(pool, GOOD) == "[Hi]"
 
 
 def test_a_child_that_does_not_answer_is_killed(pool: TemplatePool) -> None:
     pool.close()
     pool.warm_up()
-    (stopped,) = pool._idle
+    stopped = first(pool)
     stopped.connection.settimeout(0.2)
     os.kill(stopped.process.pid, signal.SIGSTOP)
     with pytest.raises(BadMessages, match="no answer"):
@@ -164,7 +169,7 @@ def test_a_child_has_no_secrets_and_ends_with_its_parent(
     pool.close()
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     pool.warm_up()
-    (child,) = pool._idle
+    child = first(pool)
     assert b"secret" not in Path(f"/proc/{child.process.pid}/environ").read_bytes()
     child.connection.close()
     assert child.process.wait(60) == 0

@@ -22,8 +22,7 @@ from cog_triton.serving.admission import Admission, admission_for
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import Observer
-from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers
-from cog_triton.serving.openai.parsers.parser_choice import borrow
+from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers, borrow
 from cog_triton.serving.supervisor import Supervisor
 from cog_triton.settings import Settings
 from cog_triton.text import chat_template

@@ -14,7 +14,7 @@ from openai_server import TOKENIZER
 from vllm_engines import double_environment
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.serving.openai.parsers.parser_choice import borrow
+from cog_triton.serving.openai.parsers.borrowed import borrow
 from cog_triton.settings import load_settings
 from cog_triton.text.tokenizer import EngineTokenizer
 

@@ -7,9 +7,11 @@ or is killed since it does not answer, its streams fail, and the next request st
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.vllm import parser_child
 from cog_triton.errors import InvalidArgument, ParserFailed, TritonStartFailed
 from cog_triton.ipc import child
@@ -28,7 +31,11 @@ from cog_triton.serving.openai.parsers.call_parser import (
     Delta,
     Reasoning,
 )
+from cog_triton.serving.openai.parsers.formats import PYTHONIC, UNKNOWN, format_of
+from cog_triton.settings import Settings
+from cog_triton.settings.request_defaults import PREFIX
 from cog_triton.system import isolated_python
+from cog_triton.text.tokenizer import EngineTokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -286,3 +293,51 @@ class BorrowedParsers:
         self._open = {}
         for take in takes:
             take(self.failed(why))
+
+
+def borrow(
+    settings: Settings, family: EngineFamily, tokenizer: EngineTokenizer, links: Path
+) -> BorrowedParsers | None:
+    """Parsers of vLLM that the settings name, or that its engine's model needs; None without.
+
+    Raises E1005 for names that do not go together or that vLLM does not know, and E2106.
+    """
+    tool, reasoning = (
+        name.removeprefix(PREFIX) if name.startswith(PREFIX) else ""
+        for name in (settings.tool_call_parser, settings.reasoning_parser)
+    )
+    named = bool(tool or reasoning)
+    if tool and settings.reasoning_parser not in ("auto", "none") and not reasoning:
+        raise InvalidArgument(
+            f"REASONING_PARSER={settings.reasoning_parser}: not beside TOOL_CALL_PARSER={PREFIX}"
+            f"{tool}; name one of vLLM's, or none"
+        )
+    form = format_of(tokenizer)
+    automatic = family.parses and settings.tool_call_parser == "auto" and not named
+    if automatic and form in (PYTHONIC, UNKNOWN):
+        tool = parser_child.AUTO
+    if not (tool or reasoning):
+        return None
+    if tool and settings.reasoning_parser == "auto":
+        reasoning = parser_child.AUTO
+    config = family.model_dir / "config.json"
+    known = json.loads(config.read_text("utf-8")) if config.is_file() else {}
+    types = [str(known.get("model_type", "")), *([form] if form == PYTHONIC else [])]
+    python = settings.cog_triton_vllm_python or Path(sys.executable)
+    try:
+        found = BorrowedParsers(python, links, family.tokenizer_dir, (tool, reasoning), types=types)
+    except TritonStartFailed as error:
+        if named:
+            raise
+        _log.warning("%s", error)
+        return None
+    if not (found.tool or found.reasoning):
+        found.close()
+        if named:
+            raise InvalidArgument(
+                f"TOOL_CALL_PARSER={PREFIX}{parser_child.AUTO}: vLLM {found.version} has no parser"
+                f" by the model's type {known.get('model_type')!r}; name one"
+            )
+        return None
+    _log.info("answers are parsed by vLLM %s, as %s", found.version, found.title)
+    return found

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from cog_triton.serving.openai.parsers.call_object import arguments_of
-from cog_triton.serving.openai.parsers.call_parser import CallParser
+from cog_triton.serving.openai.parsers.call_parser import CallParser, arguments_of
 from cog_triton.settings.request_defaults import RequestSettings
 from cog_triton.text.chat_template import template_variables
 from cog_triton.text.tokenizer import EngineTokenizer

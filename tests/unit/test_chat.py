@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import LLAMA_3, MISTRAL, QWEN, SMOLLM2
+from chat_templates import QWEN, SMOLLM2
 from hypothesis import given
 from hypothesis import strategies as st
 from small_tokenizers import byte_level
@@ -245,50 +245,6 @@ def test_the_shipped_template_tells_of_tools_and_calls() -> None:
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
-
-
-CHAT = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "One"},
-    {"role": "assistant", "content": "1"},
-    {"role": "user", "content": "Two"},
-]
-
-
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        (
-            LLAMA_3,
-            "<|im_start|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
-            "<|start_header_id|>user<|end_header_id|>\n\nOne<|eot_id|>"
-            "<|start_header_id|>assistant<|end_header_id|>\n\n1<|eot_id|>"
-            "<|start_header_id|>user<|end_header_id|>\n\nTwo<|eot_id|>"
-            "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        ),
-        (
-            QWEN,
-            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nOne<|im_end|>\n"
-            "<|im_start|>assistant\n1<|im_end|>\n<|im_start|>user\nTwo<|im_end|>\n"
-            "<|im_start|>assistant\n",
-        ),
-        (
-            SMOLLM2,
-            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nOne<|im_end|>\n"
-            "<|im_start|>assistant\n1<|im_end|>\n<|im_start|>user\nTwo<|im_end|>\n"
-            "<|im_start|>assistant\n",
-        ),
-        (
-            MISTRAL,
-            "<|im_start|>[INST] One [/INST] 1<|im_end|>[INST] Be brief.\n\nTwo [/INST]",
-        ),
-    ],
-)
-def test_templates_of_known_models_render_as_documented(template: str, expected: str) -> None:
-    known = tokenizer(template, "<|im_start|>", "<|im_end|>")
-    rendered = render_messages(CHAT, "not used: the chat brings its own", known)
-    assert rendered.text == expected
-    assert not rendered.add_special_tokens
 
 
 def test_the_servers_system_prompt_comes_first_where_the_chat_has_none() -> None:

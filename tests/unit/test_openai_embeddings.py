@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import socket
 import struct
@@ -110,12 +109,6 @@ def test_openais_client_reads_it() -> None:
     assert plain.usage.prompt_tokens == plain.usage.total_tokens == 3
 
 
-def test_base64_is_of_little_endian_float32() -> None:
-    with api(THREE, abilities=ABLE, transport=Transport()) as served:
-        (item,) = embed(served, [5, 6], encoding_format="base64").json()["data"]
-    assert struct.unpack("<3f", base64.b64decode(item["embedding"])) == (2, 0.5, 0.5)
-
-
 @pytest.mark.parametrize(
     ("given", "prompts"),
     [
@@ -147,19 +140,6 @@ def test_many_inputs_run_within_bounds() -> None:
                 submitted.answer()
         thread.join()
     assert [item["index"] for item in answers[0].json()["data"]] == [0, 1, 2, 3, 4]
-
-
-def test_max_sequences_bounds_them_too() -> None:
-    transport = Transport(holds=True)
-    with api(THREE, abilities=ABLE, transport=transport, max_sequences=1) as served:
-        thread = threading.Thread(target=embed, args=(served, [[9], [9]]))
-        thread.start()
-        assert wait(lambda: transport.sent)
-        assert len(transport.sent) == 1
-        transport.sent[0].answer()
-        assert wait(lambda: len(transport.sent) == 2)
-        transport.sent[1].answer()
-        thread.join()
 
 
 def test_fewer_run_at_once_while_there_is_less_room() -> None:
@@ -213,18 +193,6 @@ def test_an_end_without_an_embedding_is_an_error() -> None:
     with api(THREE, abilities=ABLE, transport=Transport()) as served:
         answer = embed(served, [1])
     assert answer.json()["error"]["code"] == "E2104"
-
-
-def test_a_full_server_refuses_it() -> None:
-    transport = Transport(holds=True)
-    with api(THREE, abilities=ABLE, transport=transport, slots=1, queue=0) as served:
-        thread = threading.Thread(target=embed, args=(served, "a"))
-        thread.start()
-        assert wait(lambda: transport.sent)
-        answer = embed(served, "b")
-        assert (answer.status_code, answer.headers["x-error-code"]) == (429, "E2107")
-        transport.sent[0].answer()
-        thread.join()
 
 
 REFUSED = [

@@ -8,7 +8,6 @@ from typing import Any
 import openai
 import pytest
 from chat_templates import CHATML_TOOLS
-from openai.types.responses import Response
 from openai_server import THREE, TOKENIZER, USER, api, tokens
 from scripted_triton import event
 
@@ -35,106 +34,6 @@ def events_of(served: Any, **fields: Any) -> list[Any]:
         return list(found)
 
 
-def test_a_text_is_answered() -> None:
-    with api(THREE) as served:
-        answer = served.client().responses.create(
-            model="small", input="Hi", instructions="Rhyme.", max_output_tokens=90, temperature=0
-        )
-        sent = served.triton.requests[0].values
-    assert isinstance(answer, Response)
-    assert answer.output_text == "the quick größer"
-    assert (answer.status, answer.store if hasattr(answer, "store") else False) == (
-        "completed",
-        False,
-    )
-    assert (answer.instructions, answer.max_output_tokens, answer.temperature) == ("Rhyme.", 90, 0)
-    assert "Rhyme." in TOKENIZER.tokenizer.decode(sent["input_ids"])
-    assert sent["request_output_len"] == 90
-    assert answer.usage is not None
-    assert answer.usage.input_tokens == len(sent["input_ids"])
-    assert answer.usage.output_tokens == sum(
-        len(TOKENIZER.encode(text)) for text in ("the ", "quick ", "größer")
-    )
-
-
-def test_the_stream_tells_of_the_same_response() -> None:
-    with api(THREE) as served:
-        whole = served.client().responses.create(model="small", input="Hi")
-        found = events_of(served)
-    kinds = [item.type for item in found]
-    assert kinds[:4] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-    ]
-    assert set(kinds[4:-4]) == {"response.output_text.delta"}
-    assert kinds[-4:] == [
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.completed",
-    ]
-    assert [item.sequence_number for item in found] == list(range(len(found)))
-    text = "".join(item.delta for item in found if item.type.endswith("text.delta"))
-    last = found[-1].response
-    assert text == found[-4].text == last.output_text == whole.output_text
-    assert last.usage == whole.usage
-    assert {item.response.id for item in found if hasattr(item, "response")} == {last.id}
-
-
-def test_a_call_whose_closing_tag_is_cut_is_complete() -> None:
-    given: Any = {"max_output_tokens": len(TOKENIZER.encode(CALL[:-3])), "tools": [TOOL]}
-    with api(tokens(CALL[:-3]), tokenizer=TOOLS_TOKENIZER) as served:
-        last = events_of(served, **given)[-1]
-    assert (last.type, last.response.status) == ("response.completed", "completed")
-    assert [item.type for item in last.response.output] == ["function_call"]
-
-
-def test_a_cut_answer_is_incomplete() -> None:
-    count = len(TOKENIZER.encode("the "))
-    with api(tokens("the ")) as served:
-        answer = served.client().responses.create(
-            model="small", input="Hi", max_output_tokens=count
-        )
-        last = events_of(served, max_output_tokens=count)[-1]
-    assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
-    assert answer.status == "incomplete"
-    assert answer.incomplete_details is not None
-    assert answer.incomplete_details.reason == "max_output_tokens"
-    assert answer.output[0].status == "incomplete"
-
-
-def test_calls_go_out_and_their_results_come_back() -> None:
-    with api(tokens("Let me see. ", CALL), tokenizer=TOOLS_TOKENIZER) as served:
-        client = served.client()
-        answer = client.responses.create(model="small", input="Hi", tools=[TOOL])  # type: ignore[list-item]
-        message, call = answer.output
-        assert message.type == "message"
-        assert (call.type, call.name, call.arguments) == (
-            "function_call",
-            "weather",
-            '{"city": "Rome"}',
-        )
-        found = events_of(served, tools=[TOOL])
-        streamed = found[-1].response.output
-        assert [item.type for item in streamed] == ["message", "function_call"]
-        assert streamed[1].arguments == call.arguments
-        arguments = [item for item in found if "function_call_arguments" in item.type]
-        assert "".join(item.delta for item in arguments[:-1]) == arguments[-1].arguments
-        conversation = [
-            {"role": "user", "content": "Hi"},
-            *(item.model_dump() for item in answer.output),
-            {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"},
-        ]
-        client.responses.create(model="small", input=conversation, tools=[TOOL])  # type: ignore[arg-type, list-item]
-        text = TOKENIZER.tokenizer.decode(
-            served.triton.requests[-1].values["input_ids"], skip_special_tokens=False
-        )
-    assert "Let me see." in text
-    assert text.index("Let me see.") < text.index("Rome") < text.index("sunny")
-
-
 def test_tools_in_namespaces_are_called_with_them() -> None:
     """As of Codex: names of two namespaces may be the same; tools of OpenAI's server are not."""
     spaces = [{"type": "namespace", "name": name, "tools": [TOOL]} for name in ("mcp__a", "mcp__b")]
@@ -159,19 +58,6 @@ def test_tools_in_namespaces_are_called_with_them() -> None:
     assert '"name": "mcp__a__weather"' in prompt
     assert prompt.count('{"name": "mcp__b__weather", "arguments"') == 1
     assert "web_search" not in prompt
-
-
-def test_reasoning_is_an_item_of_its_own() -> None:
-    parts = tokens("<think>hm", " so</think>", "Yes.")
-    with api(parts, reasoning_parser="think") as served:
-        answer = served.client().responses.create(model="small", input="Hi")
-        streamed = events_of(served)[-1].response
-    for found in (answer, streamed):
-        reasoning, message = found.output
-        assert reasoning.type == "reasoning"
-        assert [part.text for part in reasoning.content or []] == ["hm so"]
-        assert message.type == "message"
-        assert found.output_text == "Yes."
 
 
 def test_json_schemas_guide_the_answer() -> None:
@@ -251,12 +137,6 @@ def test_refusals(fields: dict[str, Any], words: str) -> None:
         assert served.triton.requests == []
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]
-
-
-def test_input_is_required_and_an_object_is_needed() -> None:
-    with api(THREE) as served:
-        assert "input: missing" in served.post("/v1/responses", {"model": "small"}).text
-        assert "must be a JSON object" in served.post("/v1/responses", [1]).text
 
 
 def test_an_error_within_the_stream_is_raised_by_the_client() -> None:

@@ -11,7 +11,6 @@ import openai
 import pytest
 from openai_server import THREE, TOKENIZER, USER, api, tokens
 from scripted_server import PATIENCE_S
-from scripted_triton import event
 
 
 def test_a_chat_is_rendered_generated_and_counted() -> None:
@@ -94,21 +93,6 @@ def test_continuous_usage_stats_are_in_every_chunk(path: str) -> None:
     assert len({usage["prompt_tokens"] for usage in usages}) == 1
 
 
-def test_completions_complete_and_streamed() -> None:
-    with api(THREE) as served:
-        client = served.client()
-        whole = client.completions.create(model="small", prompt="the quick", max_tokens=90)
-        pieces = list(client.completions.create(model="small", prompt=[1, 2], stream=True))
-        sent = [request.values for request in served.triton.requests]
-    assert (whole.object, whole.choices[0].text) == ("text_completion", "the quick größer")
-    assert whole.choices[0].finish_reason == "stop"
-    assert "".join(piece.choices[0].text for piece in pieces) == "the quick größer"
-    assert pieces[-1].choices[0].finish_reason == "stop"
-    assert sent[0]["input_ids"] == TOKENIZER.encode("the quick")
-    assert sent[1]["input_ids"] == [1, 2]
-    assert sent[1]["request_output_len"] == 998
-
-
 def test_default_stops_and_system_prompt_apply_unless_given() -> None:
     with api(THREE, stop_sequences="quick", system_prompt="Rhyme.") as served:
         chat = served.client().chat.completions
@@ -117,45 +101,6 @@ def test_default_stops_and_system_prompt_apply_unless_given() -> None:
         assert rest.choices[0].message.content == "the quick g"
         ids = served.triton.requests[0].values["input_ids"]
     assert "Rhyme." in TOKENIZER.tokenizer.decode(ids)
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_chat_log_probabilities_of_sampled_tokens(streamed: bool) -> None:
-    ids = TOKENIZER.encode("größer")
-    parts = [event(output_ids=token, output_log_probs=-0.5 * n) for n, token in enumerate(ids)]
-    with api(parts) as served:
-        chat = served.client().chat.completions
-        if streamed:
-            content = [
-                item
-                for piece in chat.create(model="small", messages=USER, logprobs=True, stream=True)
-                if piece.choices[0].logprobs
-                for item in piece.choices[0].logprobs.content or []
-            ]
-        else:
-            answer = chat.create(model="small", messages=USER, logprobs=True, top_logprobs=0)
-            assert answer.choices[0].logprobs
-            content = list(answer.choices[0].logprobs.content or [])
-        assert served.triton.requests[0].values["return_log_probs"] is True
-    assert [item.logprob for item in content] == [-0.5 * place for place in range(len(ids))]
-    assert bytes(byte for item in content for byte in item.bytes or []) == "größer".encode()
-    assert all(item.top_logprobs == [] for item in content)
-
-
-def test_completion_log_probabilities_and_offsets() -> None:
-    ids = TOKENIZER.encode("the fox")
-    whole = [event(output_ids=ids, output_log_probs=[-1.0] * len(ids))]
-    with api(whole) as served:
-        answer = served.client().completions.create(model="small", prompt="a", logprobs=0)
-    found = answer.choices[0].logprobs
-    assert found is not None
-    assert "".join(found.tokens or []) == "the fox"
-    assert found.token_logprobs == [-1.0] * len(ids)
-    assert found.text_offset is not None
-    assert [
-        ("the fox")[place:].startswith(token)
-        for place, token in zip(found.text_offset, found.tokens or [], strict=True)
-    ] == [True] * len(ids)
 
 
 def test_missing_log_probabilities_are_an_error() -> None:

@@ -59,11 +59,3 @@ def test_a_prompt_that_is_no_unicode_text_is_refused() -> None:
         answer = served.post("/tokenize", content=b'{"prompt": "\\ud800"}', headers=kind)
     assert answer.status_code == 400
     assert "prompt: not Unicode text" in answer.json()["error"]["message"]
-
-
-def test_a_key_is_needed_where_one_is_set() -> None:
-    key = {"Authorization": "Bearer secret"}
-    with api(THREE, openai_api_key="secret") as served:
-        for path in ("/tokenize", "/detokenize", "/v1/embeddings"):
-            assert served.post(path, {"prompt": "a", "tokens": [1]}).status_code == 401
-            assert served.post(path, {"prompt": "a"}, headers=key).status_code != 401

@@ -90,16 +90,6 @@ def test_streamed_calls_join_to_the_whole() -> None:
         assert first.function.arguments + second.function.arguments == '{"city": "Rome"}'
 
 
-def test_the_clients_own_stream_of_calls() -> None:
-    with (
-        api(pieces(CALL), tokenizer=TOOLS_TOKENIZER) as served,
-        served.client().chat.completions.stream(model="small", messages=USER, tools=TOOLS) as made,
-    ):
-        final = made.get_final_completion()
-    (call,) = final.choices[0].message.tool_calls or []
-    assert json.loads(call.function.arguments) == {"city": "Rome"}
-
-
 @pytest.mark.parametrize(("cut", "reason"), [(CALL[:-20], "length"), (CALL[:-3], "tool_calls")])
 def test_a_cut_call_is_text_unless_its_json_is_complete(cut: str, reason: str) -> None:
     with api(tokens(cut), tokenizer=TOOLS_TOKENIZER) as served:
@@ -112,32 +102,10 @@ def test_a_cut_call_is_text_unless_its_json_is_complete(cut: str, reason: str) -
     assert streamed == (choice.message.content or "")
 
 
-def test_tool_choice_none_neither_shows_tools_nor_parses_calls() -> None:
-    with api(pieces(CALL), tokenizer=TOOLS_TOKENIZER) as served:
-        answer = create(served, tool_choice="none")
-        assert "get_weather" not in prompt_of(served)
-    assert answer.choices[0].message.content == CALL
-    assert answer.choices[0].message.tool_calls is None
-    assert answer.choices[0].finish_reason == "stop"
-
-
 def test_one_call_unless_parallel() -> None:
     with api(pieces(CALL + CALL), tokenizer=TOOLS_TOKENIZER) as served:
         answer = create(served, parallel_tool_calls=False)
     assert len(answer.choices[0].message.tool_calls) == 1
-
-
-def test_calls_and_results_go_back_into_the_template() -> None:
-    with api(pieces(CALL), tokenizer=TOOLS_TOKENIZER) as served:
-        message = create(served).choices[0].message
-        (call,) = message.tool_calls
-        result = {"role": "tool", "tool_call_id": call.id, "content": "18 °C"}
-        create(served, messages=[*USER, message.model_dump(), result])
-        prompt = prompt_of(served)
-    assert (
-        '<|im_start|>assistant\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}'
-        "\n</tool_call><|im_end|>\n<|im_start|>tool\n18 °C<|im_end|>\n<|im_start|>assistant\n"
-    ) in prompt
 
 
 @pytest.mark.parametrize("template", [CHATML_TOOLS, SMOLLM2])

@@ -58,14 +58,6 @@ def test_the_request_goes_first_then_the_default_then_the_chat_template_then_the
     assert rendered() == RenderedPrompt("Hi", add_special_tokens=True)
 
 
-def test_a_template_of_just_the_prompt_turns_formatting_off() -> None:
-    assert rendered(request="{prompt}", default="D", tokenizer=CHAT).text == "Hi"
-
-
-def test_a_blank_default_is_not_set() -> None:
-    assert rendered(default="").text == "Hi"
-
-
 def test_both_fields_are_filled_in_and_doubled_braces_are_single() -> None:
     template = '{system_prompt}: {{"q": "{prompt}", "again": "{prompt}"}}'
     text = rendered(system_prompt="Sys", request=template).text
@@ -139,13 +131,6 @@ def test_a_blank_prompt_is_refused(
         rendered(prompt, request=request_template, tokenizer=tokenizer)
 
 
-def test_the_system_prompt_is_a_message_when_there_is_one() -> None:
-    chat = rendered(system_prompt="Be brief.", tokenizer=CHAT)
-    assert chat.text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi")
-    assert chat.warnings == ()
-    assert "system" not in rendered(system_prompt="", tokenizer=CHAT).text
-
-
 @pytest.mark.parametrize(
     ("request_template", "template", "culprit"),
     [
@@ -164,13 +149,6 @@ def test_an_unused_system_prompt_gives_a_warning_without_its_text(
     assert warning.startswith("system_prompt is not used")
     assert culprit in warning
     assert "secret" not in warning
-
-
-def test_a_chat_carries_its_own_bos_and_is_encoded_with_just_that() -> None:
-    result = rendered("hello", tokenizer=LLAMA_CHAT)
-    assert result.text == "<s>[INST] hello [/INST]"
-    ids = LLAMA_CHAT.encode(result.text, add_special_tokens=result.add_special_tokens)
-    assert ids.count(1) == 1
 
 
 def test_a_refusal_carries_the_templates_own_words() -> None:

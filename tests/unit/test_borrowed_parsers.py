@@ -240,31 +240,6 @@ def test_several_choices_and_log_probabilities(parsers: BorrowedParsers) -> None
         assert sum(told) == len(events)
 
 
-def test_the_other_apis_have_them_too(parsers: BorrowedParsers) -> None:
-    function = {"type": "function", "name": "weather", "parameters": {}}
-    with borrowing(parsers) as served:
-        made = served.client().responses.create(model="small", input="Hi", tools=[function])  # type: ignore[list-item]
-        tool = {"name": "weather", "input_schema": {"type": "object"}}
-        body = {"model": "small", "max_tokens": 99, "messages": USER, "tools": [tool]}
-        blocks = served.post("/v1/messages", body).json()
-    kinds = [item.type for item in made.output]
-    assert kinds == ["reasoning", "message", "function_call", "function_call"]
-    assert blocks["stop_reason"] == "tool_use"
-    assert [block["input"] for block in blocks["content"] if block["type"] == "tool_use"] == [
-        {"city": "Rome"},
-        {},
-    ]
-
-
-@pytest.mark.parametrize("streamed", [True, False])
-def test_a_failing_parser_has_a_code(parsers: BorrowedParsers, streamed: bool) -> None:
-    with borrowing(parsers, "Hm. ", "RAISE", "more") as served:
-        with pytest.raises(openai.APIError, match="E2114 ParserFailed") as failed:
-            list(create(served, stream=streamed))
-        assert "vLLM's parser brackets and braces fails" in str(failed.value)
-        assert wait(lambda: not served.admission.running)
-
-
 def test_forced_and_strict_calls_are_guided_by_vllms_tags(parsers: BorrowedParsers) -> None:
     named = {"type": "function", "function": {"name": "weather"}}
     strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}

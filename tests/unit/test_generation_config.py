@@ -87,13 +87,6 @@ def test_requests_have_the_models_defaults_unless_they_say_otherwise(
         assert (answer["temperature"], answer["top_p"]) == (0.25, 0.5)
 
 
-def test_models_tell_them() -> None:
-    with api(THREE, defaults=MODEL) as served:
-        assert served.client().models.list().data[0].generation_config == MODEL  # type: ignore[attr-defined]
-    with api(THREE) as served:
-        assert served.client().models.list().data[0].generation_config == {}  # type: ignore[attr-defined]
-
-
 class Engine:
     """What predictions know of their runtime here."""
 

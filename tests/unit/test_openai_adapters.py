@@ -116,14 +116,6 @@ def test_an_unknown_model_is_not_found_with_the_nearest_name(tmp_path: Path) -> 
             assert part in body["message"]
 
 
-def test_adapters_are_listed_with_their_parent(tmp_path: Path) -> None:
-    with served(tmp_path, ("sql", "org/poems")) as running:
-        models = running.client().models
-        listed = [(model.id, getattr(model, "parent", None)) for model in models.list().data]
-        assert listed == [("small", None), ("sql", "small"), ("org/poems", "small")]
-        assert models.retrieve("org/poems").parent == "small"  # type: ignore[attr-defined]
-
-
 def test_adapters_are_loaded_and_unloaded_with_a_key(tmp_path: Path) -> None:
     with served(tmp_path, (), openai_api_key="k") as running:
         adapter(tmp_path / "adapters" / "new", 4)

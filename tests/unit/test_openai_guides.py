@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from openai_server import THREE, TOKENIZER, USER, api, tokens
+from openai_server import THREE, TOKENIZER, USER, api
 from scripted_triton import event
 
 from cog_triton.engines.base import Abilities
@@ -155,27 +155,3 @@ def test_stop_tokens_end_the_text_before_them(streamed: bool, at_least: int, exp
         for value in (piece["logprobs"] or {"token_logprobs": []})["token_logprobs"]
     ]
     assert told == values[: len(expected)]
-
-
-def test_a_stop_token_stops_the_engine() -> None:
-    (token,) = TOKENIZER.encode("b")
-    with api(tokens("ab")) as served:
-        body = {"model": "small", "prompt": "x", "stop_token_ids": [token]}
-        assert served.post("/v1/completions", body).json()["choices"][0]["text"] == "a"
-        assert served.admission.running == 0
-
-
-def test_models_tell_what_their_engine_can() -> None:
-    with api(THREE, abilities=ALL) as served:
-        found = served.client().models.retrieve("small").model_extra or {}
-    assert (
-        found["capabilities"].items()
-        >= {
-            "guides": ["grammar", "json_schema", "regex"],
-            "logit_bias": True,
-            "min_p": True,
-            "top_logprobs": 0,
-            "prompt_logprobs": False,
-            "sequences": 64,
-        }.items()
-    )

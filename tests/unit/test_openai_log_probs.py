@@ -99,10 +99,6 @@ def test_top_logprobs_of_a_completion_are_by_text(served: Served) -> None:
         assert top[token] == value
 
 
-def test_without_top_logprobs_none_are_told(served: Served) -> None:
-    assert complete(served, max_tokens=2, logprobs=0)["logprobs"]["top_logprobs"] is None
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("logprobs", [None, 0, 2])
 @pytest.mark.parametrize("as_ids", [False, True])
@@ -134,19 +130,6 @@ def test_echo_begins_with_the_prompt(
         # Parts of a character have one text, so fewer may be told of them.
         assert all(1 <= len(top) <= logprobs for top in told["top_logprobs"][1:])
         assert [len(top) for top in told["top_logprobs"][count:]] == [logprobs] * 3
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_echo_of_the_prompt_alone(served: Served, streamed: bool) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1}
-    if streamed:
-        found = pieces(served, "completions", **body)
-        text, told, end = "".join(p["text"] for p in found), joined(found), found[-1]
-    else:
-        end = complete(served, **body)
-        text, told = end["text"], end["logprobs"]
-    assert (text, end["finish_reason"]) == (PROMPT, "length")
-    assert told["token_logprobs"].count(-1.0) == len(told["tokens"]) - 1
 
 
 def test_each_of_several_answers_is_echoed(served: Served) -> None:

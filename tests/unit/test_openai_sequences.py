@@ -62,13 +62,6 @@ def test_prompts_come_in_order_with_n_choices_each() -> None:
     assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
 
 
-@pytest.mark.parametrize("prompt", [[[1, 2], [3]], ["a", "b"]])
-def test_lists_of_texts_and_of_ids_are_prompts(prompt: Any) -> None:
-    with api(THREE) as served:
-        assert len(post(served, prompt=prompt).json()["choices"]) == 2
-        assert len(post(served, prompt=prompt[:1]).json()["choices"]) == 1
-
-
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 def test_a_stream_has_the_chunks_of_all_by_index(path: str) -> None:
     fields = {} if path == "chat/completions" else {"prompt": "a"}
@@ -172,11 +165,3 @@ def test_an_error_of_one_ends_all(streamed: bool) -> None:
     errors = [error for _, _, error in served.ended if error is not None]
     assert [type(error) for error in errors] == [TritonUnknownError]
     assert sum(result.cancelled for _, result, _ in served.ended) == 2
-
-
-def test_time_to_first_token_counts_each_sequence() -> None:
-    with api(THREE) as served:
-        post(served, prompt=["a", "b"], n=2)
-        text = served.metrics.text().decode()
-    assert "cog_triton_time_to_first_token_seconds_count 4.0" in text
-    assert 'cog_triton_requests_total{endpoint="completions",outcome="stop"} 4.0' in text

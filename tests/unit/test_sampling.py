@@ -51,24 +51,6 @@ def test_seeds_lose_their_sign_and_minus_one_is_a_random_one() -> None:
         assert len({resolve_seed(nothing) for _ in range(8)}) > 1
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", FLOATS)
-def test_values_that_are_not_finite_are_refused(name: str, value: float) -> None:
-    with pytest.raises(InvalidArgument, match=f"{name}={value}"):
-        SamplingParams(**{"max_tokens": 10, name: value})
-
-
-@pytest.mark.parametrize("name", ["seed", "min_tokens"])
-def test_integers_beyond_every_float_are_refused(name: str) -> None:
-    with pytest.raises(InvalidArgument, match=name):
-        SamplingParams(**{"max_tokens": 10, name: 10**400})
-
-
-@pytest.mark.parametrize("seed", [0, MAX_SEED])
-def test_the_smallest_and_largest_seed_are_accepted(seed: int) -> None:
-    assert SamplingParams(max_tokens=1, seed=seed).seed == seed
-
-
 NUMBERS = {
     "min_tokens": st.integers(-2, 10**6),
     "top_k": st.integers(-2, 100),

@@ -113,33 +113,6 @@ def test_a_stream_goes_on_without_its_client_and_is_taken_up_again(store: Runnin
         assert get(served, name)["store"] is True
 
 
-def test_a_reader_gets_events_as_they_are_made(store: RunningResponses) -> None:
-    gate, second = Event(), Event()
-    with api(gated(gate, second), store=store) as served:
-        name, _ = begun(served)
-        found = []
-        for item in served.client().responses.retrieve(name, stream=True):
-            found.append(item)
-            if deltas(found) == "".join(WORDS[:10]):
-                gate.set()
-            if deltas(found) == "".join(WORDS[:20]):
-                second.set()
-    assert deltas(found) == TEXT
-
-
-def test_one_in_the_background_is_made_while_nobody_waits(store: RunningResponses) -> None:
-    gate = Event()
-    with api(gated(gate), store=store) as served:
-        client = served.client()
-        answer = client.responses.create(background=True, **BODY)  # type: ignore[call-overload]
-        assert (answer.status, answer.background, answer.output) == ("in_progress", True, [])
-        gate.set()
-        whole = ended(served, answer.id)
-        assert whole["output"][0]["content"][0]["text"] == TEXT
-        events = list(client.responses.retrieve(answer.id, stream=True))
-        assert deltas(events) == TEXT
-
-
 def test_what_is_refused_at_once_is_no_response(store: RunningResponses) -> None:
     with api([event(error="E2107 Overloaded: full")], store=store) as served:
         answer = served.post("/v1/responses", {**BODY, "background": True})
@@ -187,18 +160,6 @@ def test_a_failure_is_kept_with_its_code(store: RunningResponses) -> None:
         assert found["output"][0]["status"] == "incomplete"
         with pytest.raises(openai.APIError, match="E2107"):
             list(served.client().responses.retrieve(answer["id"], stream=True))
-
-
-def test_nothing_is_kept_that_was_not_to_be(store: RunningResponses) -> None:
-    with api(THREE, store=store) as served:
-        answer = served.post("/v1/responses", {**BODY, "store": False}).json()
-        assert answer["store"] is False
-        assert httpx.get(f"{served.url}/v1/responses/{answer['id']}").status_code == 404
-        refused = served.post("/v1/responses", {**BODY, "store": False, "background": True})
-        assert "background: only with store" in refused.text
-        assert "store=3: input should be a valid boolean" in served.post(
-            "/v1/responses", {**BODY, "store": 3}
-        ).text  # fmt: skip
 
 
 def test_a_client_that_leaves_ends_what_is_not_kept(store: RunningResponses) -> None:

@@ -34,12 +34,12 @@ from cog_triton.processes.public_sockets import received
 from cog_triton.serving.cog_messages import ADDRESS_VARIABLE, LOG, CheckHealth, Predict, SetUp
 from cog_triton.serving.cog_socket import Exchange, listen
 from cog_triton.serving.openai.error_responses import to_coded_error
-from cog_triton.serving.openai.running_responses import RunningResponses
 from cog_triton.serving.openai.served_applications import (
     ReplaceableApp,
     ServedApplications,
     starting_app,
 )
+from cog_triton.serving.openai.stored_responses import RunningResponses
 from cog_triton.serving.predictions import Predictions
 from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.observers import CompositeObserver

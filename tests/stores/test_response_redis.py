@@ -33,7 +33,7 @@ from cog_triton.errors import CogTritonError, InvalidArgument
 from cog_triton.serving.openai import response_redis
 from cog_triton.serving.openai.response_redis import ResponseRedis
 from cog_triton.serving.openai.response_store import RUNNING, StoredResponse
-from cog_triton.serving.openai.running_responses import RunningResponses
+from cog_triton.serving.openai.stored_responses import RunningResponses
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import free_ports
 

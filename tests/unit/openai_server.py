@@ -27,8 +27,8 @@ from cog_triton.serving.generation import GenerationRequest, GenerationResult
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers
 from cog_triton.serving.openai.routes import OpenAIRoutes
-from cog_triton.serving.openai.running_responses import RunningResponses
 from cog_triton.serving.openai.served_models import ServedAPI, ServedModels
+from cog_triton.serving.openai.stored_responses import RunningResponses
 from cog_triton.serving.telemetry.metrics import Metrics
 from cog_triton.serving.telemetry.platform_metrics import LoRARequests
 from cog_triton.settings import load_settings

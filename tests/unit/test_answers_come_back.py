@@ -21,7 +21,7 @@ from loop_thread import call
 from openai_server import TOKENIZER, Served, api, tokens
 
 from cog_triton.serving.openai.response_file import ResponseFile
-from cog_triton.serving.openai.running_responses import RunningResponses
+from cog_triton.serving.openai.stored_responses import RunningResponses
 
 Object = dict[str, Any]
 ITEMS = "{% for name, value in call.function.arguments.items() %}{% endfor %}"

@@ -11,7 +11,7 @@ from small_tokenizers import byte_level
 
 from cog_triton.errors import BadMessages
 from cog_triton.text import chat
-from cog_triton.text.image_messages import ImageForm, ImageURL, image_form
+from cog_triton.text.chat import ImageForm, ImageURL, image_form
 from cog_triton.text.tokenizer import EngineTokenizer
 
 # As those of some models: plain text is a list of characters to them.

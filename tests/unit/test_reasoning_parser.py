@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from small_tokenizers import byte_level
 
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser, ReasoningParser
-from cog_triton.serving.openai.parsers.call_parser import Answer, Call, join
-from cog_triton.serving.openai.parsers.formats import HermesParser, call_parser, reasoning_parser
+from cog_triton.serving.openai.parsers.call_parser import (
+    Answer,
+    Call,
+    HermesParser,
+    call_parser,
+    join,
+    reasoning_parser,
+)
 from cog_triton.settings import load_settings
 from cog_triton.text.chat_template import template_variables
 from cog_triton.text.tokenizer import EngineTokenizer

@@ -20,7 +20,7 @@ from cog_triton.errors import CogTritonError, NotFound
 from cog_triton.serving.openai import response_file
 from cog_triton.serving.openai.response_file import ResponseFile
 from cog_triton.serving.openai.response_store import RUNNING, StoredResponse
-from cog_triton.serving.openai.running_responses import RunningResponses
+from cog_triton.serving.openai.stored_responses import RunningResponses
 from cog_triton.settings import load_settings
 
 LIVES = """

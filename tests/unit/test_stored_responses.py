@@ -23,9 +23,9 @@ from test_response_store import another
 
 from cog_triton.errors import DiskFull
 from cog_triton.front.keyring import sha256_of
-from cog_triton.serving.openai import running_responses
+from cog_triton.serving.openai import stored_responses
 from cog_triton.serving.openai.response_file import ResponseFile
-from cog_triton.serving.openai.running_responses import RunningResponses
+from cog_triton.serving.openai.stored_responses import RunningResponses
 
 BODY = {"model": "small", "input": "Hi"}
 BODY_TURN = {"role": "user", "content": [{"type": "input_text", "text": "b"}]}
@@ -300,11 +300,11 @@ def test_who_waits_has_an_answer_that_cannot_be_kept(
         assert httpx.get(f"{served.url}/v1/responses/{whole['id']}").status_code == 404
         monkeypatch.undo()
         monkeypatch.setattr(store.store, "end", full)
-        monkeypatch.setattr(running_responses, "_RETRY_S", 0.01)
+        monkeypatch.setattr(stored_responses, "_RETRY_S", 0.01)
         last = list(served.client().responses.create(stream=True, **BODY))[-1].response  # type: ignore[union-attr]
         assert last.output_text == "the quick größer"
         assert ended(served, last.id)["status"] == "failed"
-        monkeypatch.setattr(running_responses, "_RETRIES", 6000)
+        monkeypatch.setattr(stored_responses, "_RETRIES", 6000)
         last = list(served.client().responses.create(stream=True, **BODY))[-1].response  # type: ignore[union-attr]
         monkeypatch.undo()
         assert ended(served, last.id)["status"] == "completed"
@@ -323,7 +323,7 @@ def test_events_are_in_memory_within_bounds(
         name, first = begun(served)
         rest = served.client().responses.retrieve(name, stream=True)
         assert next(rest).model_dump() == first[0].model_dump()
-        monkeypatch.setattr(running_responses, "_EVENT_BYTES", 1)
+        monkeypatch.setattr(stored_responses, "_EVENT_BYTES", 1)
         gate.set()
         with pytest.raises(openai.APIError, match="no events of this response, or no longer"):
             list(rest)

@@ -23,9 +23,9 @@ import cog_triton.serving
 import cog_triton.text
 from cog_triton import errors
 from cog_triton.engines.openvino import guide_bounds
-from cog_triton.serving.openai.parsers.call_parser import CallParser
-from cog_triton.serving.openai.parsers.formats import (
+from cog_triton.serving.openai.parsers.call_parser import (
     CALL_PARSERS,
+    CallParser,
     NamedCallParser,
     RequiredCallsParser,
 )
@@ -101,15 +101,15 @@ PATTERNS = {
     "serving.openai.parsers.call_parser._GAP": ("match",),
     "serving.openai.parsers.call_parser._NAME": ("fullmatch",),
     "serving.openai.parsers.call_parser._QUOTED": ("search",),
-    "serving.openai.parsers.formats._HERMES": ("match",),
-    "serving.openai.parsers.formats._LIST": ("match",),
-    "serving.openai.parsers.formats._LLAMA": ("match",),
-    "serving.openai.parsers.formats._MISTRAL": ("match",),
-    "serving.openai.parsers.formats._OBJECT": ("match",),
-    "serving.openai.parsers.formats._OPEN_FORCED": ("fullmatch",),
-    "serving.openai.parsers.formats._OPEN_HERMES": ("fullmatch",),
-    "serving.openai.parsers.formats._OPEN_LLAMA": ("fullmatch",),
-    "serving.openai.parsers.formats._OPEN_MISTRAL": ("fullmatch",),
+    "serving.openai.parsers.call_parser._HERMES": ("match",),
+    "serving.openai.parsers.call_parser._LIST": ("match",),
+    "serving.openai.parsers.call_parser._LLAMA": ("match",),
+    "serving.openai.parsers.call_parser._MISTRAL": ("match",),
+    "serving.openai.parsers.call_parser._OBJECT": ("match",),
+    "serving.openai.parsers.call_parser._OPEN_FORCED": ("fullmatch",),
+    "serving.openai.parsers.call_parser._OPEN_HERMES": ("fullmatch",),
+    "serving.openai.parsers.call_parser._OPEN_LLAMA": ("fullmatch",),
+    "serving.openai.parsers.call_parser._OPEN_MISTRAL": ("fullmatch",),
     "system.public_addresses.HTTP_URL": ("fullmatch",),
     "text.detokenize._BYTE_TOKEN": ("fullmatch",),
     "text.guide._ESCAPED": ("search",),

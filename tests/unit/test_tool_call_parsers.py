@@ -18,13 +18,11 @@ from cog_triton.serving.openai.parsers.call_parser import (
     CallParser,
     CallStart,
     Delta,
-    join,
-)
-from cog_triton.serving.openai.parsers.formats import (
     HermesParser,
     Llama3JsonParser,
     NamedCallParser,
     RequiredCallsParser,
+    join,
 )
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cog_triton.engines.openvino.guides import check
 from cog_triton.errors import InvalidArgument
-from cog_triton.serving.openai.parsers.formats import HermesParser
+from cog_triton.serving.openai.parsers.call_parser import HermesParser
 from cog_triton.text.guide import Guide
 from cog_triton.text.tool_schema import ToolFunction, arguments_guide, calls_guide, calls_tag
 

@@ -21,11 +21,15 @@ from cog_triton.pictures.image_limits import ImageLimits, read_data_url, read_he
 from cog_triton.serving.openai import requests
 from cog_triton.serving.openai.embeddings import EmbeddingsRequest
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser, ReasoningParser
-from cog_triton.serving.openai.parsers.call_parser import Content, merge
-from cog_triton.serving.openai.parsers.formats import CALL_PARSERS
+from cog_triton.serving.openai.parsers.call_parser import CALL_PARSERS, Content, merge
 from cog_triton.serving.openai.request_body import parse_body
-from cog_triton.serving.openai.request_fields import MAX_TOOLS, Tool, functions
-from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest
+from cog_triton.serving.openai.requests import (
+    MAX_TOOLS,
+    ChatRequest,
+    CompletionRequest,
+    Tool,
+    functions,
+)
 from cog_triton.serving.openai.responses_request import read, translate
 from cog_triton.text import chat, prompts, stop_strings
 from cog_triton.text.detokenize import Detokenizer, Vocabulary

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from cog_triton.serving.openai.parsers.call_parser import CallParser
-from cog_triton.serving.openai.parsers.formats import CALL_PARSERS, RequiredCallsParser
+from cog_triton.serving.openai.parsers.call_parser import (
+    CALL_PARSERS,
+    CallParser,
+    RequiredCallsParser,
+)
 
 TOOLS = (
     *("add", "sub", "get_weather", "get_age", "search", "final_answer", "get_db_config"),

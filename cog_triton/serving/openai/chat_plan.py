@@ -13,32 +13,32 @@ from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.serving.openai.image_fetch import ChatImages, chat_images
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser, ReasoningParser
 from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers, BorrowedStream
-from cog_triton.serving.openai.parsers.call_parser import CallParser
-from cog_triton.serving.openai.parsers.formats import (
+from cog_triton.serving.openai.parsers.call_parser import (
     CALL_PARSERS,
     PYTHONIC,
     REASONING_MARKERS,
+    CallParser,
     NamedCallParser,
     RequiredCallsParser,
     call_parser,
     format_of,
     reasoning_parser,
 )
-from cog_triton.serving.openai.request_fields import (
+from cog_triton.serving.openai.requests import (
+    ChatRequest,
     GivenGuide,
     NamedTool,
     Tool,
     check_guide,
     functions,
 )
-from cog_triton.serving.openai.requests import ChatRequest
 from cog_triton.settings import Settings
 from cog_triton.settings.request_defaults import PREFIX
 from cog_triton.system.log_notes import log_once, note_unknown
 from cog_triton.text import chat
+from cog_triton.text.chat import ImageURL
 from cog_triton.text.chat_template import template_variables
 from cog_triton.text.guide import Guide, GuideKind
-from cog_triton.text.image_messages import ImageURL
 from cog_triton.text.prompts import RenderedPrompt
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.text.tool_schema import (

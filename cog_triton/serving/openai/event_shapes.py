@@ -15,9 +15,8 @@ from typing import Any, ClassVar, Literal
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.generation import GenerationResult, TextPiece
 from cog_triton.serving.openai import error_responses
-from cog_triton.serving.openai.answer import Answer, Usage
 from cog_triton.serving.openai.parsers.call_parser import CallStart, Content, Delta, Reasoning
-from cog_triton.serving.openai.shapes import Object, Shape, call_id, sse_event
+from cog_triton.serving.openai.shapes import Answer, Object, Shape, Usage, call_id, sse_event
 
 Kind = Literal["text", "reasoning", "call"]
 

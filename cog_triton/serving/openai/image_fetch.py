@@ -32,7 +32,7 @@ from cog_triton.system.public_addresses import (
     resolve_host,
 )
 from cog_triton.system.redaction import redact_address
-from cog_triton.text.image_messages import ImageForm, ImageURL, image_form
+from cog_triton.text.chat import ImageForm, ImageURL, image_form
 from cog_triton.text.tokenizer import EngineTokenizer
 
 _log = logging.getLogger(__name__)

@@ -14,13 +14,13 @@ from cog_triton.serving.openai.error_responses import MESSAGES
 from cog_triton.serving.openai.messages_request import CountTokensRequest, MessagesRequest
 from cog_triton.serving.openai.requests import ChatRequest, CompletionRequest
 from cog_triton.serving.openai.responses_request import ResponsesRequest
+from cog_triton.serving.openai.routes import DetokenizeRequest, TokenizeRequest
 from cog_triton.serving.openai.served_models import (
     LOAD,
     UNLOAD,
     LoadAdapterRequest,
     UnloadAdapterRequest,
 )
-from cog_triton.serving.openai.token_routes import DetokenizeRequest, TokenizeRequest
 
 Object = dict[str, Any]
 _REF = "#/components/schemas/{model}"

@@ -18,9 +18,9 @@ from cog_triton.serving.openai import error_responses
 from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.error_responses import json_response
 from cog_triton.serving.openai.routes import OpenAIRoutes
-from cog_triton.serving.openai.running_responses import RunningResponses
 from cog_triton.serving.openai.schema import openapi
 from cog_triton.serving.openai.served_models import ServedAPI, ServedModels
+from cog_triton.serving.openai.stored_responses import RunningResponses
 from cog_triton.serving.runtime import Runtime
 from cog_triton.serving.telemetry.observers import CompositeObserver
 from cog_triton.serving.telemetry.platform_metrics import (

@@ -23,7 +23,7 @@ from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers
 from cog_triton.serving.openai.request_body import parse_body, read_body
 from cog_triton.serving.openai.requests import validate
-from cog_triton.serving.openai.running_responses import RunningResponses
+from cog_triton.serving.openai.stored_responses import RunningResponses
 from cog_triton.serving.tenants import CURRENT
 from cog_triton.settings import Settings
 

@@ -12,10 +12,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from cog_triton.serving.openai import error_responses
-from cog_triton.serving.openai.answer import Answer
 from cog_triton.serving.openai.application import BODY_SEND
 from cog_triton.serving.openai.sequences import Pieces, Sequences
-from cog_triton.serving.openai.shapes import Shape
+from cog_triton.serving.openai.shapes import Answer, Shape
 
 # An error before this, such as E2107, sets the HTTP status; after it, the headers are sent, and
 # errors are an event of the stream.

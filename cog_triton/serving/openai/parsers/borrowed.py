@@ -25,13 +25,15 @@ from cog_triton.errors import InvalidArgument, ParserFailed, TritonStartFailed
 from cog_triton.ipc import child
 from cog_triton.ipc.child import PythonChild
 from cog_triton.serving.openai.parsers.call_parser import (
+    PYTHONIC,
+    UNKNOWN,
     CallArguments,
     CallStart,
     Content,
     Delta,
     Reasoning,
+    format_of,
 )
-from cog_triton.serving.openai.parsers.formats import PYTHONIC, UNKNOWN, format_of
 from cog_triton.settings import Settings
 from cog_triton.settings.request_defaults import PREFIX
 from cog_triton.system import isolated_python

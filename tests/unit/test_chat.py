@@ -45,54 +45,17 @@ def test_messages_are_role_and_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("message", "place"),
     [
-        (None, ["messages:", "null"]),
-        ("Hi", ["messages:", "text"]),
-        ({}, ["messages:", "an object"]),
-        ([], ["messages:", "empty"]),
-        ([USER, 3], ["messages[1]:", "a number"]),
-        ([USER, None], ["messages[1]:", "null"]),
-        ([["user", "Hi"]], ["messages[0]:", "a list"]),
-        ([{"content": "Hi"}], ["messages[0].role:", "missing", "assistant"]),
-        ([{"role": "usr", "content": "Hi"}], ["messages[0].role:", "'usr'", "'user'"]),
-        ([{"role": 1, "content": "Hi"}], ["messages[0].role:", "1;"]),
-        ([{"role": ["user"], "content": "Hi"}], ["messages[0].role:"]),
-        ([{"role": "function", "content": "4"}], ["messages[0].role='function'", "tools"]),
-        ([{"role": "tool", "content": "4"}], ["messages[0].tool_call_id", "id of a tool call"]),
-        ([{**TOOL, "tool_call_id": 4}], ["messages[0].tool_call_id"]),
-        ([{**TOOL, "tool_call_id": "\ud83e"}], ["messages[0].tool_call_id", "surrogates"]),
-        ([{**USER, "tool_call_id": "a"}], ["messages[0].tool_call_id", "role 'tool'"]),
-        ([{"role": "user"}], ["messages[0].content:", "missing"]),
-        ([{"role": "user", "content": None}], ["messages[0].content:", "null"]),
-        ([{"role": "user", "content": 7}], ["messages[0].content:", "a number"]),
-        ([{"role": "user", "content": ["Hi"]}], ["messages[0].content[0]:", "text"]),
-        (
-            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
-            ["messages[0].content[0].type='image_url'", "text alone"],
-        ),
-        ([{"role": "user", "content": [{"text": "Hi"}]}], ["content[0].type=None"]),
-        ([{"role": "user", "content": [{"type": "text"}]}], ["content[0].text:", "null"]),
-        ([{**USER, "name": 4}], ["messages[0].name", "a number"]),
-        ([{**USER, "refusal": "No"}], ["messages[0].refusal", "role 'assistant'"]),
-        ([{**USER, "audio": {"id": "a"}}], ["messages[0].audio", "not supported"]),
-        ([{**USER, "tool_calls": [{}]}], ["messages[0].tool_calls", "role 'assistant'"]),
-        ([called(None)], ["tool_calls[0]:", "object"]),
-        ([called({"type": "custom"})], ["tool_calls[0]:", "'function'"]),
-        ([called({})], ["tool_calls[0].function:"]),
-        ([called({"function": {}})], ["tool_calls[0].function.name:"]),
-        ([called({"function": {"name": "f", "arguments": {}}})], ["function.arguments:", "text"]),
-        ([called({"function": {"name": "f", "arguments": "\ud83e"}})], ["surrogates"]),
-        ([{**called({}), "tool_calls": {}}], ["tool_calls: must be a list"]),
-        ([{"role": "user", "content": " \n"}], ["blank"]),
-        ([{"role": "user", "content": "\ud83e"}], ["messages[0].content:", "surrogates"]),
+        ({**TOOL, "tool_call_id": "\ud83e"}, "tool_call_id"),
+        (called({"function": {"name": "f", "arguments": "\ud83e"}}), "tool_calls"),
+        ({"role": "user", "content": "\ud83e"}, "content"),
     ],
 )
-def test_bad_messages_are_refused_with_place_and_rule(value: Any, words: list[str]) -> None:
-    with pytest.raises(BadMessages) as caught:
-        parse_messages(value)
-    for word in ["E1006", *words]:
-        assert word in str(caught.value)
+def test_half_a_character_is_refused(message: dict[str, Any], place: str) -> None:
+    """The corpus has other messages that are refused; its files cannot have half a character."""
+    with pytest.raises(BadMessages, match=rf"messages\[0\]\.{place}.*surrogates"):
+        parse_messages([message])
 
 
 JSON = st.recursive(

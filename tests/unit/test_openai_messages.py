@@ -233,69 +233,6 @@ def user_turn(*blocks: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(blocks)}
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"max_tokens": 0}, "max_tokens=0"),
-        ({"model": None}, "model: missing"),
-        ({"messages": None}, "messages: missing"),
-        ({"messages": "Hi"}, "messages: must be a list"),
-        ({"messages": ["Hi"]}, "messages[0]='Hi': must be an object"),
-        ({"messages": [{"role": "tool"}]}, "messages[0].role='tool': must be user"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content: must be a list"),
-        (
-            {"messages": [user_turn({"type": "document"})]},
-            "messages[0].content[0].type='document': not supported",
-        ),
-        (
-            {"messages": [user_turn({"type": "text"})]},
-            "messages[0].content[0].text=None: must be text",
-        ),
-        (
-            {
-                "messages": [
-                    user_turn(
-                        {"type": "text", "text": "a"},
-                        {"type": "tool_result", "tool_use_id": "b"},
-                    )
-                ]
-            },
-            "messages[0].content[1]: tool_result comes before",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}, user_turn()]},
-            "messages[0].content[0].name=None: must be text",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": [{"type": "image"}]}, user_turn()]},
-            "messages[0].content[0].type='image': not supported: must be text, thinking",
-        ),
-        ({"system": [{"type": "image"}]}, "system[0].type='image'"),
-        ({"tools": [{"name": "a"}]}, "tools[0].input_schema=None"),
-        ({"tools": [WEATHER], "tool_choice": {"type": "all"}}, "tool_choice.type='all'"),
-        ({"tools": [WEATHER], "tool_choice": {"type": []}}, "tool_choice.type=[]"),
-        ({"tool_choice": {"type": "any"}}, "needs tools to choose from"),
-        ({"thinking": {"type": "on"}}, "thinking.type='on'"),
-        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format={'type': 'xml'}"),
-        ({"output_config": 3}, "output_config=3: input should be a valid dictionary"),
-        ({"stop_sequences": [3]}, "stop_sequences.0=3"),
-        ({"n": 2}, "n: is a field of chats"),
-        ({"use_beam_search": True}, "use_beam_search=True: not supported"),
-        ({"mcp_servers": [{}]}, "mcp_servers: not supported"),
-    ],
-)
-def test_refusals_are_in_anthropics_shape(fields: dict[str, Any], words: str) -> None:
-    with api(THREE) as served:
-        body = {name: value for name, value in {**BODY, **fields}.items() if value is not None}
-        answer = served.post("/v1/messages", body)
-        assert served.triton.requests == []
-    found = answer.json()
-    assert (answer.status_code, found["type"]) == (400, "error")
-    assert found["error"]["type"] == "invalid_request_error"
-    assert found["error"]["message"].startswith("E1005")
-    assert words in found["error"]["message"]
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(
     ("text", "status", "kind"),

@@ -14,8 +14,8 @@ from test_openai_messages import BODY, ask, events_of, user_turn
 from cog_triton.engines.base import Abilities
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import PROMPT, STOP, StepItem
-from cog_triton.serving.openai.field_names import FieldNames
 from cog_triton.serving.openai.messages_request import NAMES, translate
+from cog_triton.serving.openai.request_body import FieldNames
 
 
 class Transport:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,7 +26,7 @@ from cog_triton.errors import (
 )
 from cog_triton.serving.generation import GenerationRequest
 from cog_triton.serving.openai.request_body import check_ids
-from cog_triton.serving.openai.requests import Prompts, listed, parse_known, without_fraction
+from cog_triton.serving.openai.requests import Exact, Prompts, listed, parse_known, without_fraction
 from cog_triton.serving.openai.sequences import SequencePlan, Sequences
 from cog_triton.serving.openai.served_models import ServedAPI
 from cog_triton.serving.openai.streaming import EngineResponse
@@ -51,10 +51,8 @@ _NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(Exact):
     """POST /v1/embeddings: each input is a text, or token ids."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
     input: Prompts

@@ -14,8 +14,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import ConfigDict, Field, WithJsonSchema
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.serving.openai.field_names import FieldNames, PlacedMessage
-from cog_triton.serving.openai.request_body import given_fields
+from cog_triton.serving.openai.request_body import FieldNames, PlacedMessage, given_fields
 from cog_triton.serving.openai.requests import ChatFields, ChatRequest, HashableFailFast, validate
 from cog_triton.serving.openai.responses_request import OBJECTS, TEXT_OR_OBJECTS, as_list
 from cog_triton.system.log_notes import log_once, note_unknown

@@ -76,36 +76,34 @@ class Tool(BaseModel):
     function: Function
 
 
-class NamedFunction(BaseModel):
-    """The name of a function."""
+class Exact(BaseModel):
+    """An object that has no other fields than these."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class NamedFunction(Exact):
+    """The name of a function."""
 
     name: FunctionName
 
 
-class NamedTool(BaseModel):
+class NamedTool(Exact):
     """The one tool that the model must call."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class AllowedTools(BaseModel):
+class AllowedTools(Exact):
     """The tools that the model may call, of those that there are, and whether it must."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], HashableFailFast(), Field(min_length=1)]
 
 
-class AllowedToolsChoice(BaseModel):
+class AllowedToolsChoice(Exact):
     """A choice among some of the tools."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -160,15 +158,12 @@ def functions(tools: Sequence[Tool]) -> list[ToolFunction]:
     ]
 
 
-_FORBID = ConfigDict(extra="forbid", strict=True)
 Schema = dict[str, Any] | str
 Choices = Annotated[list[str], HashableFailFast()]
 
 
-class JSONSchema(BaseModel):
+class JSONSchema(Exact):
     """The schema that the answer is to follow."""
-
-    model_config = _FORBID
 
     name: str | None = None
     description: str | None = None
@@ -176,19 +171,15 @@ class JSONSchema(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Exact):
     """What the answer is made of."""
-
-    model_config = _FORBID
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JSONSchema | None = None
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Exact):
     """vLLM's constraints, of which there is one."""
-
-    model_config = _FORBID
 
     json_: Schema | None = Field(default=None, alias="json")
     regex: str | None = None

@@ -14,8 +14,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import ConfigDict, Field, WithJsonSchema
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.serving.openai.field_names import FieldNames, PlacedMessage
-from cog_triton.serving.openai.request_body import given_fields
+from cog_triton.serving.openai.request_body import FieldNames, PlacedMessage, given_fields
 from cog_triton.serving.openai.requests import ChatFields, ChatRequest, validate
 from cog_triton.system.log_notes import log_once
 from cog_triton.system.printable import shortened
@@ -155,29 +154,29 @@ def translate(
     return Translated(chat, _echoed({**defaults, **given}), namespaces)
 
 
-_NULLABLE = (
-    *("instructions", "max_output_tokens", "max_tool_calls"),
-    *("prompt_cache_key", "safety_identifier"),
-)
+_ECHOED: Object = {
+    **dict.fromkeys(("instructions", "max_output_tokens", "max_tool_calls")),
+    **dict.fromkeys(("prompt_cache_key", "safety_identifier")),
+    "frequency_penalty": 0.0,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
+    "reasoning": {"effort": None, "summary": None},
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": 1.0,
+}
+"""Fields that a response repeats, and their defaults."""
 
 
 def _echoed(given: Mapping[str, Any]) -> Object:
-    user = {"user": given["user"]} if "user" in given else {}
+    found = {name: given.get(name, default) for name, default in _ECHOED.items()}
     unset = dict.fromkeys(("description", "parameters", "strict"))
-    return user | {
-        **{name: given.get(name) for name in _NULLABLE},
-        "frequency_penalty": given.get("frequency_penalty", 0.0),
-        "metadata": given.get("metadata", {}),
-        "parallel_tool_calls": given.get("parallel_tool_calls", True),
-        "presence_penalty": given.get("presence_penalty", 0.0),
-        "reasoning": given.get("reasoning", {"effort": None, "summary": None}),
-        "temperature": given.get("temperature", 1.0),
-        "text": given.get("text", {"format": {"type": "text"}}),
-        "tool_choice": given.get("tool_choice", "auto"),
-        "tools": [unset | tool for tool in given.get("tools", [])],
-        "top_p": given.get("top_p", 1.0),
-        "truncation": "disabled",
-    }
+    found["tools"] = [unset | tool for tool in found["tools"]]
+    user = {"user": given["user"]} if "user" in given else {}
+    return {**user, **found, "truncation": "disabled"}
 
 
 def as_list(name: str, value: Any) -> list[Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -22,15 +22,16 @@ from cog_triton.serving.openai.chat_plan import AnswerPlan, ChatPlanner
 from cog_triton.serving.openai.embeddings import EmbeddingRoutes
 from cog_triton.serving.openai.error_responses import MESSAGES, json_response
 from cog_triton.serving.openai.event_shapes import MessageShape, ResponseShape
-from cog_triton.serving.openai.field_names import FieldNames
 from cog_triton.serving.openai.messages_request import NAMES, CountTokensRequest, translate
 from cog_triton.serving.openai.request_body import (
+    FieldNames,
     check_ids,
     longest_id_list,
 )
 from cog_triton.serving.openai.requests import (
     ChatRequest,
     CompletionRequest,
+    Exact,
     HashableFailFast,
     Messages,
     OpenAIRequest,
@@ -75,10 +76,8 @@ from cog_triton.text.stop_strings import WordLimits, parse_stop_sequences
 _CHAT = ("messages", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort")
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Exact):
     """POST /tokenize: a prompt, or a chat as /v1/chat/completions takes it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     prompt: str | None = None
@@ -93,13 +92,24 @@ class TokenizeRequest(BaseModel):
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Exact):
     """POST /detokenize: token ids."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     tokens: Annotated[list[int], HashableFailFast()] = Field(max_length=1 << 20)
+
+
+def _asked(
+    api: ServedAPI, body: Any, names: FieldNames
+) -> tuple[responses_request.StoreFields, responses_request.Translated]:
+    """What a response's body asks of the store, and of a chat."""
+    parsed = responses_request.read(body)
+    given = responses_request.store_fields(parsed, has_store=api.responses is not None)
+    earlier: list[Any] = []
+    if api.responses is not None and given.previous:
+        most = api.settings.max_request_bytes
+        earlier = api.responses.conversation(given.previous, tenant_name(), most)
+    return given, responses_request.translate(parsed, api.defaults, names, earlier)
 
 
 class TokenRoutes:
@@ -127,16 +137,9 @@ class TokenRoutes:
         return json_response(await self._api.planned(request, make))
 
     def _input_tokens(self, body: Any) -> dict[str, Any]:
-        responses, names = self._api.responses, FieldNames(responses_request.NAMES)
+        names = FieldNames(responses_request.NAMES)
         with names.told():
-            parsed = responses_request.read(body)
-            given = responses_request.store_fields(parsed, has_store=responses is not None)
-            earlier: list[Any] = []
-            if responses is not None and given.previous:
-                most = self._api.settings.max_request_bytes
-                earlier = responses.conversation(given.previous, tenant_name(), most)
-            chat = responses_request.translate(parsed, names=names, earlier=earlier).chat
-            chat = {"model": self._models.base, **chat}
+            chat = {"model": self._models.base, **_asked(self._api, body, names)[1].chat}
             self._require(chat["model"])
             count = len(self._chat_ids(chat, special=False))
         return {"object": "response.input_tokens", "input_tokens": count}
@@ -259,14 +262,8 @@ class OpenAIRoutes:
 
         def to_chat(body: Any) -> Object:
             nonlocal running, background
-            parsed = responses_request.read(body)
-            given = responses_request.store_fields(parsed, has_store=responses is not None)
-            tenant, background = tenant_name(), given.background
-            earlier: Sequence[Any] = ()
-            if responses is not None and given.previous:
-                most = self._settings.max_request_bytes
-                earlier = responses.conversation(given.previous, tenant, most)
-            asked = responses_request.translate(parsed, self._api.defaults, names, earlier)
+            given, asked = _asked(self._api, body, names)
+            background = given.background
             shape.namespaces = asked.namespaces
             shape.echoed = asked.echoed | {
                 "store": given.store,
@@ -274,7 +271,7 @@ class OpenAIRoutes:
                 "previous_response_id": given.previous,
             }
             if given.store:
-                running = RunningResponse(shape.id, tenant, given.previous, given.input)
+                running = RunningResponse(shape.id, tenant_name(), given.previous, given.input)
             return asked.chat
 
         answer = await self._answer(request, ChatRequest, shape, to_chat, names)

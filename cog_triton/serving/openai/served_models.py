@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -22,7 +22,7 @@ from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers
 from cog_triton.serving.openai.request_body import parse_body, read_body
-from cog_triton.serving.openai.requests import validate
+from cog_triton.serving.openai.requests import Exact, validate
 from cog_triton.serving.openai.stored_responses import RunningResponses
 from cog_triton.serving.tenants import CURRENT
 from cog_triton.settings import Settings
@@ -108,10 +108,8 @@ class ServedAPI:
         return await asyncio.to_thread(lambda: plan(parse_body(raw.pop())))
 
 
-class AdapterRequest(BaseModel):
+class AdapterRequest(Exact):
     """Fields of both endpoints."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     lora_name: str = Field(min_length=1)
 

@@ -89,18 +89,6 @@ def test_images_are_written_as_the_template_takes_them(
     assert chat.render_messages(parsed, "Be.", made, images=form).text == expected
 
 
-def test_urls_are_taken_in_each_of_their_spellings() -> None:
-    urls: list[ImageURL] = []
-    parts = [
-        {**part("a", detail="low", size=1), "cache_control": {}},
-        {"type": "image_url", "image_url": "b", "uuid": "of vLLM"},
-        part("c", detail=None),
-    ]
-    (message,) = chat.parse_messages([user(*parts)], images=urls)
-    assert [url.url for url in urls] == ["a", "b", "c"]
-    assert message["content"] == [{"type": "image"}] * 3
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -117,10 +105,3 @@ def test_wrong_parts_are_refused_by_name(content: Any, words: str) -> None:
     with pytest.raises(BadMessages) as caught:
         chat.parse_messages([user(content)], images=[])
     assert words in caught.value.detail
-
-
-@pytest.mark.parametrize("role", ["system", "assistant"])
-def test_images_are_of_users_alone(role: str) -> None:
-    messages = [{"role": role, "content": [part("a")]}, user("b")]
-    with pytest.raises(BadMessages, match=r"messages\[0\].content\[0\].type='image_url'"):
-        chat.parse_messages(messages, images=[])

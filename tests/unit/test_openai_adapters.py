@@ -17,7 +17,7 @@ import pytest
 from engine_transport import EngineTransport
 from lora_adapters import adapter
 from mock_requests import MODEL
-from openai_server import THREE, TOKENIZER, USER, Served, api, wait
+from openai_server import THREE, TOKENIZER, Served, api, wait
 
 from cog_triton.artifact import engine_manifest
 from cog_triton.artifact.lora_adapter import LoRALimits
@@ -59,24 +59,6 @@ def text(running: Served, model: str, **values: Any) -> str:
     return answer.choices[0].text
 
 
-def test_model_selects_the_base_model_or_an_adapter(tmp_path: Path) -> None:
-    with served(tmp_path, ("sql", "poems")) as running:
-        base, sql, poems = (text(running, name) for name in ("small", "sql", "poems"))
-        assert base[2:] == sql[:3]
-        assert base[3:] == poems[:2]
-        client = running.client()
-        chunks = list(
-            client.chat.completions.create(model="sql", messages=USER, max_tokens=5, stream=True)
-        )
-        assert {chunk.model for chunk in chunks} == {"sql"}
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == sql
-        assert [request.engine.adapter for request, *_ in running.ended][:3] == [
-            None,
-            "sql",
-            "poems",
-        ]
-
-
 def test_a_tenant_sees_and_changes_the_models_of_its_key_alone(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     rights = {"all": [], "sql": ["sql", "none"], "poems": ["poems"]}
@@ -114,29 +96,6 @@ def test_an_unknown_model_is_not_found_with_the_nearest_name(tmp_path: Path) -> 
         assert (body["code"], body["param"]) == ("model_not_found", "model")
         for part in ("'small'", "'sql', 'poems'", "did you mean 'poems'?", "(model_not_found)"):
             assert part in body["message"]
-
-
-def test_adapters_are_loaded_and_unloaded_with_a_key(tmp_path: Path) -> None:
-    with served(tmp_path, (), openai_api_key="k") as running:
-        adapter(tmp_path / "adapters" / "new", 4)
-        body = {"lora_name": "new", "lora_path": "new"}
-        assert running.post("/v1/load_lora_adapter", body).status_code == 401
-        loaded = running.post("/v1/load_lora_adapter", body, headers=KEY)
-        assert (loaded.status_code, loaded.text) == (
-            200,
-            "Success: LoRA adapter 'new' added successfully.",
-        )
-        assert text(running, "new")[:1] == text(running, "small")[4:]
-        again = running.post("/v1/load_lora_adapter", body, headers=KEY)
-        assert (again.status_code, again.json()["error"]["param"]) == (400, "lora_name")
-        in_place = {**body, "load_inplace": True}
-        assert running.post("/v1/load_lora_adapter", in_place, headers=KEY).status_code == 200
-        gone = running.post("/v1/unload_lora_adapter", {"lora_name": "new"}, headers=KEY)
-        assert gone.text == "Success: LoRA adapter 'new' removed successfully."
-        with pytest.raises(openai.NotFoundError):
-            text(running, "new")
-        gone = running.post("/v1/unload_lora_adapter", {"lora_name": "new"}, headers=KEY)
-        assert gone.status_code == 404
 
 
 NOT_LOADED: list[tuple[Any, str]] = [

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
-import struct
 import threading
 from collections.abc import Mapping
 from functools import partial
-from http.client import HTTPConnection
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -109,24 +104,6 @@ def test_openais_client_reads_it() -> None:
     assert plain.usage.prompt_tokens == plain.usage.total_tokens == 3
 
 
-@pytest.mark.parametrize(
-    ("given", "prompts"),
-    [
-        ("a", [TOKENIZER.encode("a")]),
-        (["a", "b"], [TOKENIZER.encode("a"), TOKENIZER.encode("b")]),
-        ([5, 6], [[5, 6]]),
-        ([[5, 6], [7]], [[5, 6], [7]]),
-    ],
-)
-def test_every_form_of_input(given: Any, prompts: list[list[int]]) -> None:
-    transport = Transport()
-    with api(THREE, abilities=ABLE, transport=transport) as served:
-        assert embed(served, given, dimensions=4, user="me").status_code == 200
-    sent = [submitted.request for submitted in transport.sent]
-    assert [list(request.input_ids) for request in sent] == prompts
-    assert all(request.embeds and request.dimensions == 4 for request in sent)
-
-
 def test_many_inputs_run_within_bounds() -> None:
     transport = Transport(holds=True)
     with api(THREE, abilities=ABLE, transport=transport, slots=2, queue=0) as served:
@@ -159,24 +136,6 @@ def test_fewer_run_at_once_while_there_is_less_room() -> None:
         transport.sent[0].answer()
         other.join()
     assert len(answers[0].json()["data"]) == 2
-
-
-def test_all_are_cancelled_when_the_client_leaves() -> None:
-    transport = Transport(holds=True)
-    with api(THREE, abilities=ABLE, transport=transport, slots=2) as served:
-        body = {"model": "small", "input": ["a"] * 4}
-        client = HTTPConnection(urlsplit(served.url).netloc, timeout=60)
-        kind = {"content-type": "application/json"}
-        client.request("POST", "/v1/embeddings", json.dumps(body), kind)
-        assert wait(lambda: len(transport.sent) == 2)
-        # A close so soon could be that of one half of the connection.
-        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        client.close()
-        assert wait(lambda: len(served.ended) == 2)
-        assert all(submitted.cancelled.is_set() for submitted in transport.sent)
-        assert served.admission.running == 0
-        assert all(result.cancelled for _, result, _ in served.ended)
-        assert len(transport.sent) == 2, "the others never began"
 
 
 def test_one_that_fails_ends_them_all() -> None:

@@ -121,20 +121,6 @@ def test_what_is_refused_at_once_is_no_response(store: RunningResponses) -> None
         assert not store.live
 
 
-def test_one_that_is_cancelled_stops_the_engine(store: RunningResponses) -> None:
-    with api(gated(HANG), store=store) as served:
-        client = served.client()
-        answer = client.responses.create(background=True, **BODY)  # type: ignore[call-overload]
-        assert client.responses.cancel(answer.id).status == "cancelled"
-        assert served.ended[0][1].cancelled
-        found = ended(served, answer.id)
-        assert (found["status"], found["error"]) == ("cancelled", None)
-        assert TEXT.startswith(found["output"][0]["content"][0]["text"])
-        assert client.responses.cancel(answer.id).status == "cancelled"
-        with pytest.raises(openai.APIError, match="cancelled"):
-            list(client.responses.retrieve(answer.id, stream=True))
-
-
 def test_one_that_is_deleted_is_gone_and_stops_the_engine(store: RunningResponses) -> None:
     with api(gated(HANG), store=store) as served:
         name, _ = begun(served)

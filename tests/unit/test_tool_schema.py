@@ -29,19 +29,6 @@ PERSON: dict[str, Any] = {
 }
 
 
-def test_calls_are_a_list_of_any_of_the_functions() -> None:
-    guide = json.loads(
-        calls_guide([function(PERSON), function({}, name="g")], "parameters", parallel=False)
-    )
-    assert (guide["minItems"], guide["maxItems"]) == (1, 1)
-    assert [list(kind["properties"]) for kind in guide["items"]["anyOf"]] == [
-        ["name", "parameters"],
-        ["name", "parameters"],
-    ]
-    assert [kind["properties"]["name"]["const"] for kind in guide["items"]["anyOf"]] == ["f", "g"]
-    assert "maxItems" not in calls_guide([function({})], "arguments", parallel=True)
-
-
 def test_definitions_of_tools_do_not_meet() -> None:
     first = {"properties": {"a": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"type": "string"}}}
     second = {"properties": {"a": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"type": "null"}}}

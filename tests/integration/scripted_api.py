@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from cog_triton.errors import CogTritonError
 from cog_triton.serving.openai import error_responses
-from cog_triton.serving.openai.application import create_app
+from cog_triton.serving.openai.served_applications import create_app
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import bind
 

@@ -24,9 +24,9 @@ from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.serving.admission import Admission
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
-from cog_triton.serving.openai.application import create_app
 from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers
 from cog_triton.serving.openai.routes import OpenAIRoutes
+from cog_triton.serving.openai.served_applications import create_app
 from cog_triton.serving.openai.served_models import ServedAPI, ServedModels
 from cog_triton.serving.openai.stored_responses import RunningResponses
 from cog_triton.serving.telemetry.metrics import Metrics

@@ -21,7 +21,6 @@ from cog_triton.serving.openai import messages_request, responses_request
 from cog_triton.serving.openai.chat_plan import AnswerPlan, ChatPlanner
 from cog_triton.serving.openai.embeddings import EmbeddingRoutes
 from cog_triton.serving.openai.error_responses import MESSAGES, json_response
-from cog_triton.serving.openai.event_shapes import MessageShape, ResponseShape
 from cog_triton.serving.openai.messages_request import NAMES, CountTokensRequest, translate
 from cog_triton.serving.openai.request_body import (
     FieldNames,
@@ -58,7 +57,16 @@ from cog_triton.serving.openai.served_models import (
     anthropic_model,
     anthropic_models,
 )
-from cog_triton.serving.openai.shapes import Answer, ChatShape, CompletionShape, Echo, Object, Shape
+from cog_triton.serving.openai.shapes import (
+    Answer,
+    ChatShape,
+    CompletionShape,
+    Echo,
+    MessageShape,
+    Object,
+    ResponseShape,
+    Shape,
+)
 from cog_triton.serving.openai.stored_responses import (
     RecordedResponse,
     RunningResponse,

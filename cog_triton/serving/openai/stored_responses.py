@@ -24,17 +24,16 @@ from starlette.types import Message, Receive, Scope, Send
 
 from cog_triton import errors
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonUnavailable
-from cog_triton.serving.openai.application import BODY_SEND
 from cog_triton.serving.openai.error_responses import (
     error_body,
     error_response,
     json_response,
     to_coded_error,
 )
-from cog_triton.serving.openai.event_shapes import ResponseShape, named_event
 from cog_triton.serving.openai.response_file import ResponseFile
 from cog_triton.serving.openai.response_store import GONE, RUNNING, ResponseStore, StoredResponse
-from cog_triton.serving.openai.streaming import STREAM_HEADERS, GenerationResponse
+from cog_triton.serving.openai.shapes import ResponseShape, named_event
+from cog_triton.serving.openai.streaming import BODY_SEND, STREAM_HEADERS, GenerationResponse
 from cog_triton.serving.tenants import CURRENT
 from cog_triton.settings import Settings
 from cog_triton.system.printable import shortened

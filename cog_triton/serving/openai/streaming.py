@@ -12,7 +12,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from cog_triton.serving.openai import error_responses
-from cog_triton.serving.openai.application import BODY_SEND
 from cog_triton.serving.openai.sequences import Pieces, Sequences
 from cog_triton.serving.openai.shapes import Answer, Shape
 
@@ -22,6 +21,11 @@ _HEADERS_AFTER_S = 1.0
 _COMMENT_AFTER_S = 5.0
 _COMMENT = b": the engine is being restarted\n\n"
 """Keeps proxies from closing a stream that waits for the engine's return."""
+BODY_SEND = "body_send"
+"""Name in a scope of the send for what follows a response's start.
+
+It passes by the middleware, which has nothing to do there, and takes a call a message each.
+"""
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",

@@ -469,10 +469,16 @@ class ResponseShape(EventShape):
     """
 
     endpoint, prefix = "responses", "resp"
-    _TYPES: ClassVar[Mapping[Kind, str]] = {
-        "text": "message",
-        "reasoning": "reasoning",
-        "call": "function_call",
+    _ITEMS: ClassVar[Mapping[Kind, tuple[str, Object]]] = {
+        "text": ("msg", {"type": "message", "role": "assistant", "content": []}),
+        "reasoning": ("rs", {"type": "reasoning", "summary": [], "content": []}),
+        "call": ("fc", {"type": "function_call", "arguments": ""}),
+    }
+    """Of each kind the beginning of ids, and a new item."""
+    _DELTAS: ClassVar[Mapping[Kind, tuple[str, Object]]] = {
+        "text": ("response.output_text.delta", {"content_index": 0, "logprobs": []}),
+        "reasoning": ("response.reasoning_text.delta", {"content_index": 0}),
+        "call": ("response.function_call_arguments.delta", {}),
     }
 
     def __init__(self, model: str) -> None:
@@ -558,16 +564,12 @@ class ResponseShape(EventShape):
         return super()._sent(numbered)
 
     def _start(self, kind: Kind, name: str) -> list[Object]:
-        item: Object = {"type": self._TYPES[kind], "status": "in_progress"}
-        match kind:
-            case "call":
-                namespace, name = self.namespaces.get(name, (None, name))
-                item |= {"id": _id("fc"), "call_id": call_id(), "name": name, "arguments": ""}
-                item |= {"namespace": namespace} if namespace else {}
-            case "text":
-                item |= {"id": _id("msg"), "role": "assistant", "content": []}
-            case "reasoning":
-                item |= {"id": _id("rs"), "summary": [], "content": []}
+        prefix, new = self._ITEMS[kind]
+        item = {**new, "status": "in_progress", "id": f"{prefix}_{secrets.token_hex(16)}"}
+        if kind == "call":
+            namespace, name = self.namespaces.get(name, (None, name))
+            item |= {"call_id": call_id(), "name": name}
+            item |= {"namespace": namespace} if namespace else {}
         self.output.append(item)
         self._item = item
         events = [self._item_event("response.output_item.added", {**item})]
@@ -577,14 +579,8 @@ class ResponseShape(EventShape):
         return events
 
     def _delta(self, text: str) -> Object:
-        match self._kind:
-            case "text":
-                name, values = "output_text", {"content_index": 0, "logprobs": []}
-            case "reasoning":
-                name, values = "reasoning_text", {"content_index": 0}
-            case _:
-                name, values = "function_call_arguments", {}
-        return self._event(f"response.{name}.delta", delta=text, **values)
+        name, values = self._DELTAS[self._kind or "text"]
+        return self._event(name, delta=text, **values)
 
     def _end(self, kind: Kind, text: str, status: str) -> list[Object]:
         item = self._item
@@ -722,10 +718,6 @@ def _part(kind: Kind, text: str) -> Object:
     if kind == "text":
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {"type": "reasoning_text", "text": text}
-
-
-def _id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(16)}"
 
 
 def _arguments(text: str) -> Object | None:

@@ -46,16 +46,6 @@ def check_ids(field: str, tokens: Iterable[int], vocab_size: int) -> None:
             )
 
 
-def longest_id_list(body: Any) -> int:
-    """How many token ids the longest prompt has, before each is checked; 0 for texts."""
-    prompt = body.get("prompt") if isinstance(body, dict) else None
-    if not isinstance(prompt, list) or not prompt:
-        return 0
-    if isinstance(prompt[0], list):
-        return max((len(item) for item in prompt if isinstance(item, list)), default=0)
-    return 0 if isinstance(prompt[0], str) else len(prompt)
-
-
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 

@@ -25,7 +25,6 @@ from cog_triton.serving.openai.messages_request import NAMES, CountTokensRequest
 from cog_triton.serving.openai.request_body import (
     FieldNames,
     check_ids,
-    longest_id_list,
 )
 from cog_triton.serving.openai.requests import (
     ChatRequest,
@@ -302,7 +301,6 @@ class OpenAIRoutes:
             self._abilities.require_generation()
             with names.told() if names else nullcontext():
                 value = to_body(value)
-                self._generator.check_length(longest_id_list(value))
                 parsed = parse(kind, value)
                 del value
                 return parsed, *self._plan(parsed, shape)
@@ -405,6 +403,7 @@ class OpenAIRoutes:
             raise errors.PromptRequired("the prompt is blank")
         if isinstance(prompt, str):
             return self._generator.encode(require_unicode("prompt", prompt, InvalidArgument))
+        self._generator.check_length(len(prompt))
         self._check_ids("prompt", prompt)
         return prompt
 

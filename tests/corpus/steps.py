@@ -1,6 +1,7 @@
 """What the cases ask for, step by step, and the record of what was seen.
 
 A step is one of: a request (`get: PATH`, `post:`, ...), bytes (`send:`), or a word of `_WORDS`.
+With `each`, a request is sent with other fields of its JSON each time; all are refused.
 """
 
 from __future__ import annotations
@@ -74,11 +75,20 @@ class Case:
             return self._raw(step)
         if "until" in step:
             return self._until(step)
+        if "each" in step:
+            return [self._refusal(step, fields) for fields in step["each"]]
         if any(method in step for method in METHODS):
             return self._recorded(step, *self._request(step))
         word = next(word for word in step if word in _WORDS)
         self.normal.cut = step.get("cut", 0)
         return _WORDS[word](self, step[word])
+
+    def _refusal(self, step: dict[str, Any], fields: dict[str, Any]) -> str:
+        """The status and the error of a request whose JSON has other `fields`, in short."""
+        answer, body = self._request({**step, "json": {**step["json"], **fields}})
+        error = _parsed(answer, body)["error"]
+        message = error["message"] if isinstance(error, dict) else error
+        return f"{answer.status} {self.normal(message)}"
 
     def _filled(self, value: Any) -> Any:
         if isinstance(value, str):

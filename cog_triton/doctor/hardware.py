@@ -12,10 +12,9 @@ from cog_triton.artifact.compatibility import require_gpu, sm_names
 from cog_triton.doctor.report import Check, fail, ok, warn
 from cog_triton.errors import CogTritonError, EngineIncompatible, TritonStartFailed
 from cog_triton.serving.coglet import cog_server
-from cog_triton.system import ports
+from cog_triton.system import ports as tcp_ports
 from cog_triton.system.gpus import nvidia_smi
 from cog_triton.system.host_memory import HostMemory, host_memory
-from cog_triton.system.tcp_sockets import listening_sockets
 from cog_triton.system.work_dir import require_usable
 
 _PROC = Path("/proc")
@@ -31,7 +30,7 @@ def own_server(ports: Collection[int]) -> dict[int, int]:
 
     Only what this user may see of other processes is known.
     """
-    inodes = {str(inode): port for port, inode in listening_sockets() if port in ports}
+    inodes = {str(inode): port for port, inode in tcp_ports.listening_sockets() if port in ports}
     found: dict[int, int] = {}
     if not inodes:
         return found
@@ -144,7 +143,7 @@ def free_ports(wanted: Mapping[str, tuple[str, int]]) -> list[Check]:
     """Check ports: one result for all free ports, or our own server's, and one for each other."""
     taken, free = {}, []
     for name, (host, port) in wanted.items():
-        reason = ports.refusal(host, port)
+        reason = tcp_ports.refusal(host, port)
         if reason is None:
             free.append(str(port))
         else:

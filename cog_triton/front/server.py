@@ -47,9 +47,9 @@ from cog_triton.serving.tenants import Tenant
 from cog_triton.settings import Settings, load_settings
 from cog_triton.system import log_format, process_tuning
 from cog_triton.system.log_format import DescriptorHandler
+from cog_triton.system.ports import listening_sockets
 from cog_triton.system.redaction import FRONT_VARIABLES
 from cog_triton.system.shared_time import SharedTime
-from cog_triton.system.tcp_sockets import listening_sockets
 
 _FLUSH_S = 2.0
 _POLL_S = 0.2
@@ -285,7 +285,7 @@ class Server:
         while listens:
             await asyncio.sleep(_POLL_S)
             with suppress(OSError):  # no file descriptor is left to look with
-                listens = any(listening_sockets(port))
+                listens = any(found == port for found, _ in listening_sockets())
         await self._runtime.drain()
 
 

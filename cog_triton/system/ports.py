@@ -1,4 +1,4 @@
-"""TCP ports: checks before servers start, and free ones."""
+"""TCP ports: checks before servers start, free ones, and those that are listened on."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import random
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from cog_triton.errors import InvalidArgument
 
 # Below the ephemeral range, from which an outgoing connection could take a port first.
 _UNRESERVED = range(12000, 32000)
 _BLOCK = 200
+_LISTEN = 10
 
 OPENAI_PORT = 8080
 """Where `cog-triton serve` has the OpenAI API, unless told otherwise."""
@@ -89,6 +91,21 @@ def free_ports(count: int) -> list[int]:
             probe.bind(("127.0.0.1", port))
             found.append(port)
     return found
+
+
+def listening_sockets() -> Iterator[tuple[int, int]]:
+    """Local port and inode of each TCP socket that listens in this network namespace (proc(5)).
+
+    Raises OSError if no file descriptor is left to look with.
+    """
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(FileNotFoundError), Path(table).open(encoding="ascii") as lines:
+            next(lines)
+            for line in lines:
+                fields = line.split(maxsplit=10)
+                if int(fields[3], 16) != _LISTEN:
+                    break  # listening sockets come first
+                yield int(fields[1].rpartition(":")[2], 16), int(fields[9])
 
 
 def _claimed() -> Iterator[int]:

@@ -35,7 +35,6 @@ FOREIGN = {
     "packages/package_set.py": "reads what pip says",
     "triton/grpc_relay.py": "passes on what clients of gRPC send",
     "system/local_socket.py": "what channels are made of",
-    "system/tcp_sockets.py": "asks the kernel for sockets",
     "system/ports.py": "tries which ports are free, and listens for clients",
 }
 ORDERS = {

@@ -1,5 +1,6 @@
-"""Free ports for servers that tests and benchmarks start."""
+"""Free ports for servers that tests and benchmarks start, and those that are listened on."""
 
+import os
 import random
 import socket
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cog_triton.system import ports
-from cog_triton.system.ports import free_ports
+from cog_triton.system.ports import free_ports, listening_sockets
 
 
 def test_free_ports_are_distinct_and_free_and_below_the_ephemeral_range() -> None:
@@ -45,3 +46,18 @@ def test_no_other_process_gets_ports_of_the_same_block(monkeypatch: pytest.Monke
         random.setstate(state)
         other.communicate(b"")
     assert len(theirs | ours) == 6
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+def test_a_listening_socket_is_found_until_it_is_closed(host: str) -> None:
+    try:
+        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else 2)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    port = listener.getsockname()[1]
+    own = (port, os.fstat(listener.fileno()).st_ino)
+    assert own in list(listening_sockets())
+    there = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    with socket.create_connection((there, port)), listener.accept()[0]:
+        listener.close()
+        assert own not in list(listening_sockets()), "a connection is left"

@@ -59,9 +59,9 @@ async def test_a_start_that_fails_has_a_code_and_is_logged_where_no_cog_does(
 
 def test_a_drain_follows_once_cog_listens_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    answers = iter([[5000], OSError("no file descriptor is left"), [5000], []])
+    answers = iter([[(5000, 7)], OSError("no file descriptor is left"), [(5000, 7)], [(80, 7)]])
 
-    def look(port: int) -> Iterator[int]:
+    def look() -> Iterator[tuple[int, int]]:
         seen.append(answer := next(answers))
         if isinstance(answer, OSError):
             raise answer
@@ -77,7 +77,7 @@ def test_a_drain_follows_once_cog_listens_no_more(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(server, "listening_sockets", look)
     asyncio.run(main())
-    assert [str(each) for each in seen][2:] == ["[5000]", "[]", "drained"]
+    assert [str(each) for each in seen][2:] == ["[(5000, 7)]", "[(80, 7)]", "drained"]
 
 
 @on_loop

@@ -11,8 +11,8 @@ from socket import socket
 from loop_thread import PORTAL
 from starlette.types import ASGIApp
 
+from cog_triton.front.cog_state import Upstream
 from cog_triton.front.front import Front
-from cog_triton.front.upstream import Upstream
 from cog_triton.settings import Settings
 
 

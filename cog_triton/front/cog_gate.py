@@ -19,11 +19,11 @@ from starlette.types import ASGIApp
 
 from cog_triton import errors
 from cog_triton.front.coded_events import WORDS, CodedEnd, worker_death
+from cog_triton.front.cog_state import Running
 from cog_triton.front.gate import STOPPING, PrivateGate, cog_refusal, status_of
 from cog_triton.front.json_body import member
 from cog_triton.front.message import Answer, Forward, Refused, Request, json_answer
 from cog_triton.front.prediction_body import prepared, require_safe_id
-from cog_triton.front.upstream import Running
 from cog_triton.front.webhook_relay import WebhookRelay
 from cog_triton.system.log_format import log_refusal
 from cog_triton.system.log_notes import log_once

@@ -1,7 +1,8 @@
-"""State of Cog, read from its /health-check, for answers of the front in its place.
+"""What is behind the gates: Cog, Triton and the server's own predictions.
 
-Also the names of the inputs that it takes, from its /openapi.json, which never change. Cog says
-READY when its worker is set up; that a prediction passes through Cog itself is shown by one.
+The state of Cog is read from its /health-check, for answers of the front in its place; the names of
+the inputs that it takes from its /openapi.json, which never changes. Cog says READY when its worker
+is set up; that a prediction passes through Cog itself is shown by one.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from cog_triton import errors
 from cog_triton.front.json_body import member
 from cog_triton.front.message import Answer, json_answer
 from cog_triton.front.pass_through import ask
+from cog_triton.serving.tenants import Tenant
 
 _STARTING = ("STARTING", "UNKNOWN", None)
 _HEALTH, _SCHEMA = b"/health-check", b"/openapi.json"
@@ -187,3 +190,36 @@ def _properties(schema: bytes) -> frozenset[str]:
         return frozenset(json.loads(schema)["components"]["schemas"]["Input"]["properties"])
     except (ValueError, LookupError, TypeError):
         return frozenset()
+
+
+class Upstream:
+    """Cog and Triton on `ports` of 127.0.0.1, by the names of their settings.
+
+    A prediction of the id `check_id` is the front's own; see `CogState`.
+    """
+
+    def __init__(
+        self, ports: Mapping[str, int], check_id: str | None = None, start_timeout: float = 0.0
+    ) -> None:
+        self.ports = ports
+        self.state = CogState(ports.get("PORT", 0), check_id, start_timeout)
+        self.stopping = False
+        """Whether no new request is taken any more."""
+        self.ask_to_stop: Callable[[], None] = lambda: None
+        """Begins the graceful stop."""
+        self.cancel: Callable[[str], None] = lambda _: None
+        """Cancels a prediction, of which nothing may be known yet."""
+        self.health: Callable[[], dict[str, Any]] = dict
+        """The server's state in the form of Cog's health."""
+        self.without_cog: errors.CogTritonError | None = None
+        """Why no Cog was started."""
+        self.predictions: dict[str, Running] = {}
+        """Predictions that clients wait for, by their ids."""
+
+
+@dataclass(slots=True)
+class Running:
+    """A prediction that `clients` wait for, and whose it is."""
+
+    tenant: Tenant | None
+    clients: int = 0

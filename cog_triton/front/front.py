@@ -10,16 +10,15 @@ from starlette.types import ASGIApp
 
 from cog_triton.front.access import Access, GuessLimit, Refusals, is_loopback
 from cog_triton.front.cog_gate import CogGate
+from cog_triton.front.cog_state import Upstream
 from cog_triton.front.file_reader import keep_current
 from cog_triton.front.gate import MetricsGate, OpenAIGate, PrivateGate
 from cog_triton.front.http_protocol import Connections, PublicPort
 from cog_triton.front.keyring import Keyring
 from cog_triton.front.large_bodies import LargeBodies
-from cog_triton.front.listener import Listener
+from cog_triton.front.listener import Certificate, Listener
 from cog_triton.front.message import Limits
-from cog_triton.front.tls import Certificate
 from cog_triton.front.triton_gate import TritonGate
-from cog_triton.front.upstream import Upstream
 from cog_triton.front.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.settings import Settings
 

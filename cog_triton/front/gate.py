@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cog_triton import errors
 from cog_triton.errors import CogTritonError
 from cog_triton.front.access import Access
+from cog_triton.front.cog_state import Upstream
 from cog_triton.front.json_body import (
     ENCODINGS,
     JSONLimits,
@@ -31,7 +32,6 @@ from cog_triton.front.keyring import Api
 from cog_triton.front.large_bodies import LargeBodies
 from cog_triton.front.message import NO_ROOM, Answer, Forward, Limits, Refused, Request, json_answer
 from cog_triton.front.pass_through import pass_on
-from cog_triton.front.upstream import Upstream
 from cog_triton.serving.openai import error_responses
 from cog_triton.serving.tenants import CURRENT
 from cog_triton.system.redaction import KEY_HEADERS

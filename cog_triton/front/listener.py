@@ -1,4 +1,7 @@
-"""Accepts connections of a public port, with TLS or without, for a protocol of asyncio's."""
+"""Accepts connections of a public port for a protocol of asyncio's, with TLS or without.
+
+A certificate chain and its key are read again whenever they change.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,16 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 import traceback
 from asyncio import sslproto
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from cog_triton import errors
-from cog_triton.front.tls import Certificate
+from cog_triton.errors import InvalidArgument
+from cog_triton.front.file_reader import FileReader
 
 # Of a burst, the first are served while the rest wait to be accepted.
 _AT_ONCE = 16
@@ -24,6 +30,40 @@ _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _LOG = logging.getLogger(__name__)
 # asyncio gives each connection a buffer of 256 KiB; a record of TLS has at most 16 KiB and a head.
 sslproto.SSLProtocol.max_size = 32 << 10
+
+
+class Certificate(FileReader):
+    """Server certificate; connections that are open keep the one that they have."""
+
+    most_bytes = 1 << 20
+    kept = "the certificate of before stays, as the new one is wrong"
+    renewed = "a new certificate is in use"
+    context: ssl.SSLContext
+    """What new connections have."""
+
+    def __init__(self, chain: Path, key: Path) -> None:
+        """Raises E1005 where the files are wrong."""
+        self._files = (chain, key)
+        super().__init__(f"TLS_CERT_FILE={chain}, TLS_KEY_FILE={key}")
+
+    def files(self) -> Sequence[Path]:
+        return self._files
+
+    def take(self, data: object) -> None:
+        """See `FileReader`; OpenSSL reads the files by itself."""
+        chain, key = self._files
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            context.load_cert_chain(chain, key, password=lambda: b"")
+        except (ssl.SSLError, ValueError) as error:
+            raise InvalidArgument(
+                f"TLS_CERT_FILE={chain}, TLS_KEY_FILE={key}: must be a PEM chain and its key,"
+                f" without a password: {getattr(error, 'reason', None) or error}"
+            ) from None
+        self.context = context
 
 
 class Listener:

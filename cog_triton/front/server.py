@@ -25,9 +25,9 @@ from typing import Any
 
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable, Unauthorized
 from cog_triton.front import triton_only_server
+from cog_triton.front.cog_state import Upstream
 from cog_triton.front.front import Front
 from cog_triton.front.pass_through import cut_all
-from cog_triton.front.upstream import Upstream
 from cog_triton.processes.orders import NotReady, Ready, RestartCog
 from cog_triton.processes.parent_link import ParentLink
 from cog_triton.processes.public_sockets import received

@@ -25,7 +25,7 @@ from webhook_receiver import CERTIFICATE, needs_tls
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.front.keyring import read_keys, sha256_of
-from cog_triton.front.tls import Certificate
+from cog_triton.front.listener import Certificate
 
 pytestmark = [pytest.mark.integration, needs_tls]
 MOCK = {"COG_TRITON_ENGINE": "mock", "MOCK_TPS": "0", "SERVED_MODEL_NAME": "m"}

@@ -15,15 +15,14 @@ from starlette.types import Receive, Scope, Send
 from cog_triton.errors import CogTritonError
 from cog_triton.front.access import Access
 from cog_triton.front.cog_gate import CogGate
+from cog_triton.front.cog_state import Upstream
 from cog_triton.front.gate import Gate, MetricsGate, OpenAIGate, Passed, PrivateGate
 from cog_triton.front.http_protocol import Connections, PublicPort
 from cog_triton.front.large_bodies import LargeBodies
-from cog_triton.front.listener import Listener
+from cog_triton.front.listener import Certificate, Listener
 from cog_triton.front.message import Answer, Forward, Limits, Refused, Request, json_answer
-from cog_triton.front.tls import Certificate
 from cog_triton.front.triton_gate import ServedModels, TritonGate
 from cog_triton.front.triton_schema import ModelTensors
-from cog_triton.front.upstream import Upstream
 from cog_triton.front.webhook_relay import WebhookRelay, WebhookRules
 from cog_triton.processes.public_sockets import BACKLOG
 from cog_triton.system.ports import bind

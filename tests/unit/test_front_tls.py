@@ -17,8 +17,8 @@ from small_front import PATIENCE_S, PassGate, on_loop, opened, until
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.front import listener
+from cog_triton.front.listener import Certificate
 from cog_triton.front.message import Answer, Limits, Request
-from cog_triton.front.tls import Certificate
 
 OPENSSL = shutil.which("openssl")
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="no openssl, which makes certificates")

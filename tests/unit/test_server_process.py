@@ -16,8 +16,8 @@ from small_front import arguments, on_loop
 
 from cog_triton.errors import Unauthorized
 from cog_triton.front import server
+from cog_triton.front.cog_state import Running
 from cog_triton.front.server import Server
-from cog_triton.front.upstream import Running
 from cog_triton.serving.cog_messages import ADDRESS_VARIABLE
 from cog_triton.serving.tenants import Tenant
 from cog_triton.settings import load_settings

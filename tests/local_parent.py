@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from cog_triton.ipc.streams import Stream
+from cog_triton.ipc.messages import Stream
 from cog_triton.processes.host import Host
 from cog_triton.processes.parent_link import ParentLink
 

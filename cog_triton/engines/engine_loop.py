@@ -18,7 +18,7 @@ from typing import Any
 from cog_triton.engines.base import ServedEngine, StepEngine
 from cog_triton.engines.engine_orders import Opened, Serve, Stop
 from cog_triton.engines.engine_server import EngineServer
-from cog_triton.ipc.streams import Stream
+from cog_triton.ipc.messages import Stream
 from cog_triton.system.shared_time import SharedTime
 
 

@@ -5,15 +5,17 @@ msgspec's own formats refuse lone surrogates, which environments and paths can h
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from cog_triton import errors
-from cog_triton.ipc.framing import FrameError
+from cog_triton.ipc.framing import CONTROL_LIMIT, LENGTH, FrameError, check, frame
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -39,3 +41,33 @@ def decode(payload: bytes, kinds: Any = None) -> Any:
 
 def _error(_: type, text: Any) -> errors.CogTritonError:
     return errors.from_text(text) or errors.TritonUnknownError(text)
+
+
+class Stream:
+    """A connection of own processes in asyncio, which carries messages."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def of(cls, own: socket.socket) -> Self:
+        """For a socket that is connected."""
+        return cls(*await asyncio.open_unix_connection(sock=own))
+
+    def send(self, message: Any) -> None:
+        """Queue a message, without waiting; nothing is sent to a peer that is gone."""
+        self._writer.write(frame(encode(message)))
+
+    async def receive(self) -> Any:
+        """The next message; raises EOFError when the peer is gone, FrameError for none."""
+        try:
+            (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+            check(length, CONTROL_LIMIT)
+            return decode(await self._reader.readexactly(length))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise EOFError from error
+
+    def close(self) -> None:
+        """Hang up, once what is queued was sent."""
+        self._writer.close()

@@ -13,9 +13,8 @@ from typing import Any
 from cog_triton.engines.engine_orders import FallAsleep, NotOpened, Opened, Serve, Stop, WakeUp
 from cog_triton.engines.engine_spec import EngineSpec
 from cog_triton.errors import EngineNotRestored
-from cog_triton.ipc.streams import Stream
-from cog_triton.processes import watchdog
-from cog_triton.processes.child import Child, described
+from cog_triton.ipc.messages import Stream
+from cog_triton.processes.child import Child, described, watch
 from cog_triton.system import isolated_python
 from cog_triton.system.gpus import VISIBLE_GPUS
 from cog_triton.system.shared_time import SharedTime
@@ -171,7 +170,7 @@ class EngineChild:
             self._end()
 
     async def _watch(self) -> None:
-        self.end(await watchdog.watch("the engine", self.process, self._progress.read))
+        self.end(await watch("the engine", self.process, self._progress.read))
 
     def _end(self) -> None:
         if not self.alive:

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from cog_triton.processes.child import Child
+from cog_triton.processes.child import Child, watch
 from cog_triton.processes.engine_fleet import EngineFleet
 from cog_triton.processes.orders import (
     EndEngine,
@@ -23,7 +23,6 @@ from cog_triton.processes.orders import (
     StopTriton,
     TritonChanged,
 )
-from cog_triton.processes.watchdog import watch
 from cog_triton.system import log_format, reaper
 
 _TRITON_EXIT_S = 7.0

@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from cog_triton.errors import CogTritonError, TritonStartFailed, TritonUnavailable
-from cog_triton.ipc.streams import Stream
+from cog_triton.ipc.messages import Stream
 from cog_triton.processes import child as processes
-from cog_triton.processes.child import Child, described
+from cog_triton.processes.child import Child, cpu_time, described, watch
 from cog_triton.processes.host import Host
 from cog_triton.processes.orders import NotReady, Ready, RestartCog, Running, StopCog
 from cog_triton.processes.public_sockets import private_ports
 from cog_triton.processes.restarts import STABLE_S, Restarts
-from cog_triton.processes.watchdog import cpu_time, watch
 from cog_triton.settings import Settings
 from cog_triton.system.host_memory import OomKills
 from cog_triton.system.process_tuning import raise_open_files

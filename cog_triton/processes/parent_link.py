@@ -12,7 +12,7 @@ from typing import Any, Self
 from msgspec.structs import replace
 
 from cog_triton.engines import engine_spec
-from cog_triton.ipc.streams import Stream
+from cog_triton.ipc.messages import Stream
 from cog_triton.processes.orders import (
     EndEngine,
     EngineDeath,

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from cog_triton import errors
-from cog_triton.processes import orders, parent, watchdog
+from cog_triton.processes import child, orders, parent
 from cog_triton.processes.parent_link import ParentLink
 from cog_triton.processes.public_sockets import bound, received
 from cog_triton.settings import load_settings
@@ -22,7 +22,7 @@ from cog_triton.system.shared_time import SharedTime
 
 async def run(script: str, cog: str, stays: bool, constants: Any, settings: Any) -> None:
     """Be the parent; the first line is its port."""
-    watchdog._PERIOD_S = 0.05
+    child._PERIOD_S = 0.05
     for name, value in {"_SERVER": "scripted_parent", **constants}.items():
         setattr(parent, name, value)
     with bound({"PORT": ("127.0.0.1", 0)}) as sockets:

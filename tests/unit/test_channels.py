@@ -31,7 +31,7 @@ FOREIGN = {
     "bench/http_client.py": "asks a server as any client does",
     "build_scripts/openvino/_gguf_file.py": "reads a file",
     "engines/vllm/core_process.py": "starts EngineCore as vLLM does, by multiprocessing",
-    "ipc/streams.py": "what channels are made of",
+    "ipc/messages.py": "what channels are made of",
     "packages/package_set.py": "reads what pip says",
     "triton/grpc_relay.py": "passes on what clients of gRPC send",
     "system/local_socket.py": "what channels are made of",

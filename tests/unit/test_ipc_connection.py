@@ -11,7 +11,7 @@ import pytest
 from cog_triton.engines.engine_orders import Opened, Serve, Stop
 from cog_triton.ipc import framing
 from cog_triton.ipc.framing import FrameError
-from cog_triton.ipc.streams import Stream
+from cog_triton.ipc.messages import Stream
 
 PATIENCE_S = 60
 

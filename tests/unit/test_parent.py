@@ -18,7 +18,7 @@ import pytest
 import scripted_parent
 from process_trees import running, until
 
-from cog_triton.processes.watchdog import cpu_time
+from cog_triton.processes.child import cpu_time
 from cog_triton.system import reaper
 
 READY = "link.send(Ready('up'))"

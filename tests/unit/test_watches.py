@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from small_front import on_loop, until
 
-from cog_triton.processes import watchdog
+from cog_triton.processes import child
 
 
 @pytest.mark.parametrize("mends", [False, True])
@@ -26,11 +26,11 @@ async def test_a_watch_knows_its_last_look(monkeypatch: pytest.MonkeyPatch, mend
             raise OSError("no file descriptor is left")
         return {sleeping.pid}
 
-    monkeypatch.setattr(watchdog.reaper, "descendants", read)
+    monkeypatch.setattr(child.reaper, "descendants", read)
     it: Any = SimpleNamespace(pid=os.getpid(), ended=asyncio.Future(), wait=asyncio.sleep)
-    monkeypatch.setattr(watchdog, "_PERIOD_S", 0.01)
+    monkeypatch.setattr(child, "_PERIOD_S", 0.01)
     with subprocess.Popen(["sleep", "60"]) as sleeping:
-        watching = asyncio.ensure_future(watchdog.watch("it", it, mends=mends))
+        watching = asyncio.ensure_future(child.watch("it", it, mends=mends))
         await until(lambda: len(looks) == 3 or watching.done())
         sleeping.send_signal(signal.SIGSTOP)
         await until(lambda: watching.done() or sleeping.poll() is not None)

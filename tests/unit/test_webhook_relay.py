@@ -17,7 +17,7 @@ from small_front import run
 from webhook_receiver import CERTIFICATE, Receiver, by_http_and_https, needs_tls
 
 from cog_triton.errors import TritonUnknownError
-from cog_triton.front import webhook_delivery, webhook_relay
+from cog_triton.front import webhook_relay
 from cog_triton.front.prediction_body import prepared
 from cog_triton.front.webhook_relay import WebhookRelay, WebhookRules
 
@@ -136,7 +136,7 @@ def hanging() -> Iterator[tuple[Receiver, threading.Event]]:
 
 
 def test_a_receiver_that_hangs_holds_up_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook_delivery, "_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(webhook_relay, "_TIMEOUT_S", 600.0)
 
     with hanging() as (hung, free), Receiver() as other:
 
@@ -155,7 +155,7 @@ def test_a_receiver_that_hangs_holds_up_only_its_own(monkeypatch: pytest.MonkeyP
 
 
 def test_redirects_are_followed_where_they_may_lead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook_delivery, "_RETRIES", 0)
+    monkeypatch.setattr(webhook_relay, "_RETRIES", 0)
 
     def moved(path: str, _count: int) -> tuple[int, dict[str, str]]:
         hosts = {"/a": f"http://{HOST}:{receiver.port}/b", "/loop": "/loop", "/bad": "http://[::1"}
@@ -202,7 +202,7 @@ def test_a_name_that_is_private_when_it_is_used_is_refused(caplog: Any) -> None:
 def test_certificates_are_verified(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(webhook_delivery, "_RETRIES", 0)
+    monkeypatch.setattr(webhook_relay, "_RETRIES", 0)
     with Receiver(tls=True) as receiver:
         deliver(receiver, DONE)
         assert receiver.events == []
@@ -336,7 +336,7 @@ def test_certificates_that_cannot_be_read_are_a_coded_error(
 
 
 def test_an_end_after_a_long_silence_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook_delivery, "_FORGOTTEN_S", 0.1)
+    monkeypatch.setattr(webhook_relay, "_FORGOTTEN_S", 0.1)
 
     async def scenario(coglet: Coglet) -> None:
         address = await coglet.address(f"http://{HOST}:{receiver.port}/")

@@ -74,19 +74,6 @@ async def test_a_cog_that_does_not_answer_holds_no_request(monkeypatch: pytest.M
 
 
 @on_loop
-async def test_the_names_of_inputs_are_read_once() -> None:
-    async with cog_with("READY") as (cog, state):
-        cog.schema = {"components": {"schemas": {"Input": {"properties": {"prompt": {}}}}}}
-        assert await state.input_names() == await state.input_names() == {"prompt"}
-        assert cog.reads == 1
-        assert json.loads(state.schema or b"")["components"] == cog.schema["components"]
-    async with cog_with("READY") as (cog, state):
-        assert await state.input_names() == await state.input_names() == frozenset()
-        assert cog.reads == 1
-    assert await CogState(1).input_names() == frozenset()
-
-
-@on_loop
 async def test_a_cog_that_stops_answering_or_loses_its_worker_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -213,28 +200,6 @@ async def test_a_first_prediction_that_is_late_is_tried_anew(
         assert late < 4 or reason in health["setup"]["logs"]
         names = [f"/predictions/drain-1{end}" for end in ("", ".1", ".2", ".3")]
         assert [request.split()[1].decode() for request in cog.predictions] == names[:late]
-
-
-@on_loop
-async def test_a_first_prediction_without_an_answer_is_tried_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(cog_state, "_CHECK_TIMEOUT_S", 0.05)
-
-    async with cog_with("READY", "drain-1") as (cog, state):
-        cog.answers.clear()
-        for _ in range(3):
-            await state._check("drain-1")
-            assert revised(state)["status"] == "STARTING"
-        await state._check("drain-1")
-        assert "no answer within 0.05 s" in revised(state)["setup"]["logs"]
-        cog.answers.set()
-
-
-@on_loop
-async def test_first_predictions_together_have_the_time_of_a_start() -> None:
-    assert CogState(1, "drain-1", 1200)._check_timeout == 300
-    assert CogState(1, "drain-1", 3)._check_timeout == 60
 
 
 @pytest.mark.parametrize("status", [400, 422, 200])

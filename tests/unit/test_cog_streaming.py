@@ -142,15 +142,6 @@ def test_an_end_that_is_none_is_raised_after_the_text(
         next(stream)
 
 
-def test_the_mocks_predictor_sends_its_own_inputs(coglet: Coglet) -> None:
-    coglet.worker = coglet.of(MockPredictor)
-    read = coglet.thread(list, coglet.begin(tps=3)[1])
-    order, own = coglet.order()
-    send(own, END)
-    assert (order.mock, order.inputs) == (True, {"tps": 3})
-    assert read.result(PATIENCE_S) == []
-
-
 def test_each_stream_runs_in_the_context_of_its_prediction(coglet: Coglet) -> None:
     """Cog finds by it whose log a print() and whose metrics a record_metric() are."""
 
@@ -244,27 +235,6 @@ def test_coglet_finds_no_thread_to_raise_in_and_others_are_as_ever(coglet: Cogle
     assert found == [0]
 
 
-def test_set_up_waits_for_the_server_and_prints_its_log(
-    coglet: Coglet,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tried = threading.Event()
-    monkeypatch.setattr(predictor, "time", SimpleNamespace(sleep=lambda _: tried.set()))
-    coglet.listener.close()
-    started = coglet.thread(coglet.worker._set_up, None)
-    assert tried.wait(PATIENCE_S)
-    coglet.listen()
-    order, own = coglet.order()
-    assert order == cog_messages.SetUp()
-    send(own, LOG + b"loading", LOG + b"ready", END)
-    started.result(PATIENCE_S)
-    assert capsys.readouterr().out == "loading\nready\n"
-    failed = coglet.thread(coglet.worker._set_up, None)
-    send(coglet.order()[1], ERROR + b"E2106 TritonStartFailed: no GPU")
-    assert isinstance(failed.exception(PATIENCE_S), TritonStartFailed)
-
-
 @pytest.mark.parametrize("lives", [True, False])
 def test_without_a_server_the_worker_starts_one_and_ends_with_it(
     lives: bool, coglet: Coglet, monkeypatch: pytest.MonkeyPatch
@@ -289,13 +259,3 @@ def test_without_a_server_the_worker_starts_one_and_ends_with_it(
         send(coglet.order()[1], END)
         assert stopped.wait(PATIENCE_S)
     assert isinstance(set_up.exception(PATIENCE_S), NoneType if lives else TritonStartFailed)
-
-
-def test_health_is_the_servers(coglet: Coglet) -> None:
-    for answer, raised in ((END, None), (ERROR + b"E2105 TritonUnavailable: no", "E2105 ")):
-        asked = coglet.thread(asyncio.run, coglet.worker.healthcheck())
-        order, own = coglet.order()
-        assert order == cog_messages.CheckHealth()
-        send(own, answer)
-        assert str(asked.exception(PATIENCE_S) or "")[:6] == (raised or "")
-        assert raised or asked.result() is True

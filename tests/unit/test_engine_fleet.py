@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
-import resource
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from raw_clients import RawClient
@@ -27,8 +22,6 @@ from cog_triton.errors import TritonUnavailable
 from cog_triton.front.triton_only_server import _require_engines
 from cog_triton.processes import engine_child, engine_fleet
 from cog_triton.processes.orders import EngineDeath
-from cog_triton.processes.restarts import Restarts
-from cog_triton.serving.supervisor import Supervisor
 from cog_triton.system import local_socket
 
 FOREVER = 10**9
@@ -96,24 +89,6 @@ def test_deaths_before_an_engine_serves_are_forgotten_and_a_stop_is_in_time(tmp_
         assert not fleet.pids
 
 
-def test_a_death_during_the_check_of_a_start_is_no_failure_after_it(fleet: StartedFleet) -> None:
-    checked = []
-
-    async def check(generations: Mapping[int, int]) -> None:
-        checked.append(generations)
-        if len(checked) == 1:
-            os.kill(fleet.pid(), signal.SIGKILL)
-            await asyncio.to_thread(until, lambda: fleet.serving().number == 2)
-
-    server = SimpleNamespace(engines=fleet.engines)
-    detection = SimpleNamespace(probe=partial(asyncio.sleep, 0))
-    ways = {"_transport": SimpleNamespace(open=check), "_detection": detection}
-    start = cast(Any, SimpleNamespace(_server=server, **ways))
-    fleet.run(Supervisor._verify(start))
-    assert checked == [{0: 1}, {0: 2}]
-    assert not fleet.engines.has_died
-
-
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
@@ -156,25 +131,6 @@ def test_one_that_does_not_come_back_is_a_failure_until_the_next_start(
         assert says(fleet.client, [1]) == [2, 3, 4, 5]
         assert fleet.run(fleet.engines.wait_until_serving()) == {0: 1}
         assert len(fleet.pids) == 1
-
-
-def test_one_that_dies_again_and_again_is_started_with_pauses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failures: list[int] = []
-    monkeypatch.setattr(Restarts, "pause", property(lambda own: failures.append(own.failures) or 0))
-    with started(tmp_path, counting()) as fleet:
-        for number in range(1, 6):
-            until(lambda n=number: fleet.serving().number == n)
-            if number == 5:
-                monkeypatch.setattr(engine_fleet, "STABLE_S", 0.0)
-            fleet.call(fleet.engines.end, "again")
-        until(lambda: fleet.serving().number == 6)
-        assert says(fleet.client, [1]) == [2, 3, 4, 5]
-        assert len(fleet.fleet._living) == 1
-        assert failures == [1, 2, 3, 4, 1]
-        names = {path.name for path in tmp_path.glob("engine-*.log")}
-        assert names == {f"engine-{number}.log" for number in (3, 4, 5, 6)}
 
 
 @pytest.mark.parametrize(
@@ -224,39 +180,6 @@ def test_an_engine_whose_address_another_process_has_is_tried_again(tmp_path: Pa
         assert "Address already in use" in (tmp_path / "engine-1.log").read_text()
     finally:
         taken.close()
-        fleet.close()
-
-
-def open_descriptors() -> set[int]:
-    return {int(fd.name) for fd in list(Path("/proc/self/fd").iterdir()) if fd.is_symlink()}
-
-
-def test_a_start_that_lacks_descriptors_has_failed_and_leaves_none(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    fleet = StartedFleet(tmp_path, counting())
-    fleet.client.close()
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    before = open_descriptors()
-    free = sorted({*range(1000)} - before)
-    try:
-        for spared in free[:8]:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (spared, limits[1]))
-            fleet.start()
-            failed = fleet.run(fleet.engines.wait_until_failed())
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-            assert "Too many open files" in failed
-            fleet.run(fleet.engines.kill())
-            assert open_descriptors() == before
-        fleet.start()
-        engine = fleet.serving()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-        fleet.call(engine.end, "it cannot be cleaned up yet")
-        until(lambda: "is still there: [Errno 24]" in caplog.text and not fleet.engines.serving)
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        assert fleet.run(fleet.engines.wait_until_serving()) == {0: 2}
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         fleet.close()
 
 

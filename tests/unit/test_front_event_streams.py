@@ -29,7 +29,6 @@ def chunk(event: bytes) -> bytes:
 
 EVENT = b'event: output\ndata: {"chunk":" the","index":82}\n\n'
 TOKEN = chunk(EVENT)
-END = b"0\r\n\r\n"
 
 
 def failed(reason: str, output: str = "") -> bytes:
@@ -111,19 +110,6 @@ def test_a_stream_that_breaks_off_ends_with_an_error(pieces: list[bytes]) -> Non
     assert whole
     assert body.endswith(CUT)
     assert body.count(b"the") == sum(piece.count(TOKEN) for piece in pieces)
-
-
-def test_a_stream_that_ended_gets_nothing_more() -> None:
-    for held in (b"", b"event: completed"):  # without an empty line
-        ends = chunk(held) * bool(held) + END
-        assert dechunked(through(HEAD + TOKEN, ends)) == (EVENT + held, True)
-
-
-def test_only_event_streams_are_edited() -> None:
-    body = failed(f"Prediction failed: {CODE}")
-    assert dechunked(through(HEAD + chunk(body) + END)) == (failed(CODE), True)
-    other = HEAD.replace(b"text/event-stream", b"application/json")
-    assert dechunked(through(other + chunk(body) + END)) == (body, True)
 
 
 def test_what_breaks_off_within_an_event_stays_broken() -> None:

@@ -75,14 +75,6 @@ def test_what_cog_publishes(method: str, path: str) -> None:
     assert status(cog(LOCKED), method, path, b"{}", *KEY) == 200
 
 
-def test_cogs_health_is_open_and_its_stop_is_not() -> None:
-    assert status(cog(LOCKED), "HEAD", "/") == 200
-    assert status(cog(LOCKED), "GET", "/") == 401
-    assert status(cog(LOCKED), "GET", "/health-check") == 200
-    assert status(cog(), "POST", "/shutdown") == 401
-    assert status(cog(LOCKED), "POST", "/shutdown", b"", *KEY) == 200
-
-
 @pytest.mark.parametrize(
     ("health", "code"),
     [
@@ -116,18 +108,6 @@ def test_predictions_are_a_coded_503_while_cog_cannot_take_them(
 )
 def test_no_webhook_hides_from_the_gate(body: bytes) -> None:
     assert status(cog(), "POST", "/predictions", body) == 400
-
-
-@pytest.mark.parametrize(
-    "name", ["..", ".", "a/b", "../../x", "/tmp/x", "", "a" * 201, "a\nb", "%2e", "-x"]
-)
-def test_an_id_that_is_no_name_of_a_directory_is_refused(name: str) -> None:
-    escaped = json.dumps({"id": name}).replace("id", "i\\u0064")
-    for body in (json.dumps({"id": name, "input": {}}), escaped):
-        found = answered(cog(), "POST", "/predictions", body.encode())
-        assert (found.status, json.loads(found.body)["error"][:5]) == (400, "E1005")
-    if name and "/" not in name and "\n" not in name:
-        assert status(cog(), "PUT", f"/predictions/{name}", b"{}") == 400
 
 
 def test_what_our_own_health_check_tells_is_told_by_the_prediction() -> None:
@@ -302,11 +282,6 @@ def test_other_unknown_inputs_are_named_for_the_log() -> None:
     assert len(names({f"{place}{'q' * 30}": 1 for place in range(9999)})) == 20
     assert names({"config": "a", "images": 1}, frozenset({"config"})) == ["images"]  # a builder's
     assert names({"images": 1}, frozenset()) == []
-
-
-def test_inputs_that_are_null_are_absent() -> None:
-    body = '{"id": null, "input": {"a": null, "seed": 2.0, "é": [null]}}'.encode()
-    assert prepared(body, KNOWN, "").body.decode() == '{"id":null,"input":{"seed":2.0,"é":[null]}}'
 
 
 @pytest.mark.parametrize("body", [b"{nothing", b'{"input": []} {}', b'{"a":' * 9999, b'{"\xff'])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import logging
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 from small_front import answered, gates, on_loop, opened, status
 from starlette.types import Receive, Scope, Send
 
-from cog_triton.errors import CogTritonError, InvalidArgument
+from cog_triton.errors import InvalidArgument
 from cog_triton.front.access import Access
 from cog_triton.front.keyring import MOST_BYTES as MOST
 from cog_triton.front.keyring import MOST_FILES, Key, Keyring, parse_keys, read_keys, sha256_of
@@ -121,19 +119,6 @@ def test_any_file_is_read_or_refused_with_its_line(data: bytes) -> None:
     assert all(key.expired in (True, False) for key in keys)
 
 
-def test_a_file_that_is_being_written_never_gives_half_of_its_keys(tmp_path: Path) -> None:
-    text = "\n".join(line(f"t{place}", f"k{place}") for place in range(3)).encode()
-    file = tmp_path / "keys"
-    file.write_bytes(text)
-    ring = Keyring(file)
-    for end in range(len(text) + 1):
-        file.write_bytes(text[:end])
-        ring.refresh()
-        named = [key.name for key in ring._keys.values()]
-        assert named == [f"t{place}" for place in range(len(named))]
-    assert len(named) == 3
-
-
 def test_a_change_that_shows_in_no_time_and_no_size_is_seen(tmp_path: Path) -> None:
     ring = keyring(tmp_path, line("a", "ka"))
     file = tmp_path / "keys"
@@ -141,30 +126,6 @@ def test_a_change_that_shows_in_no_time_and_no_size_is_seen(tmp_path: Path) -> N
     shown = file.stat()
     file.write_text(file.read_text().replace(sha256_of(b"ka"), sha256_of(b"kb")))
     os.utime(file, ns=(shown.st_atime_ns, shown.st_mtime_ns))
-    ring.refresh()
-    assert (ring.find(b"ka"), (ring.find(b"kb") or Key).name) == (None, "a")
-
-
-def test_keys_that_could_not_be_read_are_read_later_though_they_did_not_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    ring = keyring(tmp_path, line("a", "ka"))
-    file = tmp_path / "keys"
-    os.utime(file, (1, 1))
-    ring.refresh()
-    other = tmp_path / "other"  # of the same size and time
-    other.write_text(file.read_text().replace(sha256_of(b"ka"), sha256_of(b"kb")))
-    os.utime(other, (1, 1))
-    other.rename(file)
-
-    def scarce(*_: object) -> int:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-        patch.setattr("os.open", scarce)
-        ring.refresh()
-        ring.refresh()
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
     ring.refresh()
     assert (ring.find(b"ka"), (ring.find(b"kb") or Key).name) == (None, "a")
 
@@ -258,12 +219,3 @@ def test_an_expired_key_is_named_by_its_id(tmp_path: Path) -> None:
     refusal = answered(*asked, bearer("ka"))
     assert refusal.status == 401
     assert f"the key {sha256_of(b'ka')[:8]} of a has expired" in refusal.body.decode()
-
-
-def test_a_key_is_a_tenant() -> None:
-    limits = {"models": ("modèle", "x"), "max_prompt_tokens": 4, "priority": -3}
-    key = Key(name="a", sha256="0" * 64, **limits)
-    with pytest.raises(CogTritonError):
-        key.require_model("y")
-    key.require_length(4)
-    assert [key.bounded_priority(asked) for asked in (None, -10, 5, 99)] == [-3, -3, 5, 10]

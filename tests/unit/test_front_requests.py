@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import small_front
-from small_front import PassGate, Wire, answering, echo, on_loop, run, served, until, until_end
+from small_front import PassGate, Wire, echo, on_loop, run, served, until, until_end
 
 from cog_triton.errors import InvalidArgument, TritonUnavailable
 from cog_triton.front.message import Answer, Forward, Limits, Refused, Request
 
 GET = b"GET /a?b=c HTTP/1.1\r\nhost: localhost\r\n\r\n"
-LAST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\n"
 SMALL = Limits(body_bytes=1000, header_bytes=2000)
 BRIEF = replace(SMALL, arrival_s=0.3, idle_s=0.3)
@@ -49,30 +48,8 @@ async def test_a_connection_takes_one_request_after_the_other() -> None:
         writer.close()
 
 
-def test_chunks_arrive_as_one_body_of_known_length() -> None:
-    chunks = b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n"
-    answer = asked(POST + chunks + b"X-Trailer: 1\r\nhost: evil\r\n\r\n")
-    assert answer.endswith(
-        b"\r\n\r\nPOST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\nconnection: close\r\n\r\nabc"
-    )
-
-
 def test_endless_chunk_extensions_are_refused() -> None:
     assert b" 413 " in asked(POST + b"transfer-encoding: chunked\r\n\r\n1;" + b"a" * 4_000_000)
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        LAST + GET,
-        POST + b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"CONNECT /a HTTP/1.1\r\nhost: x\r\n\r\n",
-    ],
-)
-def test_what_two_parsers_could_read_differently_is_refused(request_: bytes) -> None:
-    answer = asked(request_)
-    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
-    assert b"E1005" in answer
 
 
 # As the HttpClient of Java 11 and later sends it without TLS.
@@ -166,49 +143,6 @@ async def test_what_is_refused_amid_an_answer_is_not_taken_for_the_answer() -> N
 
 
 @on_loop
-async def test_a_client_that_stays_after_a_refusal_is_let_go() -> None:
-    async with served(echo) as front:
-        reader, _ = await front.connect()
-        front.writers[0].write(b"GARBAGE\r\n\r\n")
-        assert b" 400 " in await until_end(reader)
-        await until(lambda: len(front.connections) == 0)
-
-
-@on_loop
-async def test_an_answer_may_take_longer_than_a_request() -> None:
-    limits = replace(SMALL, arrival_s=2.0, idle_s=2.0)
-
-    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(limits.arrival_s + 1)
-        await echo(reader, writer)
-
-    async with served(slow, limits) as front:
-
-        async def answered(*pieces: bytes) -> bool:
-            reader, writer = await front.connect()
-            for piece in pieces:
-                writer.write(piece)
-                await asyncio.sleep(0.05)  # so that the front awaits the rest
-            return b"200 OK" in await until_end(reader)
-
-        assert await asyncio.gather(answered(LAST), answered(LAST[:9], LAST[9:])) == [True, True]
-
-
-@on_loop
-async def test_connections_that_ask_for_nothing_are_closed() -> None:
-    async with served(echo, BRIEF) as front:
-        reader, writer = await front.connect()
-        assert await until_end(reader) == b""
-        answer = b""
-        while not answer:  # the front closes a connection whose request is late
-            reader, writer = await front.connect()
-            writer.write(GET)
-            answer = await until_end(reader)
-        assert b"200 OK" in answer
-        assert len(front.connections) == 0
-
-
-@on_loop
 async def test_the_body_of_a_client_that_has_left_counts_until_its_work_has_ended() -> None:
     release = asyncio.Event()
 
@@ -230,28 +164,6 @@ async def test_the_body_of_a_client_that_has_left_counts_until_its_work_has_ende
         assert front.connections._free_bytes == free - 900
         release.set()
         await until(lambda: front.connections._free_bytes == free)
-
-
-@on_loop
-async def test_bodies_are_counted_no_more_once_answered() -> None:
-    limits = Limits(body_bytes=100)
-    request = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n" + b"a" * 100
-
-    handler = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-    async with served(handler, limits) as front:
-        decide = front.gate.decide
-
-        async def decompressed(request: Request) -> Forward:
-            assert request.take_bytes(1000)
-            assert not request.take_bytes(1000)
-            return await decide(request)
-
-        front.gate.decide = decompressed
-        reader, writer = await front.connect()
-        for _ in range(3 * limits.all_bodies_bytes // 100):
-            writer.write(request)
-            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
-        writer.close()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from small_front import (
 
 from cog_triton.front.message import Answer, Forward, Limits, Request, json_answer
 from cog_triton.system.ports import free_ports
-from cog_triton.system.process_tuning import raise_open_files
 
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 LAST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
@@ -74,19 +73,6 @@ def test_responses_without_a_body_leave_the_connection_usable(response: bytes) -
     assert b"a: b" not in answer
 
 
-def test_a_response_of_unknown_length_ends_with_the_servers_connection() -> None:
-    answer = asked(answering(b"HTTP/1.1 200 OK\r\n\r\nall of it"), GET + LAST)
-    assert answer.count(b"all of it\r\n0\r\n\r\n") == 2
-
-
-def test_bytes_beyond_the_length_and_dates_are_not_passed_on() -> None:
-    first = b"HTTP/1.1 200 OK\r\ndate: x\r\ncontent-length: 2\r\n\r\nok"
-    answer = asked(answering(first + b"HTTP/1.1 500 Error\r\na: b\r\n\r\nno"), LAST)
-    assert answer.count(b" 200 OK\r\ndate: ") == answer.count(b" GMT\r\n") == 1
-    assert answer.endswith(b"\r\n\r\nok")
-    assert b"a: b" not in answer
-
-
 @pytest.mark.parametrize("begins", [b"", CHUNKED])
 @on_loop
 async def test_a_client_that_leaves_ends_its_request_at_once(
@@ -128,22 +114,6 @@ async def test_a_client_that_closes_its_half_gets_its_answers() -> None:
 
 
 @on_loop
-async def test_the_connection_to_the_server_ends_with_its_response() -> None:
-    left = asyncio.Event()
-
-    async def stays(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_request(reader)
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
-        with suppress(ConnectionError):
-            await reader.read()
-        left.set()
-
-    async with served(stays) as front:
-        assert (await front.ask(LAST)).endswith(b"ok")
-        await left.wait()
-
-
-@on_loop
 async def test_a_slow_reader_holds_back_the_server_not_the_doors_memory() -> None:
     sent = 0
 
@@ -181,28 +151,6 @@ async def test_the_rest_of_an_answer_that_is_not_read_is_dropped_after_a_time(se
     assert wire.written
 
 
-@on_loop
-async def test_a_client_that_reads_again_may_wait_for_the_rest() -> None:
-    limits = Limits(idle_s=2.0)
-
-    async def paused(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_request(reader)
-        writer.write(CHUNKED + b"2000000\r\n" + bytes(32 << 20) + b"\r\n")
-        await writer.drain()
-        await asyncio.sleep(limits.idle_s + 1)
-        writer.write(b"0\r\n\r\n")
-        writer.close()
-
-    async with served(paused, limits) as front:
-        reader, writer = await front.connect()
-        writer.write(LAST)
-        await until(lambda: front.connections.has_unread)
-        last = b""
-        while data := await reader.read(1 << 20):
-            last = data
-        assert last.endswith(b"0\r\n\r\n")
-
-
 def revise(status: int, body: bytes) -> Answer | None:
     return json_answer(400, "other") if body.startswith(b"bad") else None
 
@@ -218,30 +166,6 @@ def test_a_short_response_may_be_replaced_whole() -> None:
     assert answer.endswith(b'"other"')
     assert b" 503 " in through(b"xx")  # shorter than it says: broken, and nothing was written
     assert through(b"bad" + b"a" * 2097149, 2097152).endswith(b"a" * 2097149)
-
-
-def test_a_chunked_response_may_be_replaced_whole() -> None:
-    def through(*pieces: bytes, kind: bytes = b"application/json") -> bytes:
-        async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await read_request(reader)
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\n" % kind)
-            writer.write(b"transfer-encoding: chunked\r\n\r\n")
-            for piece in pieces:
-                await asyncio.sleep(0.02)
-                writer.write(piece)
-            writer.close()
-
-        return asked(handler, LAST, revise=revise)
-
-    bad = (b"2\r\nba\r\n", b"1\r\nd\r\n", b"0\r\n\r\n")
-    answer = through(*bad)
-    assert b" 400 " in answer
-    assert answer.endswith(b'"other"')
-    assert through(b"2\r\nok\r\n", b"0\r\n\r\n").endswith(b"\r\n\r\n2\r\nok\r\n0\r\n\r\n")
-    assert through(*bad, kind=b"text/event-stream").endswith(b"".join(bad))
-    long = b"100001\r\nbad%b\r\n" % (b"a" * 0xFFFFE)  # more than is revised
-    assert through(long, long, b"0\r\n\r\n").count(b"a") > 2 * 0xFFFFE
-    assert b" 503 " in through(*bad[:-1])  # broken off, and nothing was written
 
 
 @pytest.mark.parametrize(("status", "hidden"), [(200, False), (400, True), (503, True)])
@@ -349,9 +273,3 @@ async def test_a_lack_of_descriptors_is_told_and_survived(caplog: pytest.LogCapt
         client.close()
         assert b"200 OK" in await front.ask(LAST)
     assert "no connection can be accepted: Too many open files" in caplog.text
-
-
-@pytest.mark.usefixtures("few_files")
-def test_the_soft_limit_of_open_files_is_raised() -> None:
-    most = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 65536)
-    assert raise_open_files() == most == resource.getrlimit(resource.RLIMIT_NOFILE)[0]

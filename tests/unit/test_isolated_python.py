@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import venv
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import cog_triton
 from cog_triton.builder.config import parse_config
 from cog_triton.builder.plan import Families, make_plan
 from cog_triton.builder.step import run_step
-from cog_triton.system import isolated_python
 
 
 def python_environment(directory: Path, **packages: str) -> Path:
@@ -96,20 +94,3 @@ def test_a_step_with_its_own_python_sees_nothing_of_ours(
     said: list[str] = []
     run_step(step, work / "logs", said.append)
     assert said[:2] == [f"[build] {tmp_path / 'ngc'} ngc ngc", "[build] []"]
-
-
-def test_foreign_path_entries_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/theirs/bin:/usr/bin")
-    monkeypatch.setenv("PYTHONPATH", "/mounted")
-    monkeypatch.setenv("PYTHONHOME", "/ours")
-    found = isolated_python.environment(tmp_path / "python")
-    assert found["PATH"] == "/theirs/bin:/usr/bin"
-    assert found["PYTHONPATH"] == f"{tmp_path}/python:/mounted"
-    assert "PYTHONHOME" not in found
-    assert isolated_python.environment(tmp_path / "python") == found
-
-
-def test_another_environment_may_be_the_base(tmp_path: Path) -> None:
-    base = {"PATH": f"{sys.prefix}/bin:/theirs", "PYTHONHOME": "/ours", "GIVEN": "1"}
-    found = isolated_python.environment(tmp_path / "python", base)
-    assert found == {"PATH": "/theirs", "PYTHONPATH": f"{tmp_path}/python", "GIVEN": "1"}

@@ -67,12 +67,6 @@ def test_json_line(configured: Callable[..., Lines]) -> None:
     }
 
 
-def test_console_line(configured: Callable[..., Lines]) -> None:
-    lines = configured("console")
-    log.info("port %d", 80)
-    assert lines()[0].endswith("Z  INFO cog_triton.serving.runtime: port 80")
-
-
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_an_error_has_its_code_and_its_traceback(
     form: str, configured: Callable[..., Lines]
@@ -110,22 +104,6 @@ def test_libraries_log_from_warnings_on(configured: Callable[..., Lines]) -> Non
     assert [line[-18:] for line in lines()] == ["uvicorn.error: odd"]
 
 
-def test_configuring_again_replaces(configured: Callable[..., Lines]) -> None:
-    configured("json")
-    lines = configured("console")
-    log.info("once")
-    assert len(lines()) == 1
-
-
-def test_arguments_that_do_not_fit_end_nothing(
-    configured: Callable[..., Lines], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging, "raiseExceptions", False)
-    lines = configured("json")
-    log.info("%d", "one")
-    assert lines() == []
-
-
 def ids(lines: list[str]) -> list[str | None]:
     return [json.loads(line).get("id") for line in lines]
 
@@ -149,18 +127,6 @@ def test_the_id_of_the_request_is_in_lines_of_its_threads(
     found = ids(lines())
     assert sorted(name or "" for name in found) == ["", "a", "a", "b", "b"]
     assert found[-1] is None
-
-
-def test_an_event_keeps_its_own_id(configured: Callable[..., Lines]) -> None:
-    lines = configured("json")
-
-    def inner() -> None:
-        request_id.set("of the context")
-        log.info("request", extra={"values": {"id": "own"}})
-
-    contextvars.copy_context().run(inner)
-    values = json.loads(lines()[0])
-    assert (values["event"], values["target"], values["id"]) == ("request", "cog_triton", "own")
 
 
 def test_setup_log_holds_all_lines_and_the_log_its_warnings(

@@ -107,15 +107,6 @@ def test_a_wheel_has_them_inside(tmp_path: Path) -> None:
         assert carried.read_bytes() == (ROOT / name).read_bytes()
 
 
-def test_an_image_has_them_inside(tmp_path: Path) -> None:
-    """Laid out as by nix/source.nix, where /src holds the projects that it serves."""
-    site = install_package(tmp_path / "opt" / "cog-triton" / "site-packages")
-    for name in DATA:
-        shutil.copytree(ROOT / name, site / "cog_triton" / "_data" / name)
-    shutil.copytree(ROOT / "runner", tmp_path / "src")
-    assert found_from(site) == packaged(site)
-
-
 @pytest.mark.parametrize("with_strangers", [False, True])
 def test_an_installation_without_them_is_refused_by_name(
     with_strangers: bool, tmp_path: Path

@@ -12,12 +12,10 @@ import pytest
 from small_front import (
     KEY,
     LIMITS,
-    LOCKED,
     OPEN,
     PRIVATE_MODELS,
     TRITON,
     OneModel,
-    answered,
     behind,
     on_loop,
     passed,
@@ -40,27 +38,6 @@ from cog_triton.front.triton_schema import ModelTensors
 
 BODIES = LargeBodies()
 LENGTH = b"inference-header-content-length"
-PUBLISHED = f"""GET /v2
-GET /v2/
-GET /v2/health/live
-HEAD /v2/health/ready
-GET {TRITON}/versions/1/ready
-GET /v2/models/stats
-POST /v2/repository/index
-POST {TRITON}/generate
-POST {TRITON}/versions/1/generate_stream
-POST {TRITON}/infer"""
-# Others are in tests/corpus/triton.yaml.
-NOT_PUBLISHED = f"""POST /v2/logging
-GET /v2/trace/setting
-POST {TRITON}/trace/setting
-GET /v2/systemsharedmemory/status
-POST /v2/cudasharedmemory/region/evil/register
-POST /v2/health/live
-POST {TRITON}/config
-POST /v2/models/../logging
-POST /V2/models/x/generate
-POST {TRITON}/generate/"""
 
 
 def triton(access: Access = OPEN) -> TritonGate:
@@ -71,33 +48,6 @@ def triton(access: Access = OPEN) -> TritonGate:
 def closed_at_the_end() -> Iterator[None]:
     yield
     BODIES.close()
-
-
-@pytest.mark.parametrize("line", PUBLISHED.split("\n"))
-def test_what_triton_publishes(line: str) -> None:
-    method, path = line.split()
-    body = b"{}" if method == "POST" else b""
-    assert status(triton(), method, path, body) == 200
-    open_without_key = path.startswith("/v2/health/")
-    assert status(triton(LOCKED), method, path, body) == (200 if open_without_key else 401)
-    assert status(triton(LOCKED), method, path, body, *KEY) == 200
-
-
-@pytest.mark.parametrize("line", NOT_PUBLISHED.split("\n"))
-def test_what_triton_does_not_publish(line: str) -> None:
-    found = answered(triton(), *line.split(), b"{}")
-    assert found.status == 404
-    assert json.loads(found.body)["error"].startswith("E1009 NotFound: ")
-
-
-@pytest.mark.parametrize("path", ["generate", "generate_stream", "infer"])
-def test_json_that_ends_triton_does_not_reach_it(path: str) -> None:
-    deep = (b"[" * 200_000, b'{"a":' * 200_000, b"[" * 65 + b"]" * 65)
-    deeper = b'{"a":' + b"[" * 64 + b"]" * 64 + b"}"
-    no_json = (b'{"a":1', b'{"a":NaN}', b'{"a":1e999}', b"[]", b"\xff")
-    for body in (*deep, deeper, *no_json, b'{"a":' + b"9" * 5000 + b"}"):
-        found = answered(triton(), "POST", f"{TRITON}/{path}", body)
-        assert (found.status, found.body[:17]) == (400, b'{"error":"E1005 I'), body[:20]
 
 
 def test_triton_gets_what_was_parsed_and_nothing_else() -> None:

@@ -95,17 +95,6 @@ def tokens(receiver: Receiver) -> list[int]:
     return [len(each.get("output", [])) for each in receiver.events]
 
 
-def test_what_is_overtaken_is_not_sent_and_the_end_is_last() -> None:
-    with Receiver() as receiver:
-        assert deliver(receiver, event(3), event(0), event(1), event(2), DONE, event(5))
-        assert tokens(receiver) == [0, 9]
-        assert receiver.events[-1] == DONE
-        assert receiver.paths == ["/a", "/a"]
-        sent = receiver.headers[0]
-    assert sent["host"] == f"{HOST}:{receiver.port}"
-    assert (sent["authorization"], sent["user-agent"]) == ("Bearer word", "coglet/0")
-
-
 @by_http_and_https
 def test_the_end_is_retried(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if tls:
@@ -114,14 +103,6 @@ def test_the_end_is_retried(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with Receiver(lambda _, count: (statuses[count], {}), tls=tls) as receiver:
         assert deliver(receiver, DONE)
     assert receiver.events == [DONE] * 4
-
-
-def test_other_events_are_not_retried_and_the_end_not_after_404(caplog: Any) -> None:
-    with Receiver(lambda _, count: ((500, 404)[count], {})) as receiver:
-        assert deliver(receiver, event(0), DONE, path="/?key=SECRET")
-    assert receiver.events == [event(0), DONE]
-    assert "the end is not delivered: HTTP 404" in caplog.text
-    assert "SECRET" not in caplog.text
 
 
 @contextmanager

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-import json
-from typing import Any
 
 import pytest
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.front.json_body import written
-from cog_triton.front.prediction_body import PreparedBody, prepared
+from cog_triton.front.prediction_body import prepared
 from cog_triton.front.webhook_relay import WebhookRules, check_webhook
 from cog_triton.serving.coglet import cog_server
 from cog_triton.settings import load_settings
@@ -118,28 +115,6 @@ def test_addresses_in_other_notations_are_resolved_before_they_are_judged() -> N
 
 
 @pytest.mark.parametrize(
-    ("request_", "events", "tells_end"),
-    [
-        ({}, None, "1"),
-        ({"webhook_events_filter": ["completed"]}, ["completed"], "1"),
-        ({"webhook_events_filter": ["logs"]}, ["logs", "completed"], "0"),
-        ({"webhook_events_filter": []}, ["completed"], "0"),
-        ({"webhook_events_filter": 7}, 7, "1"),
-    ],
-)
-def test_coglet_gets_an_address_of_the_relay(
-    request_: dict[str, Any], events: object, tells_end: str
-) -> None:
-    url = "https://a.b/c?d=e%20&f#g"
-    text = {"input": {"prompt": "h\u00f6 \\ud83d\u0000", "temperature": 1e-7}, **request_}
-    found = prepared(written({**text, "id": "a", "webhook": url}), frozenset(), "http://x/")
-    assert (found.id, found.webhook) == ("a", url)
-    address = f"http://x/{tells_end}/https%3A%2F%2Fa.b%2Fc%3Fd%3De%2520%26f%23g"
-    filtered = {} if events is None else {"webhook_events_filter": events}
-    assert json.loads(found.body) == {**text, **filtered, "id": "a", "webhook": address}
-
-
-@pytest.mark.parametrize(
     "body",
     [
         *(b"[", b"[]", b'"a"', b'{"webhook":"\xff"}', b'{"webhook":"x","a":1e999}'),
@@ -150,11 +125,6 @@ def test_coglet_gets_an_address_of_the_relay(
 def test_what_coglet_could_read_otherwise_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidArgument, match="body: "):
         prepared(body, frozenset(), "http://x/")
-
-
-def test_a_request_without_a_webhook_is_left_alone() -> None:
-    body = b'{"webhook":null,"input":{"webhook":"x"}}'
-    assert prepared(body, frozenset(), "http://x/") == PreparedBody(body)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -133,40 +132,6 @@ def test_corrupt_engine_tar_is_a_coded_error(
     assert "Traceback" not in output
     assert not (tmp_path / "escaped").exists()
     assert not list(stack.work_dir.glob("engines/*"))
-
-
-@pytest.mark.parametrize(
-    ("engine", "environment", "words"),
-    [
-        ("/nowhere/engine.tar", {}, ["E1304", "/nowhere/engine.tar"]),
-        (None, {"ENGINE_DIR": "/etc"}, ["E1306", "/etc", "openvino"]),
-        (None, {"TRITON_HTTP_PORT": "eight"}, ["E1005", "TRITON_HTTP_PORT", "eight"]),
-        (None, {"COG_TRITON_CONFIG": "/nowhere.yaml"}, ["E1202", "/nowhere.yaml"]),
-    ],
-)
-def test_bad_settings_are_coded_errors(
-    new_stack: Callable[..., Stack],
-    engine: str | None,
-    environment: dict[str, str],
-    words: list[str],
-) -> None:
-    stack = new_stack(engine, **environment)
-    stack.start()
-    code, output = stack.finish(seconds=SECONDS_TO_FAIL)
-    assert code == 1
-    for word in words:
-        assert word in output
-    assert "Traceback" not in output
-
-
-def test_port_in_use_is_named(new_stack: Callable[..., Stack], engine_tar: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        stack = new_stack(engine_tar, TRITON_GRPC_PORT=str(port))
-        stack.start()
-        code, output = stack.finish(seconds=SECONDS_TO_FAIL)
-    assert code == 1
-    assert f"E1005 InvalidArgument: TRITON_GRPC_PORT={port}" in output
 
 
 def test_cog_alone_serves_from_the_runner_directory(

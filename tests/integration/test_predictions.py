@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from engine_fixtures import ENDLESS, FRANCE, PARIS, REPEATED, MockText
+from engine_fixtures import ENDLESS, FRANCE, PARIS, MockText
 from stack import Stack, text_of, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mock")]
@@ -84,32 +84,6 @@ def test_disconnect_before_the_first_token_frees_the_slot(mock: Stack) -> None:
     wait_until_idle(mock)
 
 
-@pytest.mark.parametrize("stop", [" of France", "capital of", "nce is P", "zzz,France"])
-def test_output_ends_before_a_stop_sequence(mock: Stack, stop: str) -> None:
-    prediction = mock.predict(FRANCE, temperature=0, max_tokens=32, stop_sequences=stop)
-    assert text_of(prediction) == PARIS[: PARIS.index(stop.split(",")[-1])]
-    assert prediction["metrics"]["finish_reason"] == "stop"
-    wait_until_idle(mock)
-
-
-def test_partial_stop_sequence_at_the_end_is_released(mock: Stack) -> None:
-    prediction = mock.predict(FRANCE, temperature=0, max_tokens=32, stop_sequences="Paris.!")
-    assert text_of(prediction) == PARIS
-
-
-def test_min_tokens_continues_past_the_end_token(mock: Stack) -> None:
-    prediction = mock.predict(FRANCE, temperature=0, max_tokens=30, min_tokens=30)
-    assert prediction["metrics"]["output_token_count"] == 30
-    assert text_of(prediction).startswith(PARIS + "The capital")
-
-
-def test_characters_that_span_tokens_are_joined(mock: Stack) -> None:
-    with mock.stream(f"Repeat exactly: {REPEATED[0]}", temperature=0, max_tokens=40) as events:
-        chunks = [data["chunk"] for kind, data in events if kind == "output"]
-    assert "".join(chunks) == REPEATED[0]
-    assert not any("\ufffd" in chunk for chunk in chunks)
-
-
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -132,22 +106,3 @@ def test_bad_input_gets_its_code_and_leaves_others_running(
         wait_until(lambda: mock.engine_requests() == 1)
         assert next(outputs)["chunk"]
     wait_until_idle(mock)
-
-
-@pytest.mark.parametrize(
-    ("extra", "name"),
-    [
-        ({"return_context_logits": True}, "return_context_logits"),
-        ({"lora_task_id": 4}, "lora_task_id"),
-        ({"runtime_top_p": 1.5}, "top_p=1.5"),
-    ],
-)
-def test_unsupported_inputs_are_refused_by_name(
-    mock: Stack, extra: dict[str, Any], name: str
-) -> None:
-    values = {"input_ids": [1, 2], "input_lengths": 2, "request_output_len": 2, **extra}
-    url = f"{mock.triton}/v2/models/tensorrt_llm/generate"
-    response = httpx.post(url, json=values, timeout=60)
-    assert response.status_code == 400
-    assert "E1005" in response.json()["error"]
-    assert name in response.json()["error"]

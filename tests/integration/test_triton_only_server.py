@@ -92,15 +92,6 @@ def test_signals_stop_the_server(make: Callable[..., Alone], number: int) -> Non
     assert shared_memory(pids) == []
 
 
-def test_signals_stop_the_server_during_start_up(make: Callable[..., Alone]) -> None:
-    server = make(*MOCK)
-    wait_until(
-        lambda: any("bin/tritonserver" in line for line in processes_of(server.work_dir).values())
-    )
-    assert server.finish(signal.SIGTERM)[0] == 0
-    assert processes_of(server.work_dir) == {}
-
-
 def test_death_of_triton_ends_the_server(make: Callable[..., Alone]) -> None:
     server = make(*MOCK)
     server.until_ready()
@@ -130,21 +121,6 @@ def test_a_stub_that_ends_or_is_stopped_ends_the_server(
     named = "the stub of preprocessing (process {}) has died"
     said = named if how == signal.SIGKILL else "process {} of Triton was stopped"
     assert said.format(pid) in output
-    wait_until(lambda: not processes_of(server.work_dir))
-
-
-@pytest.mark.parametrize("whose", ["reaper.py", ""])
-def test_a_stopped_process_ends_the_server(make: Callable[..., Alone], whose: str) -> None:
-    server = make(*MOCK)
-    server.until_ready()
-    lines = processes_of(server.work_dir).items()
-    triton = [(pid, line) for pid, line in lines if "bin/tritonserver" in line]
-    (pid,) = [pid for pid, line in triton if ("reaper.py" in line) == bool(whose)]
-    os.kill(pid, signal.SIGSTOP)
-    code, output = server.finish()
-    assert code == 1
-    assert f"process {pid}" in output
-    assert "was stopped" in output
     wait_until(lambda: not processes_of(server.work_dir))
 
 

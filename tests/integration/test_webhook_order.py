@@ -59,27 +59,6 @@ def test_webhooks_of_many_predictions_keep_order_and_pace(served: Stack, tls: bo
         assert all(late - early >= 0.49 for early, late in pairwise(running))
 
 
-def test_the_filter_is_kept(served: Stack) -> None:
-    with Receiver() as receiver:
-        for events in (["completed"], ["start"], ["output"], ["start", "completed"], []):
-            begin(served, f"filter-{'-'.join(events)}", receiver.url, events)
-        wait_until(lambda: sum(each["status"] in DONE for each in receiver.events) == 2)
-        time.sleep(1.5)
-    start, end = ("processing", False), ("succeeded", True)
-    found = {
-        name: [(event["status"], "output" in event) for _, event in receiver.of(name)]
-        for name in {str(event["id"]) for event in receiver.events}
-    }
-    assert {*found.pop("filter-output")} == {("processing", True)}
-    whole = "".join(receiver.of("filter-completed")[0][1]["output"])
-    assert "".join(receiver.of("filter-output")[-1][1]["output"]) == whole
-    assert found == {
-        "filter-completed": [end],
-        "filter-start": [start],
-        "filter-start-completed": [start, end],
-    }
-
-
 def test_the_last_webhook_is_tried_again_while_the_server_stops(tmp_path_factory: Any) -> None:
     stack = Stack(tmp_path_factory.mktemp("webhooks") / "stopped", None, **MOCK)
     with Receiver(lambda _, count: (503 if count < 4 else 200, {})) as receiver, stack.served():

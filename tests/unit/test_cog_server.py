@@ -49,21 +49,6 @@ def test_slots_and_threads_are_within_what_cog_can_have(
     assert (f"{name}={asked}: " in caplog.text) is (asked != made)
 
 
-@pytest.mark.parametrize(
-    ("terminal", "term", "plain"),
-    [(True, "xterm", False), (True, "dumb", True), (True, None, True), (False, "xterm", True)],
-)
-def test_coglets_log_has_colours_only_where_they_are_shown(
-    terminal: bool, term: str | None, plain: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leader, follower = os.openpty()
-    monkeypatch.setattr(cog_server, "STDERR", follower if terminal else os.open("/dev/null", 0))
-    made = cog_server.environment({"TERM": term} if term else {})
-    assert ("NO_COLOR" in made) is plain
-    for descriptor in {leader, follower, cog_server.STDERR}:
-        os.close(descriptor)
-
-
 @pytest.mark.parametrize("directory", ["run/cog", "/proc/nothing/cog"])
 def test_a_readiness_file_is_given_up_where_it_cannot_be_written(
     directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -121,12 +106,6 @@ def test_a_place_that_is_not_ours_is_refused(
         cog_server.take_place()
     assert caught.value.detail.startswith(f"{found} {reason}")
     assert kind == "file" or stale.is_dir()
-
-
-def test_a_place_that_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cog_server, "PLACE", Path("/proc/not/there"))
-    with pytest.raises(TritonStartFailed, match="/proc/not/there: No such file"):
-        cog_server.take_place()
 
 
 def test_a_start_removes_what_a_killed_server_left(place: Path) -> None:

@@ -29,13 +29,6 @@ def measured(machine: Path, groups: str) -> tuple[float, str]:
     return found.free / GB, found.limits
 
 
-def test_the_machine_limits_where_no_group_does(machine: Path) -> None:
-    write(machine / "fs/job/memory.max", "max")
-    free, limits = measured(machine, "0::/job")
-    assert (free, limits) == ((64 << 30) / GB, "MemAvailable of the machine")
-    assert host_memory(machine / "meminfo", machine / "none", machine / "fs").free == 64 << 30
-
-
 def test_the_tightest_group_limits(machine: Path) -> None:
     for name, most in (("pod", 30 * GB), ("pod/job", 40 * GB)):
         write(machine / f"fs/{name}/memory.max", most)
@@ -44,17 +37,6 @@ def test_the_tightest_group_limits(machine: Path) -> None:
     free, limits = measured(machine, "0::/pod/job")
     assert free == 20
     assert limits == f"{machine}/fs/pod/memory.max of 30.0 GB"
-
-
-def test_groups_of_version_1_limit(machine: Path) -> None:
-    group = machine / "fs/memory/box"
-    write(group / "memory.limit_in_bytes", 8 * GB)
-    write(group / "memory.usage_in_bytes", 9 * GB)
-    write(group / "memory.stat", "cache 1")
-    write(machine / "fs/memory/memory.limit_in_bytes", 9223372036854771712)
-    free, limits = measured(machine, "5:cpu,cpuacct:/box\n4:memory:/box")
-    assert free == 0, "a group over its limit has none left"
-    assert "memory.limit_in_bytes of 8.0 GB" in limits
 
 
 MEMINFO = "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n"

@@ -93,11 +93,6 @@ def test_a_reference_to_no_predictor_is_refused(reference: str) -> None:
         schema_for(reference)
 
 
-def test_there_are_three_cog_projects() -> None:
-    names = {file.parent.name for file in ROOT.glob("*/predict.py")}
-    assert names == {"builder", "runner", "mock_cog_triton"}
-
-
 @pytest.mark.parametrize("project", ["builder", "runner", "mock_cog_triton"])
 def test_schema_in_the_repository_is_current(project: str) -> None:
     module = "cog_triton.serving.coglet.openapi_schema"

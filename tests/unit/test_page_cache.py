@@ -61,11 +61,6 @@ def test_nothing_is_read_without_room(file: Path, monkeypatch: pytest.MonkeyPatc
         assert threads() == []
 
 
-def test_nothing_is_read_without_files() -> None:
-    with page_cache.reading_ahead([]):
-        assert threads() == []
-
-
 def test_it_stops_where_memory_gets_short(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -75,16 +70,3 @@ def test_it_stops_where_memory_gets_short(
     with page_cache.reading_ahead([file]):
         wait_until(lambda: "read ahead: 0 MB" in caplog.text)
     assert threads() == []
-
-
-def test_it_stops_with_its_context(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    stop = threading.Event()
-    stop.set()
-    page_cache._read([file], stop)
-    assert "read ahead: 0 MB" in caplog.text
-
-
-def test_a_file_that_is_gone_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    page_cache._read([tmp_path / "gone"], threading.Event())
-    assert "not read ahead" in caplog.text

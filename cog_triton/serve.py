@@ -17,11 +17,11 @@ from typing import Any
 
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonStartFailed
 from cog_triton.processes.parent import Parent, Programs
-from cog_triton.processes.public_sockets import bound
 from cog_triton.serving.cog_messages import ADDRESS_VARIABLE
 from cog_triton.serving.coglet import cog_server
 from cog_triton.settings import load_settings
 from cog_triton.system import log_format
+from cog_triton.system.ports import bound
 from cog_triton.system.redaction import FRONT_VARIABLES
 
 _log = logging.getLogger("cog_triton.serve")

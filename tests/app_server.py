@@ -12,7 +12,7 @@ from loop_thread import PORTAL
 from starlette.types import ASGIApp
 
 from cog_triton.front.cog_state import Upstream
-from cog_triton.front.front import Front
+from cog_triton.front.server import Front
 from cog_triton.settings import Settings
 
 

@@ -130,10 +130,9 @@ def serve(
             name = recognize(engine)  # before what follows is imported, which takes seconds
 
     from cog_triton.cli import server_run
-    from cog_triton.processes.public_sockets import bound
     from cog_triton.serving.coglet.cog_server import MAX_SLOTS
     from cog_triton.settings import load_settings
-    from cog_triton.system.ports import require_free
+    from cog_triton.system.ports import bound, require_free
     from cog_triton.system.redaction import redact_address
 
     if model_repo is not None and (engine or engine_name or not triton_only):

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from cog_triton.artifact.compatibility import require_image
 from cog_triton.errors import InvalidArgument, TritonUnavailable
-from cog_triton.processes.engine_replicas import ONE, EngineReplicas
 from cog_triton.processes.parent_link import Engines, ParentLink
 from cog_triton.processes.restarts import STABLE_S, Restarts
 from cog_triton.processes.waits import first_done
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.settings import Settings, url_host
+from cog_triton.system.gpus import ONE, EngineReplicas
 from cog_triton.system.redaction import SERVER_KEYS
 from cog_triton.triton import launch
 from cog_triton.triton.server import TritonClient, TritonServer

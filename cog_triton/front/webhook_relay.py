@@ -30,9 +30,8 @@ from cog_triton.front.gate import Gate, cog_refusal
 from cog_triton.front.http_protocol import Connections, PublicPort
 from cog_triton.front.listener import Listener
 from cog_triton.front.message import Answer, Limits, Refused, Request, end_to_end
-from cog_triton.processes.public_sockets import BACKLOG
 from cog_triton.settings import Settings
-from cog_triton.system.ports import bind
+from cog_triton.system.ports import BACKLOG, bind
 from cog_triton.system.public_addresses import (
     HTTP_URL,
     Address,

@@ -29,10 +29,10 @@ from cog_triton.processes import child as processes
 from cog_triton.processes.child import Child, cpu_time, described, watch
 from cog_triton.processes.host import Host
 from cog_triton.processes.orders import NotReady, Ready, RestartCog, Running, StopCog
-from cog_triton.processes.public_sockets import private_ports
 from cog_triton.processes.restarts import STABLE_S, Restarts
 from cog_triton.settings import Settings
 from cog_triton.system.host_memory import OomKills
+from cog_triton.system.ports import private_ports
 from cog_triton.system.process_tuning import raise_open_files
 from cog_triton.system.shared_time import SharedTime
 from cog_triton.system.work_dir import fresh_run_dir, require_usable

@@ -25,11 +25,10 @@ from cog_triton.errors import (
 )
 from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.pictures.image_limits import ImageLimits
-from cog_triton.processes.engine_replicas import ONE, EngineReplicas, share_gpus
 from cog_triton.serving import sealed_engine
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.settings import Settings
-from cog_triton.system.gpus import visible_gpus
+from cog_triton.system.gpus import ONE, EngineReplicas, share_gpus, visible_gpus
 from cog_triton.system.redaction import redact_address
 from cog_triton.system.work_dir import require_usable, work_dir_errors
 from cog_triton.text.stop_strings import WordLimits

@@ -1,12 +1,16 @@
-"""TCP ports: checks before servers start, free ones, and those that are listened on."""
+"""TCP ports and listening sockets of servers: bound, reserved, passed on, checked and found.
+
+The parent binds the sockets of a server, and passes the public ones to the server only.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from cog_triton.errors import InvalidArgument
@@ -15,6 +19,8 @@ from cog_triton.errors import InvalidArgument
 _UNRESERVED = range(12000, 32000)
 _BLOCK = 200
 _LISTEN = 10
+BACKLOG = 4096
+_BEHIND = ("PORT", "TRITON_HTTP_PORT", "TRITON_METRICS_PORT")
 
 OPENAI_PORT = 8080
 """Where `cog-triton serve` has the OpenAI API, unless told otherwise."""
@@ -76,6 +82,36 @@ def reserve() -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     found.bind(("127.0.0.1", 0))
     return found
+
+
+@contextmanager
+def bound(ports: Mapping[str, tuple[str, int]]) -> Iterator[dict[str, socket.socket]]:
+    """Listening sockets by the names of their settings; raises E1005 if one cannot be bound."""
+    with ExitStack() as opened:
+        yield {
+            name: opened.enter_context(bind(name, host, port, BACKLOG))
+            for name, (host, port) in ports.items()
+        }
+
+
+@contextmanager
+def private_ports(public: Collection[str]) -> Iterator[dict[str, int]]:
+    """Ports of 127.0.0.1 for Cog and Triton behind public ones; nobody else has them meanwhile."""
+    with ExitStack() as opened:
+        yield {
+            name: opened.enter_context(reserve()).getsockname()[1]
+            for name in _BEHIND
+            if name in public
+        }
+
+
+def received(given: Sequence[str]) -> dict[str, socket.socket]:
+    """The sockets of NAME=FD words; no process that this one starts inherits them."""
+    sockets = {}
+    for name, _, descriptor in (word.partition("=") for word in given):
+        os.set_inheritable(int(descriptor), False)
+        sockets[name] = socket.socket(fileno=int(descriptor))
+    return sockets
 
 
 def free_ports(count: int) -> list[int]:

@@ -104,8 +104,6 @@ def new_shm_prefix(run_dir: Path) -> str:
 
 def _is_owned(run_dir: Path) -> bool:
     lock = run_dir / _LOCK
-    if not lock.exists():  # of an earlier release, which told owners by PID alone
-        return run_dir.name != str(os.getpid()) and Path("/proc", run_dir.name).exists()
     try:
         os.close(_open_locked(lock, fcntl.LOCK_NB))
     except BlockingIOError:

@@ -18,14 +18,13 @@ from cog_triton.engines import step_pipe
 from cog_triton.engines.base import ENGINE
 from cog_triton.engines.engine_spec import EngineSpec
 from cog_triton.errors import CogTritonError, InvalidArgument, TritonStartFailed, TritonUnavailable
-from cog_triton.processes.engine_replicas import ONE, EngineReplicas
 from cog_triton.processes.orders import StartEngines, StartTriton, TritonChanged
 from cog_triton.processes.parent_link import ParentLink
 from cog_triton.processes.waits import first_done
 from cog_triton.settings import Settings
 from cog_triton.settings.addresses import url_host
 from cog_triton.system import log_format, process_tuning, reaper
-from cog_triton.system.gpus import VISIBLE_GPUS
+from cog_triton.system.gpus import ONE, VISIBLE_GPUS, EngineReplicas
 from cog_triton.system.host_memory import OomKills
 from cog_triton.system.process_state import process_state
 from cog_triton.system.redaction import without_secrets

@@ -15,8 +15,8 @@ from typing import Any
 from cog_triton import errors
 from cog_triton.processes import child, orders, parent
 from cog_triton.processes.parent_link import ParentLink
-from cog_triton.processes.public_sockets import bound, received
 from cog_triton.settings import load_settings
+from cog_triton.system.ports import bound, received
 from cog_triton.system.shared_time import SharedTime
 
 

@@ -24,8 +24,7 @@ from cog_triton.front.message import Answer, Forward, Limits, Refused, Request, 
 from cog_triton.front.triton_gate import ServedModels, TritonGate
 from cog_triton.front.triton_schema import ModelTensors
 from cog_triton.front.webhook_relay import WebhookRelay, WebhookRules
-from cog_triton.processes.public_sockets import BACKLOG
-from cog_triton.system.ports import bind
+from cog_triton.system.ports import BACKLOG, bind
 
 _INPUTS = {"text_input": "BYTES", "seed": "UINT64", "stream": "BOOL", "half": "FP16"}
 _INPUTS |= dict.fromkeys(("max_tokens", "input_ids", "input_lengths"), "INT32")

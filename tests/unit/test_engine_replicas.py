@@ -21,7 +21,7 @@ from cog_triton.engines.kv_cache_stats import KVCacheStats
 from cog_triton.errors import EngineIncompatible, TritonUnavailable
 from cog_triton.processes import engine_fleet
 from cog_triton.processes.engine_child import EngineChild
-from cog_triton.processes.engine_replicas import EngineReplicas, share_gpus
+from cog_triton.system.gpus import EngineReplicas, share_gpus
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ from small_front import behind, gates, on_loop, opened, read_request, route_to, 
 from cog_triton.front import cog_gate
 from cog_triton.front.access import Access
 from cog_triton.front.keyring import Key, Keyring, sha256_of
-from cog_triton.processes.public_sockets import private_ports
 from cog_triton.settings import load_settings
-from cog_triton.system.ports import free_ports
+from cog_triton.system.ports import free_ports, private_ports
 
 NAMES = ("PORT", "TRITON_HTTP_PORT", "TRITON_METRICS_PORT")
 

@@ -29,10 +29,9 @@ from cog_triton.errors import CogTritonError
 from cog_triton.front import http_protocol
 from cog_triton.front.message import Answer, Forward, Refused, Request
 from cog_triton.front.server import Server
-from cog_triton.processes.public_sockets import BACKLOG
 from cog_triton.serving.cog_messages import ADDRESS_VARIABLE
 from cog_triton.settings import load_settings
-from cog_triton.system.ports import bind
+from cog_triton.system.ports import BACKLOG, bind
 
 TAKEN = [
     *("cog POST /predictions/abc/cancel", "cog HEAD /", "openai GET /metrics"),

@@ -7,8 +7,7 @@ import os
 import pytest
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.processes.public_sockets import bound, received
-from cog_triton.system.ports import free_ports, refusal
+from cog_triton.system.ports import bound, free_ports, received, refusal
 
 HOST = "127.0.0.1"
 

@@ -142,14 +142,6 @@ def test_a_second_run_dir_of_a_process_replaces_its_first(tmp_path: Path) -> Non
     assert not (first / "triton.log").exists()
 
 
-def test_run_dirs_without_a_lock_are_told_by_pid(tmp_path: Path) -> None:
-    for name in ("999999999", str(os.getppid()), str(os.getpid())):
-        (tmp_path / "run" / name).mkdir(parents=True)
-    fresh_run_dir(tmp_path)
-    found = {path.name for path in (tmp_path / "run").iterdir() if path.is_dir()}
-    assert found == {str(os.getppid()), str(os.getpid())}
-
-
 def test_a_record_cannot_name_the_memory_of_others(tmp_path: Path) -> None:
     other = SHM / f"other-{secrets.token_hex(4)}"
     other.touch()

@@ -172,7 +172,6 @@ def _require_json(request: Request) -> Request:
 
 
 def _with_page(page: str, status: int, body: bytes) -> Answer | None:
-    """Cog's index with the address of the page."""
     try:
         index = json.loads(body)
     except ValueError:

@@ -185,7 +185,6 @@ class CogState:
 
 
 def _properties(schema: bytes) -> frozenset[str]:
-    """Names of the properties of the schema's Input."""
     try:
         return frozenset(json.loads(schema)["components"]["schemas"]["Input"]["properties"])
     except (ValueError, LookupError, TypeError):

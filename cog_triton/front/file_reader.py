@@ -94,7 +94,6 @@ class FileReader(ABC):
         self._told = problem
 
     def _read(self) -> None:
-        """Have what is in the files, if it is new."""
         data = read_files(self.files(), self.most_bytes)
         found = hashlib.sha256()
         for name, text in data:

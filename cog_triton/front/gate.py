@@ -159,7 +159,6 @@ class PrivateGate(Gate):
             raise
 
     def _refuse_new(self, request: Request) -> None:
-        """Raise E2105 for what would begin something while the server stops."""
         path = request.path
         reads = request.method in ("GET", "HEAD") and not self.readiness.fullmatch(path)
         if not reads and not self.ends_work.fullmatch(f"{request.method} {path}"):

@@ -310,7 +310,6 @@ class FrontProtocol(HttpToolsProtocol):
     # What is answered
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Give a request to the application, as soon as all of it has arrived."""
         waits = cycle.more_body or self._parses
         self._waiting = cycle if waits else None
         if waits:
@@ -335,7 +334,6 @@ class FrontProtocol(HttpToolsProtocol):
             self._await_request()
 
     def _await_request(self) -> None:
-        """Wait for a request, or for the rest of one, with a time limit."""
         if (waiting := self._waiting) is not None and waiting.waiting_for_100_continue:
             waiting.waiting_for_100_continue = False
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

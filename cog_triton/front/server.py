@@ -257,7 +257,6 @@ class Server:
         self._loop.call_later(_FLUSH_S / 2, self._failed.set)
 
     def _end_requests(self, reason: str) -> None:
-        """End every request with E2105."""
         if self._runtime is not None:
             self._runtime.admission.close(TritonUnavailable(f"{reason}; try again"))
         cut_all()
@@ -280,7 +279,6 @@ class Server:
             await self._unless_hurried(self._runtime.drain(left))
 
     async def _unless_hurried(self, *work: Coroutine[Any, Any, None]) -> None:
-        """Wait for the end of all `work`, or for the second signal."""
         waits: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(self._hurry.wait()),
             asyncio.gather(*work),
@@ -317,7 +315,6 @@ class Server:
             self._failed.set()
 
     async def _start(self) -> None:
-        """Load the engine, then serve it."""
         settings = self._settings.behind_front(self._upstream.ports)
         with self._setup_log:
             telemetry = CompositeObserver(settings)
@@ -362,7 +359,6 @@ class Server:
             self._runtime.require_ready()
 
     def _health(self) -> dict[str, Any]:
-        """State of the server, as Cog's /health-check has it."""
         if not self._started.done():
             return {"status": "STARTING"}
         if (error := self._started.exception()) is not None:

@@ -74,7 +74,6 @@ class ServedModels:
 
 
 def _tensors(config: bytes) -> ModelTensors:
-    """The tensors of a config, whose types are named as requests name them."""
     model = json.loads(config)
     types = {one["name"]: one["data_type"].removeprefix("TYPE_") for one in model.get("input", ())}
     inputs = {name: "BYTES" if kind == "STRING" else kind for name, kind in types.items()}
@@ -114,7 +113,6 @@ class TritonGate(PrivateGate):
         )
 
     async def _called(self, request: Request, model: str, *, infers: bool) -> Forward | Answer:
-        """A call of the model at that path, with what of its body is allowed."""
         tensors = await self.models.tensors(self.upstream.ports[self.port], model)
         if isinstance(tensors, Answer):
             return coded_failure(tensors.status, tensors.body) or tensors

@@ -234,7 +234,6 @@ class Delivery:
             _log.warning("webhook %r: %s", self._shown, reason)
 
     async def _next(self) -> bytes:
-        """The next event before the last one, once it is due; empty if there is none."""
         while True:
             self._changed.clear()
             rest = self._due - self._loop.time() if self._newest else _FORGOTTEN_S

@@ -144,7 +144,6 @@ class EngineChild:
         self._control.send(order)
 
     async def _ask(self, order: FallAsleep | WakeUp, timeout_s: float) -> None:
-        """Send an order and wait until the engine has done it."""
         self._send(order)
         answer = await self._next(timeout_s)
         if answer is None:
@@ -161,7 +160,6 @@ class EngineChild:
             return await asyncio.wait_for(self._messages.get(), timeout_s)
 
     async def _follow(self) -> None:
-        """Take its messages until its end."""
         try:
             self._control = await Stream.of(self._socket)
             while True:

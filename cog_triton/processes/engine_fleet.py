@@ -78,7 +78,6 @@ class EngineFleet:
             engine.end("the engine was closed")
 
     async def _run(self, replica: int) -> None:
-        """Have one engine after the other serve as `replica`."""
         restarts, first = Restarts(), True
         while True:
             engine, lasted = await self._load(replica, first=first), 0.0
@@ -113,7 +112,6 @@ class EngineFleet:
         return lasted
 
     async def _load(self, replica: int, *, first: bool) -> EngineChild | str:
-        """An engine that can serve; else why there is none."""
         engine = await self._take_spare() or await self._begin(replica)
         parks = first and self._has_spare and self._spec.is_spare_first
         if isinstance(engine, str) or not parks:
@@ -128,7 +126,6 @@ class EngineFleet:
         return engine if await self._wake(engine) else beside
 
     async def _begin(self, replica: int) -> EngineChild | str:
-        """Start an engine and wait until it is loaded; else why it is not."""
         order = self.order
         gpus = order.gpus[replica] if order.gpus else None
         began, number = time.monotonic(), next(self._numbers)
@@ -200,7 +197,6 @@ class EngineFleet:
         return engine if engine is not None and await self._wake(engine) else None
 
     async def _park(self, engine: EngineChild) -> bool:
-        """Park a spare, if its family can be; returns whether it sleeps."""
         if not self._spec.is_parkable:
             _log.info("spare engine %d is ready", engine.number)
             return False

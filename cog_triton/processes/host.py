@@ -136,7 +136,6 @@ class Host:
         self._watching = asyncio.ensure_future(self._watch_triton(order, child))
 
     async def _watch_triton(self, order: StartTriton, child: Child) -> None:
-        """Report the end of a Triton, once nothing of it is left."""
         if reason := await watch("Triton", child):
             self._report(TritonChanged(child.pid, 0, reason))
         code = await child.kill()

@@ -193,7 +193,6 @@ class Parent:
         return wrong or f"{what} {described(code)}{self._oom_kills.hint()}"
 
     async def _follow(self, stream: Stream) -> None:
-        """Take what a server reports and orders."""
         with suppress(EOFError, OSError):
             while True:
                 order = await stream.receive()
@@ -242,7 +241,6 @@ class Parent:
         self._end_server(signal.SIGTERM, patience)
 
     def _fail(self, error: CogTritonError) -> None:
-        """Have all requests end with E2105, then the server."""
         self._failure = self._failure or error
         self._stop.set()
         self._end_server(signal.SIGUSR1, _LOSS_S)
@@ -260,7 +258,6 @@ class Parent:
             processes.reap_orphans()
 
     async def _serve_cog(self, port: int) -> None:
-        """Have one Cog after the other, until it is stopped for good."""
         environment = {**self._programs.cog_environment, "PORT": str(port)}
 
         async def run() -> str:

@@ -65,7 +65,6 @@ class PinnedTransport(httpx.AsyncBaseTransport):
 
 
 def _proxy_of(url: httpx.URL) -> str | None:
-    """The proxy that the user's environment names for `url`."""
     proxies = getproxies()
     proxy = proxies.get(url.scheme) or proxies.get("all")
     return None if not proxy or proxy_bypass(url.host) else proxy

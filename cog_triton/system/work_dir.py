@@ -120,7 +120,6 @@ def _remove(run_dir: Path) -> None:
 
 
 def _open_locked(path: Path, flags: int = 0) -> int:
-    """Descriptor of a locked file; the lock ends with the process, however that ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | flags)

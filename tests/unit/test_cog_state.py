@@ -200,12 +200,3 @@ async def test_a_first_prediction_that_is_late_is_tried_anew(
         assert late < 4 or reason in health["setup"]["logs"]
         names = [f"/predictions/drain-1{end}" for end in ("", ".1", ".2", ".3")]
         assert [request.split()[1].decode() for request in cog.predictions] == names[:late]
-
-
-@pytest.mark.parametrize("status", [400, 422, 200])
-@on_loop
-async def test_what_cog_itself_refuses_has_passed_through_it(status: int) -> None:
-    async with cog_with("READY", "drain-1") as (cog, state):
-        cog.prediction = answer(status, error="E1005 InvalidArgument: no such input")
-        await state._check("drain-1")
-        assert revised(state)["status"] == "READY"

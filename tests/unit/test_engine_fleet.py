@@ -155,20 +155,6 @@ def test_an_engine_is_replaced_that(
     assert not before & fleet.pids
 
 
-def test_an_engine_that_was_stopped_while_it_loads_has_failed(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pid")  # which nobody reads
-    with started(tmp_path, counting(pid_file=str(tmp_path / "pid"))) as fleet:
-        pid = fleet.other().process.pid
-        os.kill(pid, signal.SIGSTOP)
-        failed = fleet.run(fleet.engines.wait_until_failed())
-        assert f"load: process {pid} of the engine was stopped; its last" in failed
-        for _ in range(2):  # what still loads is killed, or stopped at the end
-            fleet.run(fleet.engines.kill())
-            assert not fleet.pids
-            fleet.start()
-            until(lambda: len(fleet.pids) == 1)
-
-
 def test_an_engine_whose_address_another_process_has_is_tried_again(tmp_path: Path) -> None:
     fleet = StartedFleet(tmp_path, counting())
     taken = local_socket.listen(*fleet.addresses)
@@ -244,15 +230,6 @@ def test_a_spare_that_cannot_be_parked_is_ready(
             fleet.death()
             assert says(fleet.client, [7]) == [8, 9, 10, 11]
             assert fleet.serving().number == successor
-
-
-def test_a_spare_that_has_no_room_in_host_memory_is_ready(tmp_path: Path, logged: Logged) -> None:
-    spec = of_vllm(tmp_path)
-    os.truncate(tmp_path / "engine" / "model.safetensors", 1 << 43)
-    with started(tmp_path, spec, spare=True) as fleet:
-        logged("spare engine 2 stays on the GPU: E2110 ")
-        kill_and_replace(fleet)
-        assert fleet.serving().number == 2
 
 
 @pytest.mark.parametrize(("loads", "serving"), [("beside", 1), ("first", 2)])

@@ -112,13 +112,6 @@ def test_a_stream_that_breaks_off_ends_with_an_error(pieces: list[bytes]) -> Non
     assert body.count(b"the") == sum(piece.count(TOKEN) for piece in pieces)
 
 
-def test_what_breaks_off_within_an_event_stays_broken() -> None:
-    long = chunk(b"data: " + b"x" * 1000 + b"\n\n")
-    assert not dechunked(through(HEAD + TOKEN, long[:500]))[1]
-    other = HEAD.replace(b"text/event-stream", b"application/json")
-    assert not dechunked(through(other, TOKEN))[1]
-
-
 @pytest.mark.parametrize(("name", "more"), [("cog", {"status": "failed"}), ("triton", {})])
 def test_every_port_says_so_in_its_own_shape(name: str, more: Any) -> None:
     forward = decided(gates(route_to())[name], "GET", {"cog": "/", "triton": "/v2"}[name])

@@ -119,17 +119,6 @@ def test_any_file_is_read_or_refused_with_its_line(data: bytes) -> None:
     assert all(key.expired in (True, False) for key in keys)
 
 
-def test_a_change_that_shows_in_no_time_and_no_size_is_seen(tmp_path: Path) -> None:
-    ring = keyring(tmp_path, line("a", "ka"))
-    file = tmp_path / "keys"
-    ring.refresh()
-    shown = file.stat()
-    file.write_text(file.read_text().replace(sha256_of(b"ka"), sha256_of(b"kb")))
-    os.utime(file, ns=(shown.st_atime_ns, shown.st_mtime_ns))
-    ring.refresh()
-    assert (ring.find(b"ka"), (ring.find(b"kb") or Key).name) == (None, "a")
-
-
 def test_what_is_no_file_or_too_much_is_refused_by_name_and_holds_up_nothing(
     tmp_path: Path,
 ) -> None:

@@ -197,19 +197,6 @@ def test_a_response_that_breaks_off_does_not_look_finished(response: bytes, whol
 
 
 @on_loop
-async def test_the_connection_that_is_idle_the_longest_makes_room() -> None:
-    async with served(echo, Limits(connections=3)) as front:
-        clients = [await front.connect() for _ in range(3)]
-        await until(lambda: len(front.connections) == 3)
-        clients[0][1].write(GET)  # so it is not the longest
-        await clients[0][0].readuntil(b"\r\n\r\n")
-        assert b"200 OK" in await front.ask(LAST)
-        assert await clients[1][0].read() == b""
-        clients[0][1].write(GET)
-        await clients[0][0].readuntil(b"200 OK")
-
-
-@on_loop
 async def test_an_answer_that_is_being_read_makes_no_room_for_others() -> None:
     class Large(PassGate):
         async def decide(self, request: Request) -> Answer:  # type: ignore[override]

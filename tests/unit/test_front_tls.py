@@ -105,19 +105,6 @@ async def test_connections_that_take_no_end_of_tls_give_their_descriptors_back(
             await until(lambda: descriptors() - before - 40 <= 5 + 1)
 
 
-@pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\n!\n", "key"])
-def test_wrong_files_are_refused_by_name(tmp_path: Path, text: str) -> None:
-    chain, key = make(tmp_path)
-    if text == "key":
-        chain, key = key, chain
-    else:
-        chain.write_text(text)
-    with pytest.raises(InvalidArgument, match="TLS_CERT_FILE="):
-        Certificate(chain, key)
-    with pytest.raises(InvalidArgument, match="No such file"):
-        Certificate(tmp_path / "none", key)
-
-
 def test_a_key_with_a_password_is_refused_and_asks_nobody(tmp_path: Path) -> None:
     chain, key = make(tmp_path)
     locked = tmp_path / "locked.pem"

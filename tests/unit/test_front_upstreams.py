@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,8 @@ from cog_triton.front import cog_gate
 from cog_triton.front.access import Access
 from cog_triton.front.keyring import Key, Keyring, sha256_of
 from cog_triton.settings import load_settings
-from cog_triton.system.ports import free_ports, private_ports
 
 NAMES = ("PORT", "TRITON_HTTP_PORT", "TRITON_METRICS_PORT")
-
-
-def test_what_is_behind_the_front_has_private_ports_of_loopback() -> None:
-    with private_ports(NAMES) as reserved:
-        found = load_settings(cog_host="0.0.0.0").behind_front(reserved)
-        behind = ("127.0.0.1", found.triton_http_port, found.triton_metrics_port)
-        assert (found.triton_host, *map(reserved.get, NAMES[1:])) == behind
-        port = reserved["PORT"]
-        assert port not in free_ports(50)
-        with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind(("127.0.0.1", port))
-        with socket.create_server(("127.0.0.1", port)):  # sets SO_REUSEADDR, as servers do
-            socket.create_connection(("127.0.0.1", port)).close()
 
 
 def test_public_ports_are_tritons_too() -> None:

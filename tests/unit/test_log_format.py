@@ -97,13 +97,6 @@ def test_levels(level: str, expected: str, configured: Callable[..., Lines]) -> 
     assert "".join(line[-1] for line in lines()) == expected
 
 
-def test_libraries_log_from_warnings_on(configured: Callable[..., Lines]) -> None:
-    lines = configured("console", "debug")
-    logging.getLogger("httpx").info("GET")
-    logging.getLogger("uvicorn.error").warning("odd")
-    assert [line[-18:] for line in lines()] == ["uvicorn.error: odd"]
-
-
 def ids(lines: list[str]) -> list[str | None]:
     return [json.loads(line).get("id") for line in lines]
 

@@ -8,14 +8,12 @@ import hashlib
 import re
 
 import pytest
-from small_front import LOCKED, OPEN, decided, nothing, passed, route_to
+from small_front import LOCKED, OPEN, decided, nothing, route_to
 
 from cog_triton.front.access import Access
-from cog_triton.front.cog_gate import CogGate
 from cog_triton.front.gate import PAGE, MetricsGate, OpenAIGate
 from cog_triton.front.large_bodies import LargeBodies
 from cog_triton.front.message import Answer, Limits
-from cog_triton.front.webhook_relay import WebhookRelay, WebhookRules
 
 LOCAL = Access(None, loopback=True)
 TEXT = PAGE.body.decode()
@@ -37,13 +35,6 @@ def test_the_page_is_open(asked: str) -> None:
     assert [status(gate(access), asked) for access in (OPEN, LOCAL, LOCKED)] == [200] * 3
 
 
-@pytest.mark.parametrize(
-    "asked", ["POST /", "GET //", "GET /.", "GET /index.html", "GET /v1/models", "GET /metrics"]
-)
-def test_nothing_else_is_open_beside_it(asked: str) -> None:
-    assert status(gate(LOCKED), asked) == 401
-
-
 def test_it_can_be_off() -> None:
     assert status(gate(LOCKED, page=False), "GET /") == 401
     assert status(gate(OPEN, page=False), "GET /") == 0
@@ -52,18 +43,6 @@ def test_it_can_be_off() -> None:
 def test_it_is_not_for_rebound_names_nor_on_the_port_of_metrics() -> None:
     assert status(gate(LOCAL), "GET /", b"evil.example") == 403
     assert status(gate(OPEN, MetricsGate), "GET /") == 404
-
-
-def test_cogs_index_names_it() -> None:
-    def index(page_port: int | None) -> Answer | None:
-        common = (*route_to(), OPEN, Limits(), LargeBodies(), WebhookRelay(WebhookRules()))
-        found = passed(CogGate(*common, page_port), "GET", "/", b"", (b"host", b"gpu-1:5000"))
-        return found.revise(200, b'{"docs_url":"/docs"}') if found.revise else None
-
-    answer = index(8080)
-    assert answer
-    assert answer.body == b'{"docs_url":"/docs","page_url":"http://gpu-1:8080/"}'
-    assert index(None) is None
 
 
 def test_it_is_small_and_asks_no_other_host() -> None:

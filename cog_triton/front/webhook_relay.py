@@ -162,11 +162,6 @@ class Delivery:
         self._task.add_done_callback(self._on_done)
 
     @property
-    def pending(self) -> bool:
-        """Whether something has not been sent that is to be."""
-        return bool(self.held_bytes)
-
-    @property
     def held_bytes(self) -> int:
         """Bytes of what waits, or is on its way."""
         return sum(map(len, (self._first, self._newest, self._last, self._in_flight)))
@@ -313,7 +308,7 @@ class WebhookRelay(Gate):
     @property
     def pending(self) -> int:
         """Predictions with webhooks that are still to be delivered."""
-        return sum(each.pending for each in self._deliveries.values())
+        return sum(each.held_bytes > 0 for each in self._deliveries.values())
 
     async def drained(self, more: Callable[[], bool]) -> None:
         """Wait, as long as `more` says so, until nothing is pending."""

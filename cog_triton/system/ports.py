@@ -33,12 +33,7 @@ def require_free(ports: Mapping[str, tuple[str, int]]) -> None:
         if port in taken:
             raise InvalidArgument(f"{name}={port}: is {taken[port]} too; must differ")
         taken[port] = name
-        reason = refusal(host, port)
-        if reason is not None:
-            raise InvalidArgument(
-                f"{name}={port}: cannot listen on {host}:{port}: {reason};"
-                f" choose another with {name}=..."
-            )
+        bind(name, host, port, 1).close()
 
 
 def refusal(host: str, port: int) -> str | None:

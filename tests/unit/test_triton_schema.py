@@ -70,11 +70,9 @@ def test_what_released_clients_send_is_passed_on_as_it_is(values: dict[str, Any]
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"text_input": 5}, "text_input=5: must be BYTES, in lists of one depth"),
         ({"text_input": [["a"], "b"]}, "text_input=['a']: must be BYTES"),
         ({"max_tokens": 2.0}, "max_tokens=2.0: must be INT32"),
         ({"max_tokens": True}, "max_tokens=True: must be INT32"),
-        ({"max_tokens": 2**31}, "max_tokens=2147483648: beyond INT32"),
         ({"parameters": {"max_tokens": -(2**31) - 1}}, "max_tokens=-2147483649: beyond INT32"),
         ({"seed": [1, -1]}, "seed=-1: beyond UINT64"),
         ({"seed": [2**64, 1]}, "seed=18446744073709551616: beyond UINT64"),
@@ -84,11 +82,9 @@ def test_what_released_clients_send_is_passed_on_as_it_is(values: dict[str, Any]
         ({"outputs": None}, "outputs=None: must be text of 65536"),
         ({"parameters": "x"}, "parameters='x': must be an object"),
         ({"parameters": {"a": {}}}, "a={}: must be text of 65536 characters at most, a number, tr"),
-        ({"a": [1]}, "a=[1]: must be text"),
         ({"a": None}, "a=None: must be text"),
         ({"a": 2**63}, "a=9223372036854775808: must be text"),
         ({"a": "b" * 65537}, f"a='{'b' * 76}...: must be text of 65536"),
-        ({f"a{i}": 1 for i in range(65)}, "parameters: 65; 64 at most"),
         ({"a b": 1}, "a b: no parameter of clients: binary_data_output, sequence_end, "),
         ({"\x1b[31m": 1}, r"\x1b[31m: no parameter of clients"),
         ({"triton_enable_empty_final_response": True}, "response: no parameter of clients"),
@@ -101,7 +97,6 @@ def test_what_released_clients_send_is_passed_on_as_it_is(values: dict[str, Any]
         ({"timeout": 2**63}, "timeout=9223372036854775808: must be from 0"),
         ({"sequence_start": 1}, "sequence_start=1: must be true or false"),
         ({"sequence_id": True}, "sequence_id=True: must be from 0"),
-        ({"sequence_id": "a" * 1025}, "text of 1024 characters at most"),
         # Triton reads both levels, each with all its names.
         ({"parameters": {"parameters": {"classification": [1]}}}, "'classification': [1]}: must"),
         ({"parameters": {"id": [1]}}, "id=[1]: must be text"),
@@ -157,14 +152,12 @@ def test_what_tritonclient_infers_with_is_passed_on_as_it_is(values: dict[str, A
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"output": []}, "request: output: not allowed; did you mean 'outputs'?; allowed: id, inp"),
         ({"parameters": 3}, "parameters=3: must be an object"),
         ({"parameters": {"classification": 1}}, "classification: no parameter of clients"),
         ({"inputs": None}, "inputs=None: must be a list of objects"),
         ({"outputs": [1]}, "outputs=[1]: must be a list of objects"),
         ([TEXT, TEXT], "inputs: each must have a name of its own"),
         ([{"name": ["a"]}], "inputs: each must have a name of its own"),
-        ([tensor("textinput")], "inputs: textinput: not allowed; did you mean 'text_input'?"),
         ([tensor(dat=["a"])], "text_input: dat: not allowed; did you mean 'data'?"),
         ([tensor(datatype="INT32", data=[1])], "datatype='INT32': must be 'BYTES'"),
         ([{"name": "text_input", "shape": [1]}], "text_input: datatype=None: must be 'BYTES'"),
@@ -177,12 +170,10 @@ def test_what_tritonclient_infers_with_is_passed_on_as_it_is(values: dict[str, A
         ([tensor(shape=[], data=["a"])], f"shape=[]{SHAPE}"),
         ([tensor(shape=[1] * 17, data=["a"])], SHAPE),
         ([tensor(shape=1, data=["a"])], f"shape=1{SHAPE}"),
-        ([tensor(shape=[2], data=["a"])], "text_input: shape has 2 elements, data has 1"),
         ([tensor(data=[1])], "text_input=1: must be BYTES"),
         ([tensor("half", data=[1])], "half: FP16 must be a binary tensor of infer"),
         ([{**TEXT, "parameters": {"x": 1}}], "x: not allowed; allowed: binary_data_size"),
         ([{**TEXT, "parameters": 1}], "text_input: parameters=1: must be an object"),
-        ([tensor(parameters={"shared_memory_region": "a"})], "shared_memory_region: not allowed"),
         ([binary(3)], "parameters of text_input: binary_data_size=3: must be from 4 to "),
         ([binary(True)], "binary_data_size=True: must be from 4 to "),
         ([binary(7, "seed")], "parameters of seed: binary_data_size=7: must be 8"),
@@ -192,8 +183,6 @@ def test_what_tritonclient_infers_with_is_passed_on_as_it_is(values: dict[str, A
         (output(parameters=[]), "text_output: parameters=[]: must be an object"),
         (output(parameters={"binary_data": 1}), "text_output: binary_data=1: must be true or fa"),
         (output(parameters={"shared_memory_byte_size": 1}), "shared_memory_byte_size: not allowed"),
-        # This one ends Triton 24.10 if the tensor is text.
-        (output(parameters={"classification": 1}), "classification: not allowed; allowed: binary"),
         (output(parameters={"classification": 0, "binary_data": True}), "classification: not all"),
     ],
 )

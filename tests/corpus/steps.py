@@ -87,8 +87,10 @@ class Case:
         """The status and the error of a request whose JSON has other `fields`, in short."""
         answer, body = self._request({**step, "json": {**step["json"], **fields}})
         error = _parsed(answer, body)["error"]
-        message = error["message"] if isinstance(error, dict) else error
-        return f"{answer.status} {self.normal(message)}"
+        if not isinstance(error, dict):
+            return f"{answer.status} {self.normal(error)}"
+        param = f"{error['param']}: " if error.get("param") else ""
+        return f"{answer.status} {param}{self.normal(error['message'])}"
 
     def _filled(self, value: Any) -> Any:
         if isinstance(value, str):

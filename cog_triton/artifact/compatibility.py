@@ -164,8 +164,8 @@ def require_engine(needs: Needs, here: Machine) -> list[str]:
                 remarks.append(f"{title}'s version {side} is not known, so it was not compared")
             elif _differ(built, found):
                 problems.append(
-                    f"{needs.engine} was built by {title} {built}, here is {title} {found}: build"
-                    f" the engine anew, or use the runner image of {title} {built}"
+                    f"{needs.engine} was built by {title} {built}, here is {title} {found}:"
+                    f" rebuild the engine, or use the runner image of {title} {built}"
                 )
     if problems:
         raise EngineIncompatible("; ".join(problems))

@@ -185,7 +185,7 @@ class Delivery:
         self._changed.set()
 
     def drop_newest(self) -> int:
-        """Drop what waits between the first event and the last, which tells it too; its bytes."""
+        """Drop what waits between the first event and the last, which repeats it; its bytes."""
         size, self._newest = len(self._newest), b""
         if size:
             self._warn("too much is held for all webhooks; an event is left out")

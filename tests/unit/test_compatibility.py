@@ -118,7 +118,7 @@ def test_a_compatible_engine_is_accepted() -> None:
         ({"backend": "vllm"}, "has no vllm backend, it has python, tensorrtllm: use a runner"),
         (
             {"versions": {**VERSIONS, "tensorrt_llm": "0.9.0"}},
-            "was built by TensorRT-LLM 0.9.0, here is TensorRT-LLM 1.2.1: build the engine anew",
+            "was built by TensorRT-LLM 0.9.0, here is TensorRT-LLM 1.2.1: rebuild the engine",
         ),
         (
             {"versions": {**VERSIONS, "tensorrt": "10.14.1.48"}},

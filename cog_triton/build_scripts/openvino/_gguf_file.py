@@ -32,7 +32,7 @@ _PLAIN = {
 }
 Array = npt.NDArray[Any]
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
-# Of the container and of the weights' types, which the writer says anew.
+# Of the container and of the weights' types: the writer adds its own.
 _OWN = ("general.architecture", "general.file_type", "general.quantization_version")
 
 

@@ -75,12 +75,12 @@ _START: Rows = (
      " engine on such a GPU, or serve it on one of its own kind"),
     (r"not compatible with this version of TensorRT(?:, expecting library version"
      r" (?P<here>[\d.]+\d) got (?P<engine>[\d.]*\d))?", EngineIncompatible,
-     "the engine was built by TensorRT {engine}, here is {here}: build the engine anew, or serve"
+     "the engine was built by TensorRT {engine}, here is {here}: rebuild the engine, or serve"
      " it with the image of its release"),
     (r"Version tag does not match\. Note: Current Version: (?P<here>\d+),"
      r" Serialized Engine Version: (?P<engine>\d+)", EngineIncompatible,
      "the engine was built by another TensorRT (serialization version {engine}, here {here}):"
-     " build the engine anew"),
+     " rebuild the engine"),
     # GptJsonConfig, WorldConfig; Executor::Impl::initializeWorkers
     (r"(?P<what>tensor|pipeline|[Cc]ontext) parallelism mismatch", EngineIncompatible,
      "{what} parallelism of the engine is not that of the processes: it needs a process for"

@@ -137,7 +137,7 @@ def known_versions() -> Sequence[Mapping[str, str]]:
 
 
 def installed_version(engine_python: str = "") -> str | None:
-    """Version of the vLLM that a Python has, by package metadata; None if that cannot be told.
+    """Version of the vLLM that a Python has, by package metadata; None if it is not known.
 
     `engine_python` is run as an engine process is; by default the current Python is meant.
     """

@@ -3,7 +3,7 @@
 The plugin of vLLM (``plugin/``, an entry point of ``vllm.general_plugins``) that does so is loaded
 in EngineCore. Tokens travel in ``extra_args``; they are appended before a grammar is made, which is
 fed with them. Penalties, ``min_tokens``, ``max_tokens`` and noise go by output and by place, so
-that nothing begins anew. What this needs of vLLM, which does not publish it, is recorded by version
+that nothing starts over. What this needs of vLLM, which does not publish it, is recorded by version
 and checked at the start; without it, generations go on from prompt and tokens made.
 """
 
@@ -34,7 +34,7 @@ _PARAMETERS = ["inductor_meta", "filename", "configs_hash"]
 def find_kernel_choices() -> None:
     """Have torch look below its cache directory of now; does nothing where nothing has moved.
 
-    Raises no error: a torch that does this in another way chooses anew, which is a warning.
+    Raises no error: a torch that does this in another way chooses again, which is a warning.
     """
     if not os.environ.get(MOVED):
         return
@@ -46,7 +46,7 @@ def find_kernel_choices() -> None:
         if (takes := list(inspect.signature(create).parameters)) != _PARAMETERS:
             raise AttributeError(f"AutotuneCache.create takes {takes}")
     except (ImportError, AttributeError, ValueError) as error:
-        _log.warning("torch chooses among a sealed engine's kernels anew: %s", error)
+        _log.warning("torch chooses among a sealed engine's kernels again: %s", error)
         return
 
     def created(inductor_meta: Any, filename: str, configs_hash: str) -> Any:

@@ -99,8 +99,8 @@ class FieldNames:
         self._places.update((f"tools[{at}]", place) for at, place in enumerate(places))
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """Have the errors of a context tell the request's own names."""
+    def in_errors(self) -> Iterator[None]:
+        """Have errors name the request's fields."""
         try:
             yield
         except (InvalidArgument, BadMessages) as error:

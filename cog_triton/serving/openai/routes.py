@@ -145,7 +145,7 @@ class TokenRoutes:
 
     def _input_tokens(self, body: Any) -> dict[str, Any]:
         names = FieldNames(responses_request.NAMES)
-        with names.told():
+        with names.in_errors():
             chat = {"model": self._models.base, **_asked(self._api, body, names)[1].chat}
             self._require(chat["model"])
             count = len(self._chat_ids(chat, special=False))
@@ -153,7 +153,7 @@ class TokenRoutes:
 
     def _message_tokens(self, body: Any) -> dict[str, Any]:
         names, images = FieldNames(NAMES), self._planner.takes_images
-        with names.told():
+        with names.in_errors():
             chat = translate(body, images=images, kind=CountTokensRequest, names=names)
             self._require(chat["model"])
             return {"input_tokens": len(self._chat_ids(chat, special=False))}
@@ -299,7 +299,7 @@ class OpenAIRoutes:
 
         def planned(value: Any) -> tuple[OpenAIRequest, SequencePlan, list[Answer]]:
             self._abilities.require_generation()
-            with names.told() if names else nullcontext():
+            with names.in_errors() if names else nullcontext():
                 value = to_body(value)
                 parsed = parse(kind, value)
                 del value

@@ -154,7 +154,7 @@ def _facts(plan: Plan, sm: int | None, workspace: Workspace, echo: Echo) -> Fact
 
 def _model(plan: Plan, workspace: Workspace, echo: Echo) -> Mapping[str, Any]:
     """config.json of the model, which ranks share; empty if it is not known."""
-    request, reason = plan.request, "the model is not here"
+    request, reason = plan.config.request, "the model is not here"
     local = expanded(request.model_id) / "config.json"
     if request.model_tar_url is None and local.is_file():
         return json_object(local)

@@ -28,10 +28,10 @@ from cog_triton.builder.config_errors import describe
 from cog_triton.download.model_request import ModelRequest
 from cog_triton.engines.tensorrt_llm.runtime_settings import NAMES, RuntimeSettings
 from cog_triton.errors import BuildConfigInvalid
-from cog_triton.system import redaction
+from cog_triton.system import isolated_python, redaction
 
-# Names that the builder itself uses in the work directory.
-RESERVED = (MODEL, MODELS, "logs", "lora", "stamps", "python")
+# Names that the builder itself uses in the directory of a step.
+RESERVED = (MODEL, MODELS, isolated_python.LINKS)
 NO_DRAFT = (
     "a second engine that proposes tokens is built no more: leave draft and num_draft_tokens out,"
     " and name the draft model in speculative_config of vLLM's arguments in the serve config, or"
@@ -258,8 +258,8 @@ class SourceConfig(BaseModel):
 
     @property
     def fingerprint(self) -> str:
-        """The name of its work directory; time limits make no difference."""
-        return digest_of(yaml.safe_load(self.to_yaml()))
+        """Name of a config, as it is run."""
+        return hashlib.sha256(self.to_yaml().encode()).hexdigest()[:16]
 
     def to_yaml(self) -> str:
         """The config as it is run, without its secrets: equal text for equal configs.
@@ -363,20 +363,6 @@ class BuildConfig(SourceConfig):
         """The steps that are there, by the name that the config gives them, in running order."""
         names = ("convert", "convert_to_ft", "quantize", "build")
         return [(name, step) for name in names if (step := getattr(self, name)) is not None]
-
-    @property
-    def fingerprint(self) -> str:
-        """See `SourceConfig.fingerprint`; the steps' time limits neither."""
-        value = yaml.safe_load(self.to_yaml())
-        for name, _ in self.steps():
-            value[name].pop("timeout", None)
-        return digest_of(value)
-
-
-def digest_of(value: dict[str, Any]) -> str:
-    """Name of the work directory of a config, `value` as it is run."""
-    value.pop("timeout", None)
-    return hashlib.sha256(yaml.safe_dump(value).encode()).hexdigest()[:16]
 
 
 def _ranks(args: dict[str, ArgumentValue]) -> int | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from pathlib import Path
-from urllib.parse import unquote, unquote_to_bytes, urlsplit
+from urllib.parse import unquote, urlsplit
+from urllib.request import DataHandler, Request
 
 import httpx
 
@@ -28,13 +28,22 @@ def fetch(address: str) -> tuple[str, str]:
         BuildConfigInvalid: names the address, without its secrets, and the rule.
     """
     name = _shown_name(address)
-    content = _read(address, name)
-    if len(content) > MAX_BYTES:
-        raise BuildConfigInvalid(f"config={name!r}: is longer than {MAX_BYTES} bytes")
     try:
+        content = _read(address)
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"is longer than {MAX_BYTES} bytes")
         return content.decode("utf-8"), name
     except UnicodeDecodeError as error:
-        raise BuildConfigInvalid(f"config={name!r}: is not UTF-8 text: {error}") from None
+        rule = f"is not UTF-8 text: {error}"
+    except httpx.InvalidURL:  # its text may hold a password
+        rule = "not a valid URL"
+    except httpx.HTTPError as error:
+        rule = str(error) or type(error).__name__
+    except OSError as error:
+        rule = f"cannot be read: {error.strerror or error}"
+    except ValueError as error:
+        rule = str(error)
+    raise BuildConfigInvalid(f"config={name!r}: {rule}")
 
 
 def _shown_name(address: str) -> str:
@@ -49,63 +58,37 @@ def _shown_name(address: str) -> str:
         raise BuildConfigInvalid("config: not a URL") from None
 
 
-def _read(address: str, name: str) -> bytes:
+def _read(address: str) -> bytes:
     """The content, or its first bytes if it is longer than `MAX_BYTES`."""
     if "\n" in address:
         return address.encode("utf-8", "surrogatepass")
     if address.startswith("data:"):
-        return _decode(address)
-    if "://" not in address:
-        return _read_file(Path(address), name)
+        try:
+            return DataHandler().data_open(Request(address)).read()
+        except ValueError as error:
+            raise ValueError(f"not a data URL: {error}") from None
     url = urlsplit(address)
     if url.scheme in ("http", "https"):
-        return _download(address, name)
-    if url.scheme == "file" and url.netloc in ("", "localhost"):
-        return _read_file(Path(unquote(url.path)), name)
-    raise BuildConfigInvalid(
-        f"config={name!r}: must be a path, or an http(s)://, file:///path or data: URL"
-    )
+        return _download(address)
+    is_url = "://" in address
+    if is_url and (url.scheme != "file" or url.netloc not in ("", "localhost")):
+        raise ValueError("must be a path, or an http(s)://, file:///path or data: URL")
+    path = Path(unquote(url.path) if is_url else address)
+    if not path.is_file():  # opening a pipe would wait for its writer
+        raise ValueError("no such file")
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
 
 
-def _decode(address: str) -> bytes:
-    kind, comma, data = address.rstrip().removeprefix("data:").partition(",")
-    if not comma:
-        raise BuildConfigInvalid("config: not a data URL: it has no comma")
-    content = unquote_to_bytes(data)
-    try:
-        return base64.decodebytes(content) if kind.endswith(";base64") else content
-    except ValueError as error:
-        raise BuildConfigInvalid(f"config: not a data URL: {error}") from None
-
-
-def _read_file(path: Path, name: str) -> bytes:
-    try:
-        if not path.is_file():  # opening a pipe would wait for its writer
-            raise BuildConfigInvalid(f"config={name!r}: no such file")
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise BuildConfigInvalid(f"config={name!r}: cannot be read: {error.strerror}") from None
-    except ValueError as error:  # NUL in the path
-        raise BuildConfigInvalid(f"config={name!r}: {error}") from None
-
-
-def _download(address: str, name: str) -> bytes:
+def _download(address: str) -> bytes:
     content, deadline = b"", time.monotonic() + _TIMEOUT_S
-    try:
-        with httpx.stream("GET", address, follow_redirects=True, timeout=_TIMEOUT_S) as response:
-            if response.status_code != 200:
-                status = f"{response.status_code} {response.reason_phrase}"
-                raise BuildConfigInvalid(f"config={name!r}: HTTP {status}")
-            for chunk in response.iter_bytes():
-                content += chunk
-                if len(content) > MAX_BYTES:
-                    break
-                if time.monotonic() > deadline:
-                    raise BuildConfigInvalid(f"config={name!r}: is not here after {_TIMEOUT_S:g} s")
-    except httpx.InvalidURL:  # its text may hold a password
-        raise BuildConfigInvalid(f"config={name!r}: not a valid URL") from None
-    except httpx.HTTPError as error:
-        text = str(error) or type(error).__name__
-        raise BuildConfigInvalid(f"config={name!r}: {text}") from None
+    with httpx.stream("GET", address, follow_redirects=True, timeout=_TIMEOUT_S) as response:
+        if response.status_code != 200:
+            raise ValueError(f"HTTP {response.status_code} {response.reason_phrase}")
+        for chunk in response.iter_bytes():
+            content += chunk
+            if len(content) > MAX_BYTES:
+                break
+            if time.monotonic() > deadline:
+                raise ValueError(f"is not here after {_TIMEOUT_S:g} s")
     return content

@@ -1,10 +1,11 @@
-"""Packaging of an engine directory as engine.tar, with tokenizer, build config and manifest."""
+"""The engine of a build: its directory, with tokenizer, build config and manifest, and its tar."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,19 +22,23 @@ from cog_triton.artifact.canary import CANARY_NAME, Canary
 from cog_triton.artifact.engine_config import TENSORRT_LLM, EngineConfig
 from cog_triton.artifact.engine_manifest import BUILD_CONFIG, MANIFEST_NAME, FileEntry, Manifest
 from cog_triton.builder import canary_run, packed_adapters
-from cog_triton.builder.config import BuildConfig
+from cog_triton.builder.config import BuildConfig, SourceConfig
 from cog_triton.builder.packed_adapters import PackedAdapter
-from cog_triton.builder.workspace import Echo
+from cog_triton.builder.workspace import Echo, link_or_copy
+from cog_triton.download.model_request import FetchedModel
 from cog_triton.engines.openvino.family import OpenVINOFamily
 from cog_triton.engines.tensorrt_llm import model_settings
 from cog_triton.engines.tensorrt_llm.engine_directory import Engine
 from cog_triton.engines.tensorrt_llm.runtime_settings import carried
+from cog_triton.engines.vllm import sealed_caches
 from cog_triton.errors import BuildConfigInvalid, BuildStepFailed, EngineCorrupt, InvalidArgument
 from cog_triton.settings import load_group
-from cog_triton.settings.programs import BuilderSettings
+from cog_triton.settings.programs import BuilderSettings, FileSettings
 from cog_triton.system.gpus import gpu_names, visible_gpus
 from cog_triton.system.isolated_python import environment_of
 
+ENGINE = "engine"
+"""The last stage of a build, and the engine's directory in its output."""
 # Tokenizer files of a model on the hub.
 _TOKENIZER = (
     "tokenizer.json",
@@ -100,33 +105,30 @@ def check(output: Path, echo: Echo) -> None:
         echo(f"[package] {output.parent} is not there, and will be made")
 
 
-def write(
+def lay_out(
     config: BuildConfig,
-    engine_dir: Path,
-    model_dir: Path,
-    output: Path,
+    built: Path,
+    model: FetchedModel,
+    root: Path,
     *,
-    revision: str | None = None,
     adapters: Sequence[PackedAdapter] = (),
     echo: Echo,
 ) -> None:
-    """Pack `engine_dir` with its tokenizer, build_config.yaml and cog-triton.json into `output`.
+    """Make the engine's directory in `root`: what was built, tokenizer, adapters, build config.
 
     Args:
-        model_dir: where tokenizer files are taken from that `engine_dir` lacks.
-        revision: of the model, as its origin names it.
+        built: the directory that the last step wrote; its files are linked.
+        model: tokenizer files are taken from it that `built` lacks.
         adapters: LoRA adapters to pack with it.
         echo: gets progress and warnings, a line each.
 
     Raises:
-        InvalidArgument: `output` has another suffix than a tar's.
         BuildConfigInvalid: the engine cannot be served with what `config` says of that.
         BuildStepFailed: the engine has no usable config.json, or not the files that it asks for.
         EngineIncompatible: NVIDIA's driver does not work, or an adapter does not fit.
-        DiskFull: there is no room for `output`.
     """
-    described = _read_config(engine_dir)
-    files = engine_manifest.files_of(engine_dir)
+    described = _read_config(built)
+    files = engine_manifest.files_of(built)
     files.pop(MANIFEST_NAME, None)
     sizes = {name: path.stat().st_size for name, path in files.items()}
     problem = engine_config.missing_file(described, sizes)
@@ -136,47 +138,95 @@ def write(
             f"the engine has {ranks} ranks, the build config's world_size is {config.world_size}"
         )
     if problem:
-        raise BuildStepFailed(f"{engine_dir}: {problem}")
-    members: dict[str, Path | bytes] = {**_tokenizer(described, model_dir), **files}
-    if "tokenizer.json" not in members:
-        echo("[package] warning: neither engine nor model has tokenizer.json, which a runner needs")
+        raise BuildStepFailed(f"{built}: {problem}")
+    tokenizer = _tokenizer(described, model.path)
+    if "tokenizer.json" not in {*tokenizer, *files}:
+        echo("[engine] warning: neither engine nor model has tokenizer.json, which a runner needs")
     runtime = {} if config.runtime is None else carried(config.runtime)
     if runtime:
-        _check_settings(runtime, described, engine_dir)
+        _check_settings(runtime, described, built)
     if adapters:
-        packed_adapters.check_built(adapters, described, engine_dir)
+        packed_adapters.check_built(adapters, described, built)
+    engine = root / ENGINE
+    for name, path in files.items():
+        (engine / name).parent.mkdir(parents=True, exist_ok=True)
+        link_or_copy(path, engine / name)
+    for name in tokenizer.keys() - files.keys():
+        shutil.copyfile(tokenizer[name], engine / name)
     for each in adapters:
-        members |= each.members()
-    versions = _versions(described, echo)
+        each.write(engine)
+    made = canary_of(described.engine, engine, echo)
     sm, gpu_name = _gpus(described, echo)
     limits = described.build_config
-    text = config.to_yaml().encode()
-    members[BUILD_CONFIG] = text
-    made = canary_of(described.engine, engine_dir, echo)
-    if made is not None:
-        members[CANARY_NAME] = made.to_json().encode()
-
-    def describe(entries: dict[str, FileEntry]) -> Manifest:
-        return Manifest(
+    finish(
+        engine,
+        config,
+        made,
+        Manifest(
             schema=2 if runtime or adapters else 1,
             engine=described.engine,
             model_id=config.model_id,
-            revision=revision,
-            config_sha256=hashlib.sha256(text).hexdigest(),
+            revision=model.revision,
             sm=sm,
             gpu_name=gpu_name,
-            versions=dict(sorted(versions.items())),
+            versions=dict(sorted(_versions(described, echo).items())),
             world_size=ranks,
             max_input_len=limits.max_input_len,
             max_seq_len=limits.seq_len,
             max_batch_size=limits.max_batch_size,
             runtime=runtime,
             lora_adapters={each.name: each.entry for each in adapters},
-            files=entries,
-        )
+            files={},
+        ),
+    )
+
+
+def finish(engine: Path, config: SourceConfig, canary: Canary | None, manifest: Manifest) -> None:
+    """Write the last files of an engine's directory; its manifest gets the sums of all."""
+    text = config.to_yaml().encode()
+    last = {BUILD_CONFIG: text}
+    if canary is not None:
+        last[CANARY_NAME] = canary.to_json().encode()
+    for name, content in last.items():
+        (engine / name).unlink(missing_ok=True)  # a link to a file of this name
+        (engine / name).write_bytes(content)
+    files = {name: entry_of(path) for name, path in engine_manifest.files_of(engine).items()}
+    update = {"files": files, "config_sha256": hashlib.sha256(text).hexdigest()}
+    (engine / MANIFEST_NAME).write_text(manifest.model_copy(update=update).to_json(), "utf-8")
+
+
+def entry_of(path: Path) -> FileEntry:
+    """Size and sum of a file."""
+    return FileEntry(size=path.stat().st_size, sha256=engine_manifest.sha256_of(path))
+
+
+def pack(engine: Path, output: Path, echo: Echo) -> None:
+    """Pack an engine's directory into `output`; a sealed engine is trusted on this host then.
+
+    Raises:
+        InvalidArgument: `output` has another suffix than a tar's.
+        DiskFull: there is no room for it.
+        BuildStepFailed: a file is not what the manifest says.
+    """
+    echo(f"[package] {output}")
+    members = engine_manifest.files_of(engine)
+    members.pop(MANIFEST_NAME)
+    manifest = engine_manifest.load(engine)
+    assert manifest is not None
+
+    def describe(entries: dict[str, FileEntry]) -> Manifest:
+        for difference in engine_manifest.differences(manifest, entries):
+            raise BuildStepFailed(f"{engine}: {difference}")
+        return manifest
 
     total = sum(map(engine_tar.size_of, members.values()))
     engine_tar.pack(members, output, describe, TarProgress(total, echo))
+    if manifest.seals:
+        digest = hashlib.sha256(manifest.to_json().encode()).hexdigest()
+        sealed_caches.remember(load_group(FileSettings).work_dir, digest)
+        names = ", ".join(manifest.seals)
+        echo(f"[package] sealed for {names}; elsewhere than on this host:")
+        echo(f"[package] SEAL_SHA256={digest}")
 
 
 def canary_of(family: str, engine_dir: Path, echo: Echo) -> Canary | None:
@@ -191,7 +241,7 @@ def canary_of(family: str, engine_dir: Path, echo: Echo) -> Canary | None:
         return Canary.model_validate_json(_ask(program, "the canary", _CANARY_TIMEOUT_S))
     except (BuildStepFailed, ValidationError) as error:
         lines = str(error).strip().splitlines()
-        echo(f"[package] warning: no canary, as the engine does not answer here: {lines[-1]}")
+        echo(f"[engine] warning: no canary, as the engine does not answer here: {lines[-1]}")
         return None
 
 
@@ -264,7 +314,7 @@ def _versions(config: EngineConfig, echo: Echo) -> dict[str, str]:
         here = found.get(TENSORRT_LLM, config.version)
         if here != config.version:
             echo(
-                f"[package] warning: the engine is of TensorRT-LLM {config.version}, the Python of"
+                f"[engine] warning: the engine is of TensorRT-LLM {config.version}, the Python of"
                 f" the steps has {here}"
             )
         found[TENSORRT_LLM] = config.version
@@ -283,7 +333,7 @@ def _gpus(config: EngineConfig, echo: Echo) -> tuple[list[int], str | None]:
         return [], None
     sms = sorted(set(visible_gpus()))
     if not sms:
-        echo("[package] warning: no GPU here: the manifest cannot say which one the engine is for")
+        echo("[engine] warning: no GPU here: the manifest cannot say which one the engine is for")
     return sms, ", ".join(sorted(set(gpu_names()))) or None
 
 

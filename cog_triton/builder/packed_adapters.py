@@ -1,4 +1,4 @@
-"""LoRA adapters of a build: fetched, checked against the base, and converted before any step."""
+"""LoRA adapters of a build: fetched, and checked against the base before any step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cog_triton.artifact.engine_config import EngineConfig
 from cog_triton.artifact.engine_manifest import AdapterEntry, adapter_directory
 from cog_triton.artifact.lora_adapter import LoRAAdapter, LoRALimits
 from cog_triton.builder.adapter_config import AdapterSource, target_modules
-from cog_triton.builder.config import BuildConfig
+from cog_triton.builder.config import BuildConfig, SourceConfig
 from cog_triton.builder.workspace import Echo
 from cog_triton.download.adapter_source import fetch_adapter
 from cog_triton.download.model_request import json_object
@@ -24,68 +24,71 @@ from cog_triton.settings.engine import EngineSettings
 from cog_triton.system.paths import expanded
 from cog_triton.system.redaction import redact_address
 
-DIRECTORY = "lora"
-"""Where the work directory has the converted adapters."""
-
 
 @dataclass(frozen=True)
 class PackedAdapter:
-    """An adapter for engine.tar: as PEFT saved it, and in `converted` as TensorRT-LLM takes it."""
+    """An adapter for engine.tar, as PEFT saved it."""
 
     name: str
     entry: AdapterEntry
     adapter: LoRAAdapter
-    converted: Path
 
-    def members(self) -> dict[str, Path | bytes]:
-        """Its files, by their names in the tar."""
-        files = [self.adapter.directory / name for name in lora_adapter.FILES]
-        files += [self.converted / name for name in lora_adapter.CONVERTED_FILES]
-        return {f"{adapter_directory(self.name)}/{path.name}": path for path in files}
+    def write(self, engine: Path) -> None:
+        """Put it into an engine's directory, with the tensors that TensorRT-LLM takes."""
+        place = engine / adapter_directory(self.name)
+        place.mkdir(parents=True)
+        for file in lora_adapter.FILES:
+            shutil.copyfile(self.adapter.directory / file, place / file)
+        adapter_tensors.save_tensors(self.adapter, place)
 
 
-def prepare(
-    config: BuildConfig, model: Path, store: Path, work_dir: Path, echo: Echo
-) -> list[PackedAdapter]:
-    """Fetch the adapters of `config`, check them against the model in `model`, convert them.
+def fetch(config: BuildConfig, model: Path, store: Path, echo: Echo) -> list[PackedAdapter]:
+    """Fetch the adapters of `config`, and check them against the model in `model`.
 
     Args:
-        store: where what is downloaded is kept.
+        store: where what is downloaded stays.
 
     Raises:
         ModelUnavailable: one cannot be had.
         EngineCorrupt, EngineIncompatible: one is broken, or does not fit; each names it.
         DiskFull: there is no room.
     """
-    shutil.rmtree(work_dir / DIRECTORY, ignore_errors=True)
     limits = limits_of(config, model)
-    token = None if config.hf_token is None else config.hf_token.get_secret_value()
     packed = []
     for name, wanted in config.lora_adapters.items():
         with naming(name):
-            fetched = fetch_adapter(
-                wanted.source,
-                Path(),
-                store,
-                load_group(EngineSettings).max_lora_bytes,
-                echo,
-                token=token,
-                revision=wanted.revision,
-                sha256=wanted.sha256,
-            )
-            adapter = _read(fetched.path, limits)
-            echo(_line(name, adapter, config, fetched.revision))
-            converted = work_dir / DIRECTORY / name
-            converted.mkdir(parents=True)
-            adapter_tensors.save_tensors(adapter, converted)
-            entry = AdapterEntry(
-                source=redact_address(wanted.source),
-                revision=fetched.revision,
-                rank=adapter.rank,
-                base_model=adapter.base_model,
-            )
-            packed.append(PackedAdapter(name, entry, adapter, converted))
+            directory, revision = fetch_source(config, wanted, store, echo)
+            adapter = _read(directory, limits)
+            echo(_line(name, adapter, config, revision))
+            packed.append(PackedAdapter(name, entry_of(wanted, adapter, revision), adapter))
     return packed
+
+
+def fetch_source(
+    config: SourceConfig, wanted: AdapterSource, store: Path, echo: Echo
+) -> tuple[Path, str | None]:
+    """Fetch one adapter of `config`; its directory and revision. Raises as `fetch_adapter`."""
+    fetched = fetch_adapter(
+        wanted.source,
+        Path(),
+        store,
+        load_group(EngineSettings).max_lora_bytes,
+        echo,
+        token=config.request.token,
+        revision=wanted.revision,
+        sha256=wanted.sha256,
+    )
+    return fetched.path, fetched.revision
+
+
+def entry_of(wanted: AdapterSource, adapter: LoRAAdapter, revision: str | None) -> AdapterEntry:
+    """What a manifest says of an adapter."""
+    return AdapterEntry(
+        source=redact_address(wanted.source),
+        revision=revision,
+        rank=adapter.rank,
+        base_model=adapter.base_model,
+    )
 
 
 def look(config: BuildConfig, model: Path | None) -> Iterator[str]:

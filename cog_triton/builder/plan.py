@@ -5,7 +5,6 @@ Scripts are those of the example families: of this package, and of TensorRT-LLM.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ from cog_triton.builder.arguments import (
 )
 from cog_triton.builder.config import BuildConfig, StepConfig
 from cog_triton.builder.script_options import recorded
-from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.errors import (
     InvalidArgument,
     UnknownArgument,
@@ -215,21 +213,19 @@ def _scripts_below(root: Path, places: list[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Step:
-    """One subprocess: run `argv` in `cwd`; it reads `input` and writes `output_dir`.
+    """One subprocess: `argv` run in a directory, of which it reads `input` and writes `output_dir`.
 
-    `args` are the arguments that end `argv`, `env` is what it gets beside our environment,
-    `timeout` is in seconds, and `fingerprint` (see `step_cache`) is None until the model is here.
+    `args` are the arguments that end `argv`, `env` is what it gets beside our environment, and
+    `timeout` is in seconds.
     """
 
     name: str
     script: Script
     args: dict[str, ArgumentValue]
-    cwd: Path
-    input: Path
-    output_dir: Path
+    input: str
+    output_dir: str
     env: dict[str, str]
     timeout: float | None = None
-    fingerprint: str | None = None
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -239,28 +235,23 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of `config` in order; the last one's output is the engine directory.
+    """The steps of `config` in order; the last one's output is the engine.
 
-    `request` is the model to fetch, `here` where it is if that needs no download, as far as was
-    looked (see `step_cache.located`), and `model` is where the steps find it. `family` is
-    `Families.find`'s.
+    `model` is where the steps find the model, `family` is `Families.find`'s.
     """
 
     config: BuildConfig
-    work_dir: Path
-    request: ModelRequest
-    model: Path
+    model: str
     steps: tuple[Step, ...]
     family: str = ""
-    here: FetchedModel | None = None
 
 
-def make_plan(config: BuildConfig, work_dir: Path, families: Families) -> Plan:
+def make_plan(config: BuildConfig, families: Families) -> Plan:
     """Find the scripts of `config` and write out their command lines.
 
     Args:
-        config: for the scripts that `families` has, see `upgrade.translate`.
-        work_dir: where steps run; a config names the model ``model``, and they get its own name.
+        config: for the scripts that `families` has, see `translate`; it names the model ``model``,
+            and its steps get the model's own name.
 
     Raises:
         UnknownExample, UnknownScript: list what there is.
@@ -268,8 +259,7 @@ def make_plan(config: BuildConfig, work_dir: Path, families: Families) -> Plan:
     """
     family = families.find(config.example_name)
     check_inputs(config)
-    work_dir = Path(os.path.realpath(work_dir))
-    model = work_dir / named(config.model_id)
+    model = named(config.model_id)
     steps: list[Step] = []
     for name, step in config.steps():
         env = {key: str(value) for key, value in {**config.env, **step.env}.items()}
@@ -278,14 +268,13 @@ def make_plan(config: BuildConfig, work_dir: Path, families: Families) -> Plan:
                 name=name,
                 script=families.script(family, step, name),
                 args=_paths_resolved(step, config.model_id),
-                cwd=work_dir,
                 input=steps[-1].output_dir if steps else model,
-                output_dir=work_dir / relative(step.output_dir),
+                output_dir=str(PurePosixPath(relative(step.output_dir))),
                 env=env,
                 timeout=step.timeout if step.timeout is not None else config.timeout,
             )
         )
-    return Plan(config, work_dir, config.request, model, tuple(steps), family)
+    return Plan(config, model, tuple(steps), family)
 
 
 def _paths_resolved(step: StepConfig, model_id: str) -> dict[str, ArgumentValue]:

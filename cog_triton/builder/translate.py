@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import yaml
 from pydantic import ValidationError
@@ -71,15 +71,15 @@ class Translation:
         yield from yaml.safe_dump(steps, sort_keys=False, width=1000).splitlines()
 
 
-def planned(config: BuildConfig, work_dir: Path, echo: Echo) -> Plan:
-    """Plan of `config`, translated, in `work_dir`, which is that of the config as it is written.
+def planned(config: BuildConfig, echo: Echo) -> Plan:
+    """Plan of `config`, translated.
 
     Raises:
         UnknownExample, UnknownScript, UnknownArgument, BuildConfigInvalid, EngineIncompatible: as
             `translated` and `make_plan`.
     """
     families = Families()
-    return make_plan(translated(config, families, echo), work_dir, families)
+    return make_plan(translated(config, families, echo), families)
 
 
 def translated(config: BuildConfig, families: Families, echo: Echo) -> BuildConfig:

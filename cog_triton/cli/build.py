@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,6 +55,14 @@ def build(
             " seals are packed, too. May be given again.",
         ),
     ] = None,
+    porcelain: Annotated[
+        bool,
+        typer.Option(
+            "--porcelain",
+            help="For programs: take config (an address or YAML), hf_token and upload_url as JSON"
+            " from stdin, and print lines as a log has them.",
+        ),
+    ] = False,
 ) -> None:
     """Build an engine: convert, quantize and build as CONFIG says, then pack engine.tar.
 
@@ -72,6 +80,11 @@ def build(
         if clean:
             _clean(config, work_dir, echo)
             return
+        if porcelain:
+            from cog_triton.builder.build_request import run_request
+
+            run_request(sys.stdin.read(), work_dir, output)
+            return
         if config is None:
             raise typer.BadParameter(
                 "name a build config, as in configs/build/", param_hint="CONFIG"
@@ -80,31 +93,20 @@ def build(
             if not look(config, work_dir, output, echo, check=check, plan=plan):
                 raise typer.Exit(2)
             return
-        elapsed = built(config, work_dir, output, echo, cache=not no_cache, added=add_seal or [])
+        # A check, which is to be done within a second, has no need of these.
+        from cog_triton.builder.run import build_of, built
+        from cog_triton.builder.sealed_config import SealedConfig, load_any
+        from cog_triton.builder.workspace import Workspace
+
+        wanted = load_any(config)
+        if add_seal and not isinstance(wanted, SealedConfig):
+            raise typer.BadParameter("is for configs with engine: vllm", param_hint="--add-seal")
+        workspace = Workspace(work_dir, cache=not no_cache)
+        elapsed = built(build_of(wanted, workspace, echo, add_seal or []), output)
         echo(
             f"Built {output} ({output.stat().st_size / 1e6:.0f} MB) in {elapsed}."
             f" Serve it: cog-triton serve {shlex.quote(str(output))}"
         )
-
-
-def built(
-    config: Path, work_dir: Path, output: Path, echo: Echo, *, cache: bool, added: Sequence[Path]
-) -> str:
-    """Build the config in the file `config`, see `run_build`; returns how long it took."""
-    # A check, which is to be done within a second, has no need of these.
-    from cog_triton.builder.run import planned_any, run_build, stages
-    from cog_triton.builder.sealed_config import SealedConfig, load_any
-    from cog_triton.builder.workspace import Workspace
-    from cog_triton.system.terminal_progress import BuildProgress
-
-    workspace = Workspace(work_dir)
-    wanted = load_any(config)
-    if added and not isinstance(wanted, SealedConfig):
-        raise typer.BadParameter("is for configs with engine: vllm", param_hint="--add-seal")
-    plan = planned_any(wanted, workspace.of(wanted.fingerprint), echo, added)
-    with BuildProgress(echo, len(stages(plan))) as progress:
-        run_build(plan, workspace, output, echo=progress.echo, cache=cache, begin=progress.begin)
-    return progress.elapsed
 
 
 def look(
@@ -135,7 +137,7 @@ def look(
     if isinstance(wanted, SealedConfig):
         _look_at_sealed(wanted, workspace, output, echo)
         return True
-    plan_of = planned(wanted, workspace.of(wanted.fingerprint), echo)
+    plan_of = planned(wanted, echo)
     with cancellable():
         checked = not check or check_arguments(plan_of.steps, echo)
         if check:
@@ -174,12 +176,11 @@ def _look_at_sealed(config: SealedConfig, workspace: Workspace, output: Path, ec
     from cog_triton.download import model_source
     from cog_triton.system.gpus import gpu_names
 
-    work_dir = workspace.of(config.fingerprint)
     size = model_source.size(config.request, workspace.models)
     model_source.locate(config.request, workspace.models)
     here = ", ".join(sorted(set(gpu_names()))) or "NO GPU, and it needs one"
     echo(f"model     {config.model_id} ({config.weights})")
     echo(f"          {'of unknown size' if size is None else f'{size / 1e9:.1f} GB'} to download")
     echo(f"compiles  for {here}, twice or three times, until a start compiles nothing")
-    echo(f"proves    in {work_dir}")
+    echo(f"proves    in {workspace.root}")
     echo(f"engine    {output}")

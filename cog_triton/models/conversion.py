@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shutil
-import threading
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cog_triton.artifact import engine_tar
 from cog_triton.builder.workspace import Workspace
-from cog_triton.download import disk_space
 from cog_triton.download.transfer_progress import Echo
 
 if TYPE_CHECKING:
@@ -20,9 +16,8 @@ if TYPE_CHECKING:
 
 MAX_SEQ_LEN = 8192
 """Longest sequence of a converted engine, in tokens; less where the model has less."""
-# Per byte of weights of 16 bits: the engine at 8 bits; and the engine of the build with its GGUF or
-# its tar, which are there meanwhile.
-KEPT, PASSING = 0.6, 1.2
+KEPT, PASSING = 0.6, 0.0
+"""Bytes of an engine at 8 bits, and of what is there meanwhile, for a byte of weights at 16."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +61,12 @@ class Conversion:
 
     def engine(self, store: Path) -> Path:
         """Where the engine is, or will be: by the config, the model and the converter."""
-        from cog_triton.builder import step_cache  # tokenizers, engine families, and so NumPy
         from cog_triton.builder.plan import OWN
+        from cog_triton.builder.script_build import code_of, versions  # NumPy
+        from cog_triton.builder.workspace import digest
 
-        scripts = sorted((OWN / "openvino").glob("*.py"))
-        code = [[p.name, hashlib.sha256(p.read_bytes()).hexdigest()] for p in scripts]
-        of = [self.config().to_yaml(), self.identity, step_cache.versions(), code]
-        digest = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
-        return store.absolute() / "engines" / digest[:16]
+        of = [self.config().to_yaml(), self.identity, versions(), code_of(OWN / "openvino")]
+        return store.absolute() / "engines" / digest(of)[:16]
 
     def run(self, store: Path, echo: Echo) -> Path:
         """Convert it, unless that was done; returns the engine directory.
@@ -84,29 +77,22 @@ class Conversion:
             UserError, FrameworkError: see `run_build`.
         """
         target = self.engine(store)
-        if target.is_dir():
-            return target
-        doing = f"converting {self.model_id}"
-        with disk_space.writing(target, self.model_id, echo, threading.Event(), doing):
-            if not target.is_dir():
-                self._convert(target, Workspace(store), echo)
+        if not target.is_dir():
+            self._convert(target, Workspace(store), echo)
         return target
 
     def _convert(self, target: Path, workspace: Workspace, echo: Echo) -> None:
-        from cog_triton.builder.plan import Families, make_plan
-        from cog_triton.builder.run import run_build, stages  # engine families, and so NumPy
+        from cog_triton.builder.run import build_of, making_engine  # engine families, and so NumPy
         from cog_triton.system.terminal_progress import BuildProgress
 
-        config = self.config()
-        plan = make_plan(config, workspace.of(config.fingerprint), Families())
-        tar = workspace.root / f"{target.name}.tar"
-        with BuildProgress(echo, len(stages(plan))) as progress:
-            run_build(plan, workspace, tar, echo=progress.echo, begin=progress.begin)
-        for killed in target.parent.glob(f".{target.name}.*"):
-            shutil.rmtree(killed, ignore_errors=True)
-        engine_tar.unpack(tar, target)
-        tar.unlink()
-        shutil.rmtree(plan.work_dir, ignore_errors=True)
+        build = build_of(self.config(), workspace, echo)
+        with BuildProgress(echo, len(build.names) + 2) as progress:
+            build.echo = progress.echo
+            with making_engine(build, progress.begin) as (engine, _, _):
+                link = target.with_suffix(f".{os.getpid()}")
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(engine)
+                link.replace(target)
 
 
 def files_identity(path: Path) -> str:

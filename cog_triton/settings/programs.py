@@ -90,6 +90,13 @@ class BuilderSettings(SettingsGroup):
         None,
         description="The builder's predictor writes engine.tar here. Unset: the working directory.",
     )
+    build_cache_bytes: OptionalInt = Field(
+        None,
+        ge=0,
+        description="When a build ends, it removes outputs of earlier builds, the longest unused"
+        " first, until all outputs have at most this many bytes. Unset: twice the bytes of its own"
+        " outputs, and outputs that were used in the last 7 days stay.",
+    )
     cog_triton_step_python: OptionalPath = Field(
         None, description="Build steps run in this Python, with packages of its own."
     )

@@ -15,6 +15,8 @@ import cog_triton
 
 OWN_PACKAGES = ".cog-triton-packages"
 """File in a directory of packages that we have added to PYTHONPATH for our own Python."""
+LINKS = ".cog-triton-python"
+"""Directory that `environment_of` makes."""
 
 
 def environment(link_dir: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -51,7 +53,7 @@ def environment_of(python: str, cwd: Path) -> dict[str, str]:
     link in `cwd`.
     """
     if python != sys.executable:
-        return {**environment(cwd / "python"), "PYTHONUNBUFFERED": "1"}
+        return {**environment(cwd / LINKS), "PYTHONUNBUFFERED": "1"}
     root = str(Path(cog_triton.__file__).resolve().parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}

@@ -67,7 +67,8 @@ class Reaped:
         fds, (theirs, ours) = popen.pop("pass_fds", ()), os.pipe()
         words = command(argv, parent_fd=theirs, grace=grace, unlink_shm=unlink_shm, pass_fds=fds)
         self._mark, self._shm = f"COG_TRITON_REAPED_{os.urandom(8).hex()}", unlink_shm or ""
-        popen |= {"env": {**(popen.get("env") or os.environ), self._mark: "1"}, "stdin": DEVNULL}
+        environment = {**(popen.get("env") or os.environ), self._mark: "1"}
+        popen = {"stdin": DEVNULL, **popen, "env": environment}
         with os.fdopen(theirs), os.fdopen(ours, "wb"):
             self.process = Popen(words, pass_fds=(theirs, *fds), start_new_session=True, **popen)
             self._pipe = os.fdopen(os.dup(ours), "wb", buffering=0)

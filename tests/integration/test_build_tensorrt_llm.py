@@ -104,7 +104,7 @@ def test_wrong_argument_is_refused_before_anything_runs(build_runs: BuildRuns) -
     assert said[1].startswith("quantize.args.qformat: 'fp9': must be one of ")
     assert said[2].startswith("build.args.max_bach_size: 1: trtllm-build has no --max_bach_size")
     assert "max_batch_size" in said[2]
-    assert not build_runs.work_of(config).exists()
+    assert not build_runs.steps("")
 
 
 def test_engine_with_missing_ranks_is_refused(build_runs: BuildRuns) -> None:
@@ -157,10 +157,10 @@ def test_refit_replaces_the_weights(build_runs: BuildRuns) -> None:
     build_runs.build({**config, "quantize": stripped, "build": refit})
     unpack(build_runs.directory / "engine.tar", build_runs.directory / "unpacked")
     engine = (build_runs.directory / "unpacked" / "rank0.engine").read_bytes()
-    work = build_runs.work_of({**config, "quantize": stripped, "build": refit})
-    weights = (work / "checkpoint" / "rank0.safetensors").read_bytes()
-    assert engine.endswith(weights)
-    assert not (work / "stripped" / "rank0.engine").read_bytes().endswith(weights)
+    (checkpoint,) = build_runs.steps("checkpoint/rank0.safetensors")
+    (without,) = build_runs.steps("stripped/rank0.engine")
+    assert engine.endswith(checkpoint.read_bytes())
+    assert not without.read_bytes().endswith(checkpoint.read_bytes())
 
 
 def test_trtllm_dir_without_examples_is_refused(build_runs: BuildRuns) -> None:
@@ -187,9 +187,8 @@ def test_legacy_quick_start_runs_unchanged_on_legacy_scripts(
     said = build_runs.build(config)
     assert not [line for line in said if line.startswith("[translate]")]
     assert "[convert_to_ft] in_file: models/sshleifer/tiny-gpt2" in said
-    work = build_runs.work_of(config)
-    assert (work / "c-model" / "gpt2" / "1-gpu" / "config.ini").is_file()
-    assert (work / "engine_outputs" / "gpt_float16_tp1_rank0.engine").is_file()
+    assert len(build_runs.steps("c-model/gpt2/1-gpu/config.ini")) == 1
+    assert len(build_runs.steps("engine_outputs/gpt_float16_tp1_rank0.engine")) == 1
 
 
 def test_legacy_quick_start_runs_translated_on_todays_scripts(build_runs: BuildRuns) -> None:

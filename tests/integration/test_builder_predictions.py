@@ -354,7 +354,9 @@ def test_builds_end_with_cog_and_the_next_one_serves(
     wait_until(lambda: in_a_step(builder))
     os.kill(pid_of(builder, victim), number)
     # Asked to stop, Cog lets a running build end; else nothing waits for anything.
-    wait_until(lambda: not any(".job" in line for line in processes_of(builder.work_dir).values()))
+    wait_until(
+        lambda: not any("--porcelain" in line for line in processes_of(builder.work_dir).values())
+    )
     wait_until(lambda: not in_a_step(builder))
     assert "E1300" in predict(builder, config="/nowhere")["error"]
 

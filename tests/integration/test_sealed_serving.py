@@ -18,7 +18,7 @@ from sealed_engines import (
 )
 from stack import text_of
 
-from cog_triton.builder.job import Job, JobRunner
+from cog_triton.builder.predictor import BuildRunner
 
 pytestmark = [
     pytest.mark.integration,
@@ -85,14 +85,13 @@ def test_a_required_seal_that_is_not_trusted_ends_the_start(
 
 
 def test_the_builders_prediction_seals(tmp_path: Path, builds: SealedBuilds) -> None:
-    """The job that the builder's predictor starts, with the environment of a builder image."""
+    """The child that the builder's predictor starts, with the environment of a builder image."""
     output = tmp_path / "engine.tar"
     config = yaml.safe_dump({**CONFIG, "model_id": str(builds.directory / "model")})
-    job = Job(config=config, output=output, workspace=tmp_path / "work")
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         for name, value in builds.environment.items():
             patch.setenv(name, value)
-        JobRunner().run(job, lines.append)
+        BuildRunner(tmp_path / "work", output).run({"config": config}, lines.append)
     assert any("[prove] started in" in line for line in lines), lines
     assert list(manifest_of(unpacked(output, tmp_path / "engine")).seals) == [SEAL]

@@ -13,6 +13,7 @@ from cog_triton.builder.arguments import MODEL
 from cog_triton.builder.config import BuildConfig, parse_config
 from cog_triton.builder.plan import Families, Script, Step, make_plan
 from cog_triton.builder.run import run_build
+from cog_triton.builder.script_build import ScriptBuild
 from cog_triton.builder.workspace import Workspace
 
 CONVERT = """
@@ -81,9 +82,8 @@ def step_of(tmp_path: Path, text: str) -> Step:
         name="build",
         script=Script("fake/script.py", (sys.executable, str(script)), script, sys.executable),
         args={},
-        cwd=tmp_path,
-        input=tmp_path / "in",
-        output_dir=tmp_path / "out",
+        input="in",
+        output_dir="out",
         env={},
     )
 
@@ -94,9 +94,13 @@ def build_engine(
     output: Path,
     examples: Path,
     echo: Callable[[str], None] = print,
-    *,
-    cache: bool = True,
 ) -> Path:
     """Plan and run the build of `config`, whose scripts are in `examples`."""
-    plan = make_plan(config, workspace.of(config.fingerprint), Families(examples))
-    return run_build(plan, workspace, output, echo=echo, cache=cache)
+    plan = make_plan(config, Families(examples))
+    return run_build(ScriptBuild(plan, workspace, echo), output)
+
+
+def outputs(workspace: Workspace) -> list[Path]:
+    """The directories of finished stages, the oldest first."""
+    found = [path for path in (workspace.root / "steps").iterdir() if not path.suffix]
+    return sorted(found, key=lambda path: path.stat().st_mtime_ns)

@@ -15,7 +15,6 @@ from cog_triton.builder import sealed_config
 from cog_triton.builder.arguments import MODEL, command_line, resolved
 from cog_triton.builder.config import BuildConfig, load_config, parse_config
 from cog_triton.builder.config_errors import PATTERNS
-from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import BuildConfigInvalid
 
 GOOD = """
@@ -275,16 +274,6 @@ def test_token_is_stripped_of_white_space() -> None:
     config = config_with(hf_token="hf_secret\n")
     assert config.hf_token is not None
     assert config.hf_token.get_secret_value() == "hf_secret"
-
-
-def test_timeouts_do_not_change_the_work_directory(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    assert workspace.of(config_with(timeout=30).fingerprint) == workspace.of(
-        config_with().fingerprint
-    )
-    assert workspace.of(config_with(revision="v2").fingerprint) != workspace.of(
-        config_with().fingerprint
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
-"""Build jobs as real processes, and the runner that cancels them."""
+"""Builds of the builder's predictor as real processes, and the runner that cancels them."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -15,10 +17,7 @@ import pytest
 from cog import CancelationException, Secret
 from http_replies import serving
 
-from cog_triton.builder.config import parse_config
-from cog_triton.builder.job import Job, JobRunner
-from cog_triton.builder.predictor import Predictor, output_dir
-from cog_triton.builder.workspace import Workspace, locked
+from cog_triton.builder.predictor import BuildRunner, Predictor, output_dir
 from cog_triton.errors import (
     BuildConfigInvalid,
     BuildStepFailed,
@@ -29,6 +28,7 @@ from cog_triton.settings import load_settings
 from cog_triton.system import reaper
 
 ROOT = Path(__file__).parents[2]
+Echo = Callable[[str], None]
 CONFIG = """
 model_id: /no/such/model
 example_name: openvino
@@ -39,54 +39,39 @@ build:
 """
 
 
-def job_of(tmp_path: Path, config: str = CONFIG.format("e"), **values: object) -> Job:
-    given = {"config": config, "output": tmp_path / "engine.tar", "workspace": tmp_path / "work"}
-    return Job.model_validate(given | values)
+def run(tmp_path: Path, config: str, echo: Echo = print, **values: str) -> None:
+    runner = BuildRunner(tmp_path / "work", tmp_path / "engine.tar")
+    runner.run({"config": config, **values}, echo)
 
 
-def run_module(tmp_path: Path, stdout: int | object = subprocess.DEVNULL) -> tuple[int, str]:
-    file = tmp_path / "job.json"
-    file.write_text(job_of(tmp_path).model_dump_json())
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (json.dumps({"config": CONFIG.format("e")}), "E1304 ModelUnavailable: model_id: '/no/such"),
+        ("{", "E1005 InvalidArgument: stdin: "),
+        (json.dumps({"config": 1}), "E1005 InvalidArgument: stdin: config: "),
+        (json.dumps({"config": "", "more": 1}), "E1005 InvalidArgument: stdin: more: "),
+    ],
+)
+def test_porcelain_takes_a_request_from_stdin(text: str, says: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "cog_triton.builder.job", str(file)],
-        stdout=stdout,  # type: ignore[call-overload]
-        stderr=subprocess.PIPE,
+        [sys.executable, "-m", "cog_triton", "build", "--porcelain"],
+        cwd=tmp_path,
+        input=text,
+        capture_output=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         text=True,
     )
-    assert not file.exists()
-    return done.returncode, done.stderr
-
-
-def test_job_file_is_removed_and_error_is_on_stderr(tmp_path: Path) -> None:
-    code, said = run_module(tmp_path)
-    assert code == 1
-    assert said.startswith("E1304 ModelUnavailable: model_id: '/no/such/model': does not exist")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {says}")
     assert not (tmp_path / "engine.tar").exists()
-    with Path("/dev/full").open("w") as full:
-        assert "E2302 DiskFull: [Errno 28]" in run_module(tmp_path, full)[1]
 
 
 @pytest.mark.parametrize("word", ["hf_a b", "hf_\u00e9", " "])
 def test_invalid_token_is_refused_and_not_shown(tmp_path: Path, word: str) -> None:
     says = r"^E1005 InvalidArgument: hf_token: must be one word, of [A-Za-z, ]+$"
     with pytest.raises(InvalidArgument, match=says):
-        job_of(tmp_path, hf_token=word).run(print)
-
-
-def test_other_work_directories_are_removed_unless_in_use(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    one, two, three = (
-        workspace.of(parse_config(CONFIG.format(name), "test").fingerprint)
-        for name in ("one", "two", "three")
-    )
-    assert len({one, two, three}) == 3
-    for directory in (one, two, three):
-        (directory / "part").mkdir(parents=True)
-    with locked(one):
-        workspace.remove_others(two)
-    assert sorted((tmp_path / "builds").iterdir()) == sorted([one, two])
-    assert (two / "part").exists()
+        run(tmp_path, CONFIG.format("e"), hf_token=word)
 
 
 def test_runner_echoes_lines_and_raises_the_error(tmp_path: Path) -> None:
@@ -94,18 +79,18 @@ def test_runner_echoes_lines_and_raises_the_error(tmp_path: Path) -> None:
     # Longer than any one argument or variable of a process may be.
     long = CONFIG.format("e") + "#" * 300_000
     with pytest.raises(ModelUnavailable, match="'/no/such/model': does not exist"):
-        JobRunner().run(job_of(tmp_path, long), lines.append)
+        run(tmp_path, long, lines.append)
     assert lines[:2] == ["[config] the text", "[config]   model_id: /no/such/model"]
     mistakes = "".join(f"mistake_{number}: 1\n" for number in range(1000))
     with pytest.raises(BuildConfigInvalid, match=r"(?s)mistake_0: unkn.*mistake_999: unknown key"):
-        JobRunner().run(job_of(tmp_path, CONFIG.format("e") + mistakes), lines.append)
+        run(tmp_path, CONFIG.format("e") + mistakes, lines.append)
 
 
 def test_error_without_a_code_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "yaml.py").write_text("1 / 0")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(BuildStepFailed, match=r"exit code 1:\n(?s:.*)ZeroDivisionError"):
-        JobRunner().run(job_of(tmp_path), print)
+        run(tmp_path, CONFIG.format("e"))
 
 
 def interrupt(thread: threading.Thread) -> None:
@@ -118,7 +103,7 @@ def test_interrupted_thread_stops_the_job_first(tmp_path: Path, times: int) -> N
     asked, leave = threading.Event(), threading.Event()
     lines: list[str] = []
     ends: list[BaseException] = []
-    runner = JobRunner()
+    runner = BuildRunner(tmp_path / "work", tmp_path / "engine.tar")
 
     def never(request: BaseHTTPRequestHandler) -> None:
         asked.set()
@@ -126,7 +111,7 @@ def test_interrupted_thread_stops_the_job_first(tmp_path: Path, times: int) -> N
 
     def predict(url: str) -> None:
         try:
-            runner.run(job_of(tmp_path, url), lines.append)
+            runner.run({"config": url}, lines.append)
         except BaseException as error:  # noqa: BLE001
             ends.append(error)
 
@@ -143,7 +128,7 @@ def test_interrupted_thread_stops_the_job_first(tmp_path: Path, times: int) -> N
     assert [type(end) for end in ends] == [CancelationException]
     # The next job starts only when the last one is gone.
     with pytest.raises(BuildConfigInvalid):
-        runner.run(job_of(tmp_path, "/no/such/config"), print)
+        runner.run({"config": "/no/such/config"}, print)
     assert reaper.descendants(os.getpid()) <= before
     assert lines == ["E2303 BuildCancelled: the build was interrupted"]
 

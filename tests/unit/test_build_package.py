@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from cog_triton.artifact.engine_manifest import Manifest
 from cog_triton.artifact.engine_tar import unpack
 from cog_triton.builder import package
 from cog_triton.builder.config import BuildConfig, parse_config
+from cog_triton.download.model_request import FetchedModel
 from cog_triton.errors import BuildStepFailed, InvalidArgument
 from cog_triton.system import terminal_progress
 
@@ -90,12 +92,16 @@ def written(
     engine: Path,
     model_dir: Path | None = None,
     name: str = "engine.tar",
-    **how: Any,
+    revision: str | None = None,
+    **changes: Any,
 ) -> tuple[Manifest, list[str]]:
-    """The manifest of the tar, which is unpacked in ``out``, and what was echoed."""
+    """The manifest of the tar, which is unpacked in ``out``, and what was echoed before."""
     lines: list[str] = []
-    source = model_dir or model(tmp_path / "model", *TOKENIZER)
-    package.write(config(), engine, source, tmp_path / name, echo=lines.append, **how)
+    source = FetchedModel(model_dir or model(tmp_path / "model", *TOKENIZER), revision)
+    root = Path(tempfile.mkdtemp(dir=tmp_path))
+    package.lay_out(config(**changes), engine, source, root, echo=lines.append)
+    package.pack(root / package.ENGINE, tmp_path / name, lines.append)
+    lines.remove(f"[package] {tmp_path / name}")
     manifest = unpack(tmp_path / name, tmp_path / "out").manifest
     assert manifest is not None
     return manifest, lines
@@ -183,7 +189,7 @@ def test_missing_gpu_gives_a_warning_and_no_sm(tmp_path: Path) -> None:
     manifest, lines = written(tmp_path, directory(tmp_path / "engine", V0_9, 2))
     assert (manifest.sm, manifest.gpu_name) == ([], None)
     assert lines == [
-        "[package] warning: no GPU here: the manifest cannot say which one the engine is for"
+        "[engine] warning: no GPU here: the manifest cannot say which one the engine is for"
     ]
 
 
@@ -238,7 +244,7 @@ def test_mismatched_tensorrt_llm_version_gives_a_warning(
     manifest, lines = written(tmp_path, directory(tmp_path / "engine", V1, 4))
     assert manifest.versions["tensorrt_llm"] == "1.2.1"
     assert (
-        "[package] warning: the engine is of TensorRT-LLM 1.2.1, the Python of the steps has 1.2.0"
+        "[engine] warning: the engine is of TensorRT-LLM 1.2.1, the Python of the steps has 1.2.0"
     ) in lines
 
 
@@ -285,10 +291,9 @@ def test_ranks_must_be_contiguous_from_0(tmp_path: Path) -> None:
 
 def test_ranks_must_match_the_build_config(tmp_path: Path) -> None:
     engine = directory(tmp_path / "engine", V1, 4)
-    output = tmp_path / "engine.tar"
-    package.write(config(world_size=4), engine, tmp_path, output, echo=print)
+    written(tmp_path, engine, tmp_path, world_size=4)
     with pytest.raises(BuildStepFailed, match=r"has 4 ranks, the build config's world_size is 2$"):
-        package.write(config(world_size=2), engine, tmp_path, output, echo=print)
+        written(tmp_path, engine, tmp_path, world_size=2)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +313,7 @@ def test_incomplete_engine_config_is_reported(
         written(tmp_path, engine)
     (engine / "config.json").unlink()
     with pytest.raises(BuildStepFailed, match=r"config.json: cannot be read: No such file"):
-        package.write(config(), engine, tmp_path, tmp_path / "engine.tar", echo=print)
+        written(tmp_path, engine, tmp_path)
 
 
 def test_tokenizer_is_taken_from_the_model_if_the_engine_has_none(tmp_path: Path) -> None:
@@ -330,7 +335,7 @@ def test_slow_tokenizer_is_packed_with_a_warning(tmp_path: Path) -> None:
     manifest, lines = written(tmp_path, engine, model(tmp_path / "hub", *names))
     assert set(names) <= set(manifest.files)
     assert lines[0] == (
-        "[package] warning: neither engine nor model has tokenizer.json, which a runner needs"
+        "[engine] warning: neither engine nor model has tokenizer.json, which a runner needs"
     )
 
 

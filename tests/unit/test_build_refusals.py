@@ -54,4 +54,4 @@ def test_unusable_step_python_is_refused_before_the_build(
 ) -> None:
     monkeypatch.setenv("COG_TRITON_STEP_PYTHON", python)
     with pytest.raises(InvalidArgument, match=f"COG_TRITON_STEP_PYTHON='{python}': is no program"):
-        make_plan(config_of(tmp_path), tmp_path / "work", Families(examples))
+        make_plan(config_of(tmp_path), Families(examples))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
-from sample_builds import BUILD, build_engine, config_of
+from sample_builds import BUILD, build_engine, config_of, outputs
 from sample_builds import examples as examples  # a fixture
 
 import cog_triton
 from cog_triton.artifact import engine_manifest
 from cog_triton.artifact.engine_tar import unpack
-from cog_triton.builder.arguments import MODEL
 from cog_triton.builder.config import parse_config
-from cog_triton.builder.workspace import Workspace, locked
+from cog_triton.builder.plan import Families, make_plan
+from cog_triton.builder.script_build import ScriptBuild
+from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import BuildConfigInvalid, DiskFull, InvalidArgument
 
 
@@ -34,8 +37,7 @@ def test_build_runs_every_step_and_packs_the_engine(tmp_path: Path, examples: Pa
     assert result.manifest.versions["tensorrt_llm"] == "1.2.1"
     written = (tmp_path / "unpacked" / "build_config.yaml").read_text()
     assert parse_config(written, "packed") == config
-    assert (workspace.of(config.fingerprint) / MODEL).is_symlink()
-    assert not (workspace.of(config.fingerprint) / "package").exists()
+    assert not [path for path in workspace.root.rglob("*") if path.is_symlink()]
     engine_manifest.verify(tmp_path / "unpacked", result.manifest, checksums=True)
 
 
@@ -46,7 +48,7 @@ def test_finished_steps_are_skipped(tmp_path: Path, examples: Path) -> None:
         """The names of the steps that a build ran."""
         runs.unlink(missing_ok=True)
         config, output = config_of(tmp_path, **changes), tmp_path / "engine.tar"
-        build_engine(config, workspace, output, examples, cache=cache)
+        build_engine(config, Workspace(workspace.root, cache=cache), output, examples)
         return runs.read_text() if runs.exists() else ""
 
     assert ran() == "convert build "
@@ -68,14 +70,6 @@ def test_finished_steps_are_skipped(tmp_path: Path, examples: Path) -> None:
     # A config of its own shares the steps that it has in common.
     more = {"script": "build.py", "output_dir": "engine", "args": {"more": None}}
     assert ran(build=more) == "build "
-    # Output that someone touched is made again.
-    work = workspace.of(config_of(tmp_path).fingerprint)
-    (work / "engine" / "rank0.engine").write_text("damaged")
-    assert ran() == "build "
-    assert (tmp_path / "engine.tar").read_bytes() == first
-    # A half-finished step.
-    (work / "stamps" / "build.json").unlink()
-    assert ran() == "build "
     # Another script, another model, another environment.
     (examples / "fake" / "_helper.py").write_text("")
     assert ran() == "convert build "
@@ -84,23 +78,58 @@ def test_finished_steps_are_skipped(tmp_path: Path, examples: Path) -> None:
     assert ran(env={"LEVEL": 3}) == "convert build "
 
 
-def test_clean_removes_work_directories(tmp_path: Path, examples: Path) -> None:
+def test_clean_removes_what_no_other_config_uses(tmp_path: Path, examples: Path) -> None:
     workspace = Workspace(tmp_path / "work")
-    one = config_of(tmp_path)
-    two = config_of(tmp_path, env={"LEVEL": 3})
+    more = {"script": "build.py", "output_dir": "engine", "args": {"more": None}}
+    one, two = config_of(tmp_path), config_of(tmp_path, build=more)
     for config in (one, two):
         build_engine(config, workspace, tmp_path / "e.tar", examples)
-    with (
-        locked(workspace.of(one.fingerprint)),
-        pytest.raises(InvalidArgument, match="a build is running"),
-    ):
+    convert, *others = outputs(workspace)
+    with workspace.in_use(), pytest.raises(InvalidArgument, match="a build is running"):
         workspace.clean()
-    assert workspace.of(two.fingerprint).is_dir()
+    assert len(others) == 4
     assert workspace.clean(one.fingerprint) > 0
-    assert not workspace.of(one.fingerprint).exists()
-    assert workspace.of(two.fingerprint).is_dir()
+    assert outputs(workspace) == [convert, *others[2:]]
+    assert workspace.clean(one.fingerprint) == 0
     assert workspace.clean() > 0
     assert workspace.clean() == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "age_days", "left"),
+    [
+        (None, 8, "bc"),  # twice the last build's
+        (None, 6, "abc"),
+        ("0", 0, "c"),
+        (str(1 << 40), 99, "abc"),
+    ],
+)
+def test_a_build_removes_what_was_not_used_for_longest(
+    limit: str | None,
+    age_days: int,
+    left: str,
+    tmp_path: Path,
+    examples: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if limit is not None:
+        monkeypatch.setenv("BUILD_CACHE_BYTES", limit)
+    workspace, made = Workspace(tmp_path / "work"), dict[str, set[Path]]()
+    for name in "abc":
+        before = set(outputs(workspace)) if made else set()
+        with monkeypatch.context() as patch:
+            patch.setenv("BUILD_CACHE_BYTES", str(1 << 40))
+            config = config_of(tmp_path, env={"NAME": name})
+            build_engine(config, workspace, tmp_path / f"{name}.tar", examples)
+        made[name] = set(outputs(workspace)) - before
+        record = workspace.root / "builds" / f"{config.fingerprint}.json"
+        used = time.time() - age_days * 86_400 + (0 if name == "a" else 5)
+        os.utime(record, (used, used) if name != "c" else None)
+    half = workspace.root / "steps" / "0.part"
+    half.mkdir()
+    build_engine(config, workspace, tmp_path / "c.tar", examples)
+    assert set(outputs(workspace)) == set().union(*(made[name] for name in left))
+    assert not half.exists()
 
 
 def test_steps_get_their_environment_variables(tmp_path: Path, examples: Path) -> None:
@@ -132,14 +161,10 @@ def test_output_directory_chosen_by_a_script_is_found(
         convert={"script": "old.py", "output_dir": declared, "args": {"out-dir": "c-model/gpt2"}},
         build={"script": "build.py", "output_dir": "engine", "args": {"model_dir": declared}},
     )
-    for _ in range(2):
-        lines: list[str] = []
-        build_engine(
-            config, Workspace(tmp_path / "work"), tmp_path / "e.tar", examples, lines.append
-        )
-        told = "[convert] wrote c-model/gpt2/1-gpu" in lines
-        assert told == (declared != "c-model/gpt2/1-gpu")
-    assert "[build] already done" in lines
+    workspace, lines = Workspace(tmp_path / "work"), list[str]()
+    build_engine(config, workspace, tmp_path / "e.tar", examples, lines.append)
+    told = "[convert] wrote c-model/gpt2/1-gpu" in lines
+    assert told == (declared != "c-model/gpt2/1-gpu")
     unpack(tmp_path / "e.tar", tmp_path / "unpacked")
     assert (tmp_path / "unpacked/rank0.engine").read_text() == "converted"
 
@@ -164,19 +189,13 @@ def test_token_is_redacted_in_step_output(
 
 def test_disk_full_in_the_log_has_its_code(tmp_path: Path, examples: Path) -> None:
     config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
-    logs = workspace.of(config.fingerprint) / "logs"
-    logs.mkdir(parents=True)
-    (logs / "build.log").symlink_to("/dev/full")
     (examples / "fake" / "build.py").write_text(
         "import argparse\nargparse.ArgumentParser().parse_known_args()\n"
         "while True: print('x' * 100)"
     )
+    stage = ScriptBuild(make_plan(config, Families(examples)), workspace, print).fetch()[1]
+    log = workspace.log("build", workspace.output(stage))
+    log.parent.mkdir(parents=True)
+    log.symlink_to("/dev/full")
     with pytest.raises(DiskFull, match=r"No space left on device; [0-9.]+ MB free in "):
-        build_engine(config, workspace, tmp_path / "e.tar", examples)
-
-
-def test_foreign_model_directory_is_not_replaced(tmp_path: Path, examples: Path) -> None:
-    config, workspace = config_of(tmp_path), Workspace(tmp_path / "work")
-    (workspace.of(config.fingerprint) / MODEL).mkdir(parents=True)
-    with pytest.raises(InvalidArgument, match="not this build's link"):
         build_engine(config, workspace, tmp_path / "e.tar", examples)

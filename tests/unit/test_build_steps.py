@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +17,21 @@ from sample_builds import STUBBORN, config_of, step_of
 from sample_builds import examples as examples  # a fixture
 
 import cog_triton
-from cog_triton.builder.step import LONGEST, run_step
-from cog_triton.builder.workspace import Workspace
+from cog_triton.builder.plan import Step
+from cog_triton.builder.step import LONGEST, run_step, written
 from cog_triton.errors import BuildStepFailed, BuildStepTimeout, DiskFull, EngineIncompatible
+
+
+def ran(
+    step: Step,
+    cwd: Path,
+    echo: Callable[[str], None] = lambda _: None,
+    log: Path | None = None,
+    **secrets: str,
+) -> str:
+    """Run a step; the directory that it wrote."""
+    run_step(step, cwd, log or cwd / "log", echo, secrets)
+    return written(step, cwd)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +47,7 @@ from cog_triton.errors import BuildStepFailed, BuildStepTimeout, DiskFull, Engin
 )
 def test_step_with_ambiguous_output_fails(tmp_path: Path, script: str, says: str) -> None:
     with pytest.raises(BuildStepFailed, match=says):
-        run_step(step_of(tmp_path, f"import pathlib\n{script}"), tmp_path / "logs", print)
+        ran(step_of(tmp_path, f"import pathlib\n{script}"), tmp_path)
 
 
 def test_step_that_exceeds_its_timeout_is_stopped(
@@ -48,7 +60,7 @@ def test_step_that_exceeds_its_timeout_is_stopped(
     clock = SimpleNamespace(monotonic=lambda: 3.0 if begun() else 0.0)
     monkeypatch.setattr("cog_triton.builder.step.time", clock)
     with pytest.raises(BuildStepTimeout, match="step build ran longer than its timeout of 2 s"):
-        run_step(step, tmp_path / "logs", lambda _: None)
+        ran(step, tmp_path)
     pids = [int(pid) for pid in (tmp_path / "out.pids").read_text().split()]
     assert all(gone(pid) for pid in pids)
 
@@ -62,11 +74,11 @@ def test_redrawn_line_keeps_its_last_state(tmp_path: Path) -> None:
         "raise SystemExit(1)",
     )
     with pytest.raises(BuildStepFailed) as caught:
-        run_step(step, tmp_path / "logs", lines.append)
+        ran(step, tmp_path, lines.append)
     assert caught.value.detail.splitlines()[1:] == ["299 of 300", "end"]
     assert len(lines) < 10
     assert "[build] end" in lines
-    assert "150 of 300" in (tmp_path / "logs" / "build.log").read_text("utf-8")
+    assert "150 of 300" in (tmp_path / "log").read_text("utf-8")
 
 
 def test_output_is_echoed_live_and_logged(tmp_path: Path) -> None:
@@ -85,15 +97,15 @@ def test_output_is_echoed_live_and_logged(tmp_path: Path) -> None:
         seen.append((line, gate.exists()))
         gate.write_text("")  # the script waits for its first line to have been seen
 
-    run_step(step, tmp_path / "logs", echo)
+    ran(step, tmp_path, echo)
     assert seen[:2] == [("[build] first", False), ("[build] héllo", True)]
-    assert (tmp_path / "logs" / "build.log").read_text("utf-8") == "first\nhéllo\n"
+    assert (tmp_path / "log").read_text("utf-8") == "first\nhéllo\n"
 
 
 def test_failure_has_step_exit_code_and_last_lines(tmp_path: Path) -> None:
     step = step_of(tmp_path, "for i in range(100): print('line', i)\nraise SystemExit(7)")
     with pytest.raises(BuildStepFailed) as caught:
-        run_step(step, tmp_path / "logs", lambda _: None)
+        ran(step, tmp_path)
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("E2300 BuildStepFailed: step build ended with exit code 7 (its ")
     assert lines[1:] == [f"line {i}" for i in range(95, 100)]
@@ -108,12 +120,12 @@ def test_endless_line_is_split_and_redacted(tmp_path: Path) -> None:
         "pathlib.Path('out/w').touch()\n"
         "print(''.join(f'{i:09} {secret} ' for i in range(5000)), end='')",
     )
-    run_step(step, tmp_path / "logs", lines.append, {"HF_TOKEN": secret})
+    ran(step, tmp_path, lines.append, HF_TOKEN=secret)
     told = [text.removeprefix("[build] ") for text in lines[:-1]]
     assert len(told) > 10
     assert max(map(len, told)) <= LONGEST + len(secret)
     assert "".join(told) == line.replace(secret, "***")
-    assert (tmp_path / "logs" / "build.log").read_text("utf-8") == "".join(told)
+    assert (tmp_path / "log").read_text("utf-8") == "".join(told)
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "gone"), SystemExit(1)])
@@ -123,13 +135,13 @@ def test_error_of_the_echo_ends_the_step(tmp_path: Path, error: BaseException) -
 
     step = step_of(tmp_path, "while True: print('still here', flush=True)")
     with pytest.raises(type(error)):
-        run_step(step, tmp_path / "logs", echo)
+        ran(step, tmp_path, echo)
 
 
 def test_disk_full_in_a_script_has_its_code(tmp_path: Path) -> None:
     step = step_of(tmp_path, "open('/dev/full', 'w').write('x' * 9999)")
     with pytest.raises(DiskFull, match=r"(?s)step build ended with exit code 1 .*No space left"):
-        run_step(step, tmp_path / "logs", lambda _: None)
+        ran(step, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +156,7 @@ def test_script_without_room_for_its_files_has_its_code(
     script: str, why: str, small_disk: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(DiskFull, match=why):
-        run_step(step_of(small_disk, f"import sys; {script}"), tmp_path / "logs", lambda _: None)
+        ran(step_of(small_disk, f"import sys; {script}"), small_disk, log=tmp_path / "log")
 
 
 def test_coded_error_of_a_script_is_raised_unchanged(tmp_path: Path) -> None:
@@ -152,13 +164,13 @@ def test_coded_error_of_a_script_is_raised_unchanged(tmp_path: Path) -> None:
         tmp_path, "print('working'); raise SystemExit('E1305 EngineIncompatible: no yarn')"
     )
     with pytest.raises(EngineIncompatible, match=r"^E1305 .*\[build\] no yarn$"):
-        run_step(step, tmp_path / "logs", lambda _: None)
+        ran(step, tmp_path)
 
 
 def test_killed_step_fails(tmp_path: Path) -> None:
     step = step_of(tmp_path, "import os; os.kill(os.getpid(), 9)")
     with pytest.raises(BuildStepFailed, match="exit code 137"):
-        run_step(step, tmp_path / "logs", lambda _: None)
+        ran(step, tmp_path)
 
 
 def test_processes_left_by_a_step_are_ended(tmp_path: Path) -> None:
@@ -169,7 +181,7 @@ def test_processes_left_by_a_step_are_ended(tmp_path: Path) -> None:
         " start_new_session=True)\n"
         "pathlib.Path('out/pid').write_text(str(child.pid))",
     )
-    run_step(step, tmp_path / "logs", lambda _: None)
+    ran(step, tmp_path)
     assert gone(int((tmp_path / "out" / "pid").read_text()))
 
 
@@ -194,15 +206,15 @@ from cog_triton.builder.config import load_config
 from cog_triton.builder.plan import Families
 from cog_triton.builder.plan import make_plan
 from cog_triton.builder.run import run_build
+from cog_triton.builder.script_build import ScriptBuild
 from cog_triton.builder.workspace import Workspace
 from cog_triton.builder import step
 from cog_triton.errors import CogTritonError
 step._GRACE_S = 0.3
 work, config, examples = map(Path, sys.argv[1:])
-config, workspace = load_config(config), Workspace(work)
-plan = make_plan(config, workspace.of(config.fingerprint), Families(examples))
+plan = make_plan(load_config(config), Families(examples))
 try:
-    run_build(plan, workspace, work / "e.tar", echo=print)
+    run_build(ScriptBuild(plan, Workspace(work), print), work / "e.tar")
 except CogTritonError as error:
     sys.exit(str(error))
 """
@@ -215,7 +227,6 @@ def stuck_build(tmp_path: Path, examples: Path) -> Iterator[Stuck]:
     build = {"script": "stubborn.py", "output_dir": "engine"}
     config, root = config_of(tmp_path, build=build), tmp_path / "work"
     (tmp_path / "c.yaml").write_text(config.to_yaml())
-    work = Workspace(root).of(config.fingerprint)
     process = subprocess.Popen(
         [sys.executable, "-c", BUILDER, str(root), str(tmp_path / "c.yaml"), str(examples)],
         stdout=subprocess.DEVNULL,
@@ -225,10 +236,10 @@ def stuck_build(tmp_path: Path, examples: Path) -> Iterator[Stuck]:
     )
     with process:
         try:
-            while not (work / "pids").exists():
+            while not (found := list(root.glob("steps/*.part/pids"))):
                 assert process.poll() is None, process.stderr
                 time.sleep(0.02)
-            yield process, [int(pid) for pid in (work / "pids").read_text().split()]
+            yield process, [int(pid) for pid in found[0].read_text().split()]
         finally:
             process.kill()
 

@@ -99,4 +99,4 @@ def test_an_engine_that_does_not_answer_gets_none_and_a_warning(tmp_path: Path) 
     lines: list[str] = []
     assert canary_of("openvino", tmp_path, lines.append) is None
     (line,) = lines
-    assert line.startswith("[package] warning: no canary")
+    assert line.startswith("[engine] warning: no canary")

@@ -96,7 +96,7 @@ def test_required_arguments() -> None:
 def test_demo_config_passes_the_check(tmp_path: Path) -> None:
     lines: list[str] = []
     config = load_config(DEMO)
-    assert check_arguments(make_plan(config, tmp_path, Families()).steps, lines.append)
+    assert check_arguments(make_plan(config, Families()).steps, lines.append)
     assert lines == [
         "[check] build: OK: the arguments are what build.py accepts",
     ]
@@ -138,7 +138,7 @@ def qwen_lines(tmp_path: Path, root: Path | None) -> list[str]:
     value = {"model_id": "m", "example_name": "qwen", "convert": step}
     value["build"] = {**step, "output_dir": "e"}
     config, lines = BuildConfig.model_validate(value), list[str]()
-    plan = make_plan(config, tmp_path, Families(tensorrt_llm=root))
+    plan = make_plan(config, Families(tensorrt_llm=root))
     assert check_arguments(plan.steps[:1], lines.append) == (": OK: " in lines[0])
     return lines
 

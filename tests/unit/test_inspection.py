@@ -31,6 +31,7 @@ from typer.testing import CliRunner
 from cog_triton.builder import package
 from cog_triton.builder.config import parse_config
 from cog_triton.cli.app import app
+from cog_triton.download.model_request import FetchedModel
 
 
 @pytest.fixture(autouse=True)
@@ -158,8 +159,9 @@ def test_a_packaged_engine_is_described(tmp_path: Path) -> None:
     for suffix in ("xml", "bin"):
         (engine / f"openvino_model.{suffix}").write_text("x")
     text = "model_id: m\nexample_name: openvino\nbuild: {script: build.py, output_dir: e, args: {}}"
-    package.write(parse_config(text, "test"), engine, tmp_path, tmp_path / "e.tar", echo=print)
-    told = facts(table(tmp_path / "e.tar", "--check-gpu"))
+    model, made = FetchedModel(tmp_path, None), tmp_path / "made"
+    package.lay_out(parse_config(text, "test"), engine, model, made, echo=print)
+    told = facts(table(made / "engine", "--check-gpu"))
     assert told["engine"] == "openvino"
     assert told["GPU"] == "none, runs on the CPU"
     assert told["this machine"].endswith(": fits")

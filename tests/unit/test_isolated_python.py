@@ -90,7 +90,7 @@ def test_a_step_with_its_own_python_sees_nothing_of_ours(
     work = tmp_path / "work"
     work.mkdir()
     families = Families(tensorrt_llm=tmp_path)
-    (step,) = make_plan(parse_config(config, "test"), work, families).steps
+    (step,) = make_plan(parse_config(config, "test"), families).steps
     said: list[str] = []
-    run_step(step, work / "logs", said.append)
+    run_step(step, work, work / "log", said.append)
     assert said[:2] == [f"[build] {tmp_path / 'ngc'} ngc ngc", "[build] []"]

@@ -26,9 +26,10 @@ from cog_triton.builder.arguments import MODEL
 from cog_triton.builder.checks import check_arguments
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.plan import Families, check_inputs, make_plan
+from cog_triton.builder.run import build_of, built
 from cog_triton.builder.translate import Translation
+from cog_triton.builder.workspace import Workspace
 from cog_triton.cli.app import app
-from cog_triton.cli.build import built
 from cog_triton.errors import BuildConfigInvalid, UnknownArgument
 
 DOCS = Path(__file__).parents[2] / "docs" / "build.md"
@@ -117,7 +118,7 @@ def test_translation_is_stable(name: str) -> None:
 def test_translation_is_accepted_by_todays_scripts(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
     config, families = translated(read(TRANSLATED[name])).config, Families()
-    assert check_arguments(make_plan(config, tmp_path, families).steps, lines.append)
+    assert check_arguments(make_plan(config, families).steps, lines.append)
     assert [line.split(": ")[1] for line in lines] == ["OK", "OK"]
 
 
@@ -307,9 +308,8 @@ def test_build_runs_the_translated_steps(tmp_path: Path, monkeypatch: pytest.Mon
     lines: list[str] = []
     legacy = read(TINY_GPT2.replace("/src/models/sshleifer/tiny-gpt2", MODEL))
     config = legacy.model_copy(update={"model_id": str(model)})
-    (tmp_path / "c.yaml").write_text(config.to_yaml())
     output = tmp_path / "engine.tar"
-    built(tmp_path / "c.yaml", tmp_path / "work", output, lines.append, cache=True, added=())
+    built(build_of(config, Workspace(tmp_path / "work"), lines.append), output)
     assert "[translate] build: build.py -> trtllm-build" in lines
     assert (tmp_path / "engine.tar").is_file()
 

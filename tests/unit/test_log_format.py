@@ -29,7 +29,7 @@ log = logging.getLogger("cog_triton.serving.runtime")
 Lines = Callable[[], list[str]]
 WRITES_OUTPUT = {
     "builder/canary_run.py": "the canary, on the stdout that the build reads",
-    "builder/job.py": "a build's progress, on the stdout that its parent reads",
+    "builder/build_request.py": "a build's progress, on the stdout that its parent reads",
     "builder/predictor.py": "a build's progress, in the prediction's log",
     "engines/vllm/core_process.py": "how long EngineCore imported, in the engine's log",
     "engines/vllm/seal_start.py": "a build step's result, or why there is none",

@@ -44,8 +44,7 @@ def prepared(
     model.mkdir(exist_ok=True)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, **shape}
     (model / "config.json").write_text(json.dumps(sizes))
-    work = directory / "work"
-    return packed_adapters.prepare(wanted, model, directory / "store", work, said.append), said
+    return packed_adapters.fetch(wanted, model, directory / "store", said.append), said
 
 
 def test_an_adapter_of_the_hub_is_recorded_by_its_commit(
@@ -64,16 +63,13 @@ def test_an_adapter_of_the_hub_is_recorded_by_its_commit(
 def test_it_is_packed_as_saved_and_as_tensorrt_llm_takes_it(tmp_path: Path) -> None:
     source = adapter(tmp_path / "a", 2, layers=2)
     ((packed,), _) = prepared(config({"sql": str(source)}), tmp_path)
-    assert sorted(packed.members()) == [
-        "lora/sql/adapter_config.json",
-        "lora/sql/adapter_model.safetensors",
-        "lora/sql/model.lora_config.npy",
-        "lora/sql/model.lora_weights.npy",
-    ]
-    files = {name.rpartition("/")[2]: path for name, path in packed.members().items()}
+    packed.write(tmp_path / "engine")
+    place = tmp_path / "engine" / "lora" / "sql"
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    assert sorted(path.name for path in place.iterdir()) == sorted((*names, *CONVERTED_FILES))
     expected = to_tensors(read_adapter(source))
     for name, tensor in zip(CONVERTED_FILES, ("lora_weights", "lora_config"), strict=True):
-        found = np.load(files[name])
+        found = np.load(place / name)
         assert found.dtype == expected[tensor].dtype
         assert np.array_equal(found, expected[tensor])
 

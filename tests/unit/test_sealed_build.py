@@ -173,8 +173,8 @@ def test_an_added_tar_that_promises_more_than_seals_is_not_unpacked(tmp_path: Pa
     tar.write_bytes(header.tobuf(format=tarfile.PAX_FORMAT))
     model: Any = None
     with pytest.raises(EngineCorrupt, match="more than 4294967296 bytes of seals"):
-        sealed_package.seals_of(tar, sealed(""), model, tmp_path / "place")
-    assert not [path for path in (tmp_path / "place").rglob("*") if path.is_file()]
+        sealed_package.unpack_seals(tar, sealed(""), model, tmp_path)
+    assert list(tmp_path.iterdir()) == [tar]
 
 
 def killed(builds: SealedBuilds, config: dict[str, Any], there: Callable[[], object]) -> None:
@@ -269,7 +269,7 @@ def test_a_build_that_is_killed_goes_on_where_it_was(watched: SealedBuilds, stag
         builds.variables["VLLM_DOUBLE_HOLD"] = str(hold)
 
         def proves() -> object:
-            if list(work.rglob("compile.json")):
+            if list(work.glob("steps/*/compiled.json")):
                 hold.touch()
             return list(work.rglob("proof/caches/*/vllm/modelinfos"))
 
@@ -297,12 +297,14 @@ def test_a_build_that_is_killed_goes_on_where_it_was(watched: SealedBuilds, stag
 
 def test_a_proof_with_another_answer_ends_the_build(referring: SealedBuilds) -> None:
     """Its record of what was compiled has another answer."""
-    (record,) = (referring.directory / "work").rglob("compile.json")
+    steps = referring.directory / "work" / "steps"
+    (record,) = steps.glob("*/compiled.json")
+    (proven,) = steps.glob("*/seal.json")
     kept = record.read_text()
     told = json.loads(kept)
-    told["told"]["output_ids"] = [1, 2, 3, 4]
+    told["started"]["output_ids"] = [1, 2, 3, 4]
     record.write_text(json.dumps(told))
-    record.with_name("prove.json").unlink()
+    shutil.rmtree(proven.parent)
     done = referring.run(REFERENCE, tar="another.tar")
     record.write_text(kept)
     assert done.returncode == 1

@@ -14,7 +14,6 @@ from cog_triton.builder import sealed_config
 from cog_triton.builder.checks import check_arguments
 from cog_triton.builder.config import load_config, parse_config
 from cog_triton.builder.translate import planned
-from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import CogTritonError
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +26,7 @@ SCHEMA = jsonschema_rs.validator_for(json.loads(sealed_config.json_schema()))
 def check(text: str, work_dir: Path) -> list[str]:
     lines: list[str] = []
     config = parse_config(text, "c.yaml")
-    plan = planned(config, Workspace(work_dir).of(config.fingerprint), lines.append)
+    plan = planned(config, lines.append)
     check_arguments(plan.steps, lines.append)
     return lines
 

@@ -29,14 +29,14 @@ def failure(tmp_path: Path, script: str) -> tuple[list[str], list[str]]:
     """The lines that the step printed, and those of its error."""
     printed: list[str] = []
     with pytest.raises(BuildStepFailed) as caught:
-        run_step(step_of(tmp_path, script), tmp_path / "logs", printed.append)
+        run_step(step_of(tmp_path, script), tmp_path, tmp_path / "log", printed.append)
     return printed, str(caught.value).splitlines()
 
 
 def test_exception_is_told_without_its_trace(tmp_path: Path) -> None:
     printed, error = failure(tmp_path, TRACE)
     assert "[build] Traceback (most recent call last):" in printed
-    log = tmp_path / "logs" / "build.log"
+    log = tmp_path / "log"
     assert error == [
         f"E2300 BuildStepFailed: step build ended with exit code 1 (its output: {log}):",
         "AttributeError: 'NoneType' object has no attribute 'to'",

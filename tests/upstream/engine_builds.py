@@ -65,7 +65,7 @@ def build(tree: Installation, models: Path, output: Path, conversion: Conversion
         lines = (place / "build.log").read_text("utf-8", "replace").strip().splitlines()
         coded = next((line for line in reversed(lines) if line.startswith("error: ")), "")
         return Built(family, tp, f"{coded} ... {lines[-1]}"[:300])
-    (checkpoint,) = (place / "work" / "builds").glob("*/checkpoint")
+    (checkpoint,) = (place / "work" / "steps").glob("*/checkpoint")
     problems = differences(NAMES[family], models / family, checkpoint, tp)
     if list(conversion.differences) != problems:
         return Built(family, tp, "its checkpoint is not that of the script alone")

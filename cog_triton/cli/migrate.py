@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cog_triton.errors import InvalidArgument
 from cog_triton.system.terminal import coded_errors, tagged
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ def migrate(
 
       cog-triton migrate qwen.yaml --serve-config serve.yaml -o qwen
     """
-    from cog_triton.builder.config import load_config
     from cog_triton.builder.migration import migrate as migrated
     from cog_triton.builder.migration import path_of, text_of
+    from cog_triton.builder.sealed_config import SealedConfig, load_any
     from cog_triton.cli.init import write_output
     from cog_triton.triton.serve_config import load_serve_config
 
@@ -63,7 +64,12 @@ def migrate(
         settings = (
             load_serve_config(serve_config).arguments_of("tensorrt_llm") if serve_config else {}
         )
-        found = migrated(load_config(config), settings)
+        given = load_any(config)
+        if isinstance(given, SealedConfig):
+            raise InvalidArgument(
+                f"{config}: is a build config of vLLM: there is nothing to migrate"
+            )
+        found = migrated(given, settings)
         text = text_of(found)
         path = None
         if str(output) != "-":

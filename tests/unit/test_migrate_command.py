@@ -93,3 +93,9 @@ def test_refuses_a_broken_config_by_code(text: str, code: str) -> None:
     assert result.exit_code == 1
     assert code in result.output
     assert not Path("c-vllm").exists()
+
+
+def test_a_config_for_vllm_needs_none() -> None:
+    result = run(str(ROOT / "configs" / "build" / "vllm-qwen3-8b.yaml"))
+    assert result.exit_code == 1
+    assert "there is nothing to migrate" in result.output

@@ -1,58 +1,50 @@
-"""Objects of S3, Google Cloud Storage and Azure Blob Storage, read in ranges through fsspec.
+"""Objects of S3, Google Cloud Storage and Azure Blob Storage, read in ranges by obstore.
 
-Credentials are those of each provider's own chain: environment, profiles, instance roles. What the
-libraries say of an error is not shown, since it may quote them.
+Credentials are those of each provider's own chain: environment, files, roles of the machine. What
+the library says of an error is not shown, since it may quote them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 from cog_triton.download.http_source import Answer, FileIdentity
 from cog_triton.download.retry import TransientError, is_transient
-from cog_triton.errors import CogTritonError, MissingExtra, ModelUnavailable
+from cog_triton.errors import MissingExtra, ModelUnavailable
 from cog_triton.system.redaction import redact_address
 
-_CHUNK = 4 << 20
-
-
-class _Store(NamedTuple):
-    """Package that a scheme needs, and where its credentials come from."""
-
-    package: str
-    title: str
-    credentials: str
-
-
-_STORES = {
-    "s3": _Store(
-        "s3fs",
-        "S3",
-        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the role of the machine",
-    ),
-    "gs": _Store(
-        "gcsfs",
-        "Google Cloud Storage",
-        "GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login, or the machine's"
-        " service account",
-    ),
-    "az": _Store(
-        "adlfs",
-        "Azure Blob Storage",
-        "AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN or"
-        " AZURE_STORAGE_CONNECTION_STRING, az login, or a managed identity",
-    ),
+_CHUNK = 1 << 20
+_RETRIES = {"max_retries": 2}  # of requests for tokens, too; `Backoff` does the rest
+_TIMEOUTS = {"connect_timeout": "20s", "read_timeout": "60s", "timeout": "7days"}
+_ENDPOINTS = (
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "GOOGLE_BASE_URL",
+    "AZURE_STORAGE_ENDPOINT",
+)
+# An error of the request of the object, and not of one for a token.
+_REQUEST = re.compile(r"Generic \w+ error: Error performing HEAD ")
+_STATUS = re.compile(r" status code: (\d{3}) ")
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE (by boto3, if that is"
+    " installed), or the role of the machine",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS (a file of a service account or a user), gcloud auth"
+    " application-default login, or the machine's service account",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN or"
+    " AZURE_STORAGE_CONNECTION_STRING, AZURE_USE_AZURE_CLI=true after az login, or a managed"
+    " identity",
 }
-_REFUSED = ("Credential", "Authentication", "Refresh", "Anonymous", "SSOToken", "TokenRetrieval")
 
 
 def is_object(url: str) -> bool:
     """Whether `url` names an object of a store: ``s3://``, ``gs://`` or ``az://``."""
-    return url.partition("://")[0].lower() in _STORES and "://" in url
+    return url.partition("://")[0].lower() in _CREDENTIALS and "://" in url
 
 
 class ObjectSource:
@@ -60,15 +52,31 @@ class ObjectSource:
 
     Raises:
         ModelUnavailable: not BUCKET/PATH, or with a user, password, query or fragment.
-        MissingExtra: the store's package is not installed; says what to run.
+        MissingExtra: obstore is not installed; says what to run.
     """
 
     def __init__(self, url: str, name: str) -> None:
         self.name = name
         self._scheme = url.partition("://")[0].lower()
-        self._path = _path(url)
-        self._store = _STORES[self._scheme]
-        self._system = self._opened()
+        bucket, self._key = _parts(url)
+        try:
+            import obstore.store
+        except ImportError:
+            raise MissingExtra(
+                f"{name}: {self._scheme}:// needs obstore: pip install 'cog-triton[buckets]'"
+            ) from None
+        self._library = obstore
+        stores = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
+        with self._errors():
+            options = {"s3": _s3, "gs": dict, "az": _azure}[self._scheme]()
+            endpoints = [options.get("endpoint", ""), *map(os.environ.get, _ENDPOINTS)]
+            plain = any(url and url.startswith("http://") for url in endpoints)
+            self._store: Any = getattr(obstore.store, stores[self._scheme])(
+                bucket,
+                client_options={**_TIMEOUTS, "allow_http": plain},
+                retry_config=_RETRIES,
+                **options,
+            )
 
     def close(self) -> None:
         """Nothing: the library closes what it opened."""
@@ -82,68 +90,58 @@ class ObjectSource:
             ModelUnavailable: it will not.
         """
         with self._errors():
-            info: Mapping[str, Any] = self._system.info(self._path)
-            size = info.get("size")
-            if info.get("type") != "file" or not isinstance(size, int):
-                raise ModelUnavailable(f"{self.name}: is no object, but a prefix of some")
-        identity = FileIdentity(
-            size,
-            _text(info, "ETag", "etag", "generation"),
-            _text(info, "LastModified", "updated", "last_modified"),
-        )
-        end = size if stop is None else min(stop, size)
-        yield Answer(stop is None, start, identity, self._chunks(start, end))
+            # Not `head`: that cannot be interrupted.
+            meta = asyncio.run(_call(self._library.head_async, self._store, self._key))
+        size, etag = meta["size"], meta["e_tag"]
+        identity = FileIdentity(size, etag, str(meta["last_modified"]))
+        chunks = self._chunks(start, size if stop is None else min(stop, size), etag)
+        yield Answer(stop is None, start, identity, chunks)
 
-    def _chunks(self, at: int, end: int) -> Iterator[bytes]:
-        while at < end:
-            with self._errors():
-                chunk = self._system.cat_file(self._path, start=at, end=min(at + _CHUNK, end))
-            if not chunk:
-                return
-            yield chunk
-            at += len(chunk)
-
-    def _opened(self) -> Any:
-        extra = f"pip install 'cog-triton[{self._scheme}]'"
+    def _chunks(self, start: int, stop: int, etag: str | None) -> Iterator[bytes]:
+        """Bytes of the object, as long as it has that `etag`."""
+        if start >= stop:
+            return  # a range without a byte is an error
+        options = {"range": (start, stop), **({"if_match": etag} if etag else {})}
         try:
-            import fsspec
-
-            options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
-            if self._scheme == "az" and "AZURE_STORAGE_ANON" not in os.environ:
-                options["anon"] = False  # else it asks nobody for credentials
-            with self._errors():
-                return fsspec.filesystem(self._scheme, **options)
-        except ImportError:
-            raise MissingExtra(
-                f"{self.name}: {self._store.title} needs {self._store.package}: {extra}"
-            ) from None
+            with asyncio.Runner() as runner:
+                get = _call(self._library.get_async, self._store, self._key, options=options)
+                found = runner.run(get)
+                stream = found.stream(min_chunk_size=_CHUNK)
+                while (chunk := runner.run(_call(anext, stream, None))) is not None:
+                    yield chunk
+        except (self._library.exceptions.BaseError, FileNotFoundError) as error:
+            raise TransientError(f"cut off ({type(error).__name__})") from None
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
         """Context that turns the library's errors into coded or transient ones, by their kind."""
         try:
             yield
-        except (CogTritonError, ImportError):
-            raise
         except FileNotFoundError:
             raise ModelUnavailable(f"{self.name}: there is no such object or bucket") from None
-        except Exception as error:  # noqa: BLE001  each library has its own tree
-            kind = type(error).__name__
-            status = _status(error)
-            known = isinstance(error, PermissionError) or status in (401, 403)
-            if known or any(part in kind for part in _REFUSED):
+        except (self._library.exceptions.BaseError, ValueError) as error:
+            kind, status = type(error).__name__, _status(error)
+            if not _REQUEST.match(str(error)):
                 raise ModelUnavailable(
                     f"{self.name}: not authorised ({kind}); credentials come from"
-                    f" {self._store.credentials}"
+                    f" {_CREDENTIALS[self._scheme]}"
                 ) from None
-            told = f" {status}" if status else ""
-            refused = status is not None and status >= 400 and not is_transient(status)
-            if refused or isinstance(error, ValueError):
-                raise ModelUnavailable(f"{self.name}: refused ({kind}{told})") from None
-            raise TransientError(f"{kind}{told}") from None
+            if status is None and "redirect" not in str(error):
+                raise TransientError("cannot be reached, or gave no answer") from None
+            if status is not None and is_transient(status):
+                raise TransientError(f"HTTP {status}") from None
+            region = "; is AWS_REGION the bucket's?" if self._scheme == "s3" else ""
+            raise ModelUnavailable(
+                f"{self.name}: refused (HTTP {status or 'redirect'}){region}"
+            ) from None
 
 
-def _path(url: str) -> str:
+async def _call(function: Callable[..., Awaitable[Any]], *values: Any, **options: Any) -> Any:
+    return await function(*values, **options)
+
+
+def _parts(url: str) -> tuple[str, str]:
+    """Bucket and key of an object."""
     try:
         parts = urlsplit(url)
         plain = not (parts.query or parts.fragment or "@" in parts.netloc)
@@ -151,26 +149,52 @@ def _path(url: str) -> str:
         plain = False
     _, _, path = url.partition("://")
     bucket, _, key = path.partition("/")
-    if not plain or not bucket or not key or not key.strip("/") or not path.isprintable():
+    odd = {"", ".", ".."} & {*key.rstrip("/").split("/")}
+    if not plain or not bucket or odd or not path.isprintable():
         raise ModelUnavailable(
             f"{redact_address(url)}: must be SCHEME://BUCKET/PATH, without credentials, query or"
             " fragment: the store's own chain has the credentials"
         )
-    return path
+    return bucket, key
+
+
+def _s3() -> dict[str, Any]:
+    """Credential provider for what obstore lacks of AWS's chain: profiles, SSO, assumed roles."""
+    if "AWS_ACCESS_KEY_ID" in os.environ:
+        return {}
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        if "AWS_PROFILE" in os.environ:
+            raise ModelUnavailable(
+                "AWS_PROFILE needs boto3: pip install boto3, or set AWS_ACCESS_KEY_ID and"
+                " AWS_SECRET_ACCESS_KEY"
+            ) from None
+        return {}
+    try:
+        return {"credential_provider": Boto3CredentialProvider()}
+    except Exception as error:  # noqa: BLE001  a tree of its own
+        raise ValueError(type(error).__name__) from None
+
+
+def _azure() -> dict[str, Any]:
+    """Settings of a connection string and of AZURE_STORAGE_ANON, which obstore does not read."""
+    text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    given = dict(part.partition("=")[::2] for part in text.split(";"))
+    if suffix := given.get("EndpointSuffix"):
+        host = f"{given.get('AccountName')}.blob.{suffix}"
+        given.setdefault("BlobEndpoint", f"{given.get('DefaultEndpointsProtocol')}://{host}")
+    keys = {
+        "AccountName": "account_name",
+        "AccountKey": "account_key",
+        "BlobEndpoint": "endpoint",
+        "SharedAccessSignature": "sas_key",
+    }
+    options = {ours: given[theirs] for theirs, ours in keys.items() if given.get(theirs)}
+    anonymous = os.environ.get("AZURE_STORAGE_ANON", "").lower() in ("1", "true", "yes")
+    return {**options, "skip_signature": "true"} if anonymous else options
 
 
 def _status(error: Exception) -> int | None:
-    """HTTP status of an error, where its library keeps it."""
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    for value in (getattr(error, "status_code", None), getattr(error, "code", None), response):
-        if isinstance(value, int):
-            return value
-        if isinstance(value, str) and value.isdecimal():
-            return int(value)
-    return None
-
-
-def _text(info: Mapping[str, Any], *keys: str) -> str | None:
-    return next((str(info[key]) for key in keys if info.get(key)), None)
+    match = _STATUS.search(str(error))
+    return int(match[1]) if match else None

@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parents[1] / "unit"))  # its server of the AP
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    needed = ("adlfs", "gcp_storage_emulator", "gcsfs", "moto", "redis", "s3fs")
+    needed = ("azure", "moto", "obstore", "redis")
     lacking = [name for name in needed if importlib.util.find_spec(name) is None]
     for item in items if lacking else ():
         if Path(__file__).parent in item.path.parents:

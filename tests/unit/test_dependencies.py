@@ -43,7 +43,7 @@ NOT_FROM_AN_INDEX = {
 }
 # Where an extra's distributions may be imported.
 PLACES_OF_EXTRAS = {
-    "s3": ["cog_triton/download/object_store.py"],
+    "buckets": ["cog_triton/download/object_store.py"],
     "cpu": ["cog_triton/engines/openvino/", "cog_triton/build_scripts/openvino/"],
     "redis": ["cog_triton/serving/openai/response_redis.py"],
 }

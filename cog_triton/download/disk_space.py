@@ -20,7 +20,7 @@ RESERVE = 64 << 20
 
 def require(directory: Path, needed: int, name: str) -> None:
     """Raise DiskFull unless `needed` bytes more fit into `directory`, there or yet to be made."""
-    free = _free(directory)
+    free = shutil.disk_usage(_existing(directory)).free
     if needed and needed + RESERVE > free:
         raise DiskFull(
             f"{name}: needs {size_text(needed)} more and {size_text(RESERVE)} in reserve, "
@@ -45,10 +45,7 @@ def coded_errors(path: Path, name: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(
-                f"{name}: {path.parent} is full: it needs more than the "
-                f"{size_text(_free(path.parent))} that are left"
-            ) from error
+            raise DiskFull(f"{name}: {path.parent} is full") from error
         raise ModelUnavailable(f"{name}: cannot be written to {path}: {error}") from error
 
 
@@ -82,10 +79,6 @@ def scratch(target: Path) -> Iterator[Path]:
         yield fresh
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _free(directory: Path) -> int:
-    return shutil.disk_usage(_existing(directory)).free
 
 
 def _existing(directory: Path) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -24,6 +23,7 @@ from huggingface_hub.file_download import repo_folder_name
 
 from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.errors import ModelUnavailable
+from cog_triton.system import atomic_write
 
 _CONFIG_FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 _FORMATS = {"safetensors": ("*.safetensors",), "bin": ("*.bin",), "pt": ("*.pt", "*.pth")}
@@ -48,47 +48,45 @@ def choose(
         ModelUnavailable: nothing matches, or there are no weights.
     """
     names = sorted(names)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    there = f"there is {', '.join(names[:_SHOWN]) or 'nothing'}{more}"
     if files is not None:
         found = [name for name in names if _matches(name, files)]
         if not found:
-            raise ModelUnavailable(
-                f"{where}: no file matches {', '.join(files)}; there is {_listed(names)}"
-            )
+            raise ModelUnavailable(f"{where}: no file matches {', '.join(files)}; {there}")
         return found
     top = [name for name in names if "/" not in name]
-    weights = {kind: _weights(top, patterns) for kind, patterns in _FORMATS.items()}
-    there = [kind for kind in weights if weights[kind]]
-    kind = weight_format or (there[0] if there else None)
-    if kind not in there:
-        wanted = f"weight_format {kind}" if kind else "safetensors, bin or pt"
+    for kind in [weight_format] if weight_format else _FORMATS:
+        if weights := _weights(top, _FORMATS[kind]):
+            break
+    else:
+        wanted = f"weight_format {weight_format}" if weight_format else "safetensors, bin or pt"
         raise ModelUnavailable(
-            f"{where}: has no weights as {wanted} beside its config; give files: with patterns "
-            f"of what to fetch; there is {_listed(names)}"
+            f"{where}: has no weights as {wanted} beside its config; give files: with patterns"
+            f" of what to fetch; {there}"
         )
-    foreign = [f"*{pattern[1:]}.index.json" for other in _FORMATS for pattern in _FORMATS[other]]
-    own = [f"*{pattern[1:]}.index.json" for pattern in _FORMATS[kind]]
+    own = _indexes(_FORMATS[kind])
+    foreign = _indexes(pattern for other in _FORMATS.values() for pattern in other)
     beside = [
         name
         for name in top
         if _matches(name, _CONFIG_FILES) and (_matches(name, own) or not _matches(name, foreign))
     ]
-    return sorted(beside + weights[kind])
+    return sorted(beside + weights)
 
 
 def _weights(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     found = [n for n in names if _matches(n, patterns) and not _matches(n, _NOT_WEIGHTS)]
     # Some repositories hold the same weights a second time, in their author's own layout.
-    others = [name for name in found if not name.startswith("consolidated")]
-    return others or found
+    return [name for name in found if not name.startswith("consolidated")] or found
+
+
+def _indexes(patterns: Iterable[str]) -> list[str]:
+    return [f"*{pattern[1:]}.index.json" for pattern in patterns]
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return (", ".join(names[:_SHOWN]) or "nothing") + more
 
 
 @dataclass(frozen=True)
@@ -114,8 +112,7 @@ def is_commit(revision: str | None) -> bool:
 
 def blob(model_id: str, sha256: str) -> Path:
     """Path of the large file with that sha256 in the cache."""
-    folder = repo_folder_name(repo_id=model_id, repo_type="model")
-    return Path(constants.HF_HUB_CACHE) / folder / "blobs" / sha256
+    return _folder(model_id) / "blobs" / sha256
 
 
 def pointer(model_id: str, commit: str, name: str) -> Path | None:
@@ -128,19 +125,18 @@ def missing_bytes(model_id: str, listing: Listing) -> int:
     """Bytes of `listing` that are still to download; finished pieces of files count as present."""
     missing = 0
     for name, file in listing.files.items():
-        if pointer(model_id, listing.commit, name) is None:
-            missing += max(file.size - _bytes_present(model_id, file), 0)
+        if pointer(model_id, listing.commit, name) is not None:
+            continue
+        present = 0
+        if file.sha256 is not None:
+            whole = blob(model_id, file.sha256)
+            partial = whole.with_name(f"{whole.name}.partial")
+            if whole.is_file():
+                present = file.size
+            elif partial.is_file():
+                present = partial.stat().st_blocks * 512
+        missing += max(file.size - present, 0)
     return missing
-
-
-def _bytes_present(model_id: str, file: File) -> int:
-    if file.sha256 is None:
-        return 0
-    whole = blob(model_id, file.sha256)
-    if whole.is_file():
-        return file.size
-    partial = whole.with_name(f"{whole.name}.partial")
-    return partial.stat().st_blocks * 512 if partial.is_file() else 0
 
 
 def cached_listing(request: ModelRequest) -> Listing | None:
@@ -176,34 +172,25 @@ def make_view(request: ModelRequest, listing: Listing, store: Path) -> FetchedMo
     """Make the view of `request` in `store`, in place of an old one; its files must be cached."""
     path = _view(request, listing.commit, store)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
+        fresh = Path(scratch, "view")
         for name in listing.files:
             file = pointer(request.model_id, listing.commit, name)
             if file is None:
                 raise ModelUnavailable(f"{request.model_id}: {name} has gone from the hub's cache")
-            link = fresh / name
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(file)
-        fresh.chmod(0o755)
+            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+            (fresh / name).symlink_to(file)
         shutil.rmtree(path, ignore_errors=True)
         fresh.rename(path)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
     return FetchedModel(path, listing.commit)
 
 
 def write_ref(request: ModelRequest, commit: str) -> None:
     """Write the commit that a branch or tag is now to where the library looks for it."""
-    if is_commit(request.revision):
-        return
-    refs = Path(constants.HF_HUB_CACHE) / _folder(request) / "refs"
-    path = refs / (request.revision or constants.DEFAULT_REVISION)
-    if ".." not in path.parts:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        fresh.write_text(commit, "utf-8")
-        fresh.replace(path)
+    path = _folder(request.model_id) / "refs" / (request.revision or constants.DEFAULT_REVISION)
+    if not is_commit(request.revision) and ".." not in path.parts:
+        with atomic_write.writing(path, len(commit), at_most=False) as file:
+            file.write(commit.encode())
 
 
 def _cached_commit(request: ModelRequest) -> str | None:
@@ -222,10 +209,10 @@ def _cached_commit(request: ModelRequest) -> str | None:
 
 
 def _view(request: ModelRequest, commit: str, store: Path) -> Path:
-    choice: Iterable[object] = (request.files, request.weight_format)
-    key = hashlib.sha256(json.dumps(choice).encode()).hexdigest()[:8]
-    return store.absolute() / "hub" / _folder(request) / f"{commit[:12]}-{key}"
+    choice = json.dumps((request.files, request.weight_format))
+    key = hashlib.sha256(choice.encode()).hexdigest()[:8]
+    return store.absolute() / "hub" / _folder(request.model_id).name / f"{commit[:12]}-{key}"
 
 
-def _folder(request: ModelRequest) -> str:
-    return repo_folder_name(repo_id=request.model_id, repo_type="model")
+def _folder(model_id: str) -> Path:
+    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=model_id, repo_type="model"))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from cog_triton.download.transfer_progress import Echo
-from cog_triton.errors import CogTritonError, ModelUnavailable
+from cog_triton.errors import BuildCancelled, CogTritonError, ModelUnavailable
 
 _MAX_RETRY_AFTER_S = 120.0
 _TRANSIENT_STATUSES = (408, 425, 429)
+Result = TypeVar("Result")
 
 
 def is_transient(status: int) -> bool:
@@ -40,59 +43,63 @@ class RetryPolicy:
     initial_s: float = 0.5
     max_s: float = 30.0
 
-    def delay_s(self, failures: int, retry_after_s: float | None = None) -> float:
-        """Seconds to wait after `failures`; at least the server's Retry-After, up to 2 minutes."""
-        delay = min(self.initial_s * 2.0 ** (failures - 1), self.max_s)
-        return max(delay, min(retry_after_s or 0.0, _MAX_RETRY_AFTER_S))
 
-
+@dataclass
 class Backoff:
     """Failures in a row of one transfer, with a wait after each.
 
     Args:
         name: what is fetched, redacted.
         received: bytes so far; more than at the last failure reset the count.
-        wait: waits so many seconds; may raise to cancel.
+        stop: ends a wait.
         tag: what is done, as the lines begin.
         failure: the error to give up with.
     """
 
-    def __init__(
-        self,
-        policy: RetryPolicy,
-        name: str,
-        echo: Echo,
-        received: Callable[[], int],
-        wait: Callable[[float], None],
-        tag: str = "download",
-        failure: type[CogTritonError] = ModelUnavailable,
-    ) -> None:
-        self._policy = policy
-        self._name = name
-        self._echo = echo
-        self._received = received
-        self._wait = wait
-        self._tag = tag
-        self._failure = failure
-        self._failures = 0
-        self._received_before = received()
+    policy: RetryPolicy
+    name: str
+    echo: Echo
+    received: Callable[[], int]
+    stop: threading.Event
+    tag: str = "download"
+    failure: type[CogTritonError] = ModelUnavailable
+
+    def __post_init__(self) -> None:
+        self._failures, self._received_before = 0, self.received()
+
+    def retried(self, action: Callable[[], Result]) -> Result:
+        """Result of `action`, done again after transient errors; raises as `wait_after`."""
+        while True:
+            self.require_running()
+            try:
+                return action()
+            except TransientError as error:
+                self.wait_after(error)
 
     def wait_after(self, error: TransientError) -> None:
         """Count a failure, and wait until the next attempt is due.
 
         Raises:
             ModelUnavailable, or `failure`: too many without progress; names the last one.
+            BuildCancelled: `stop` was set.
         """
-        received = self._received()
+        received, policy = self.received(), self.policy
         if received > self._received_before:
             self._failures, self._received_before = 0, received
         self._failures += 1
-        if self._failures >= self._policy.max_failures or (
-            received == 0 and self._failures >= self._policy.max_failures_at_start
+        if self._failures >= policy.max_failures or (
+            received == 0 and self._failures >= policy.max_failures_at_start
         ):
-            raise self._failure(
-                f"{self._name}: {error} ({self._failures} attempts without progress)"
+            raise self.failure(
+                f"{self.name}: {error} ({self._failures} attempts without progress)"
             ) from None
-        delay = self._policy.delay_s(self._failures, error.retry_after_s)
-        self._echo(f"[{self._tag}] {self._name}: {error}; again in {delay:g} s")
-        self._wait(delay)
+        delay = min(policy.initial_s * 2.0 ** (self._failures - 1), policy.max_s)
+        delay = max(delay, min(error.retry_after_s or 0.0, _MAX_RETRY_AFTER_S))
+        self.echo(f"[{self.tag}] {self.name}: {error}; again in {delay:g} s")
+        self.stop.wait(delay)
+        self.require_running()
+
+    def require_running(self) -> None:
+        """Raise BuildCancelled where `stop` is set."""
+        if self.stop.is_set():
+            raise BuildCancelled(f"{self.name}: the {self.tag} was stopped")

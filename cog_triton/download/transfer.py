@@ -13,11 +13,12 @@ from cog_triton.download.http_source import Answer, FileIdentity, Source
 from cog_triton.download.partial_file import PartialFile
 from cog_triton.download.retry import Backoff, RetryPolicy, TransientError
 from cog_triton.download.transfer_progress import Echo, Progress
-from cog_triton.errors import BuildCancelled, ModelUnavailable
+from cog_triton.errors import ModelUnavailable
 
 _POLL_S = 0.1
 _JOIN_S = 1.0
 Item = TypeVar("Item")
+Check = Callable[[], None]
 CONNECTIONS = 6
 
 
@@ -26,7 +27,7 @@ def in_parallel(
     work: Callable[[Item], None],
     most: int,
     halt: threading.Event,
-    check: Callable[[], None],
+    check: Check,
 ) -> None:
     """Call `work` for each of `items`, in order, in up to `most` threads.
 
@@ -111,7 +112,7 @@ class Transfer:
         changes, in_pieces = 0, True
         while True:
             try:
-                if self._attempt(in_pieces):
+                if self._attempt(in_pieces, backoff.require_running):
                     return
                 in_pieces = False
             except TransientError as error:
@@ -124,12 +125,12 @@ class Transfer:
             self.progress.skip(-self._counted)
             self._counted = 0
 
-    def _attempt(self, in_pieces: bool) -> bool:
+    def _attempt(self, in_pieces: bool, check: Check) -> bool:
         """Transfer once; False if the server cannot serve the file in pieces."""
         with self.remote.get(0, 1 if in_pieces else None) as answer:
             self._require_size(answer.identity)
             if answer.whole:
-                self._one_stream(answer)
+                self._one_stream(answer, check)
                 return True
             if not in_pieces:
                 raise TransientError(
@@ -138,10 +139,10 @@ class Transfer:
             identity = answer.identity
         if identity is None or not (identity.etag or identity.modified or self.checked):
             return False
-        self._in_pieces(identity)
+        self._in_pieces(identity, check)
         return True
 
-    def _one_stream(self, answer: Answer) -> None:
+    def _one_stream(self, answer: Answer, check: Check) -> None:
         size = None if answer.identity is None else answer.identity.size
         if self.partial.known() is not None:
             self.echo(f"[download] {self.remote.name}: comes in one stream; starting over")
@@ -152,7 +153,7 @@ class Transfer:
                 disk_space.require(self.partial.path.parent, size, self.remote.name)
                 self.progress.expect(size)
             for chunk in answer.chunks:
-                self._require_not_stopped()
+                check()
                 if self.expected_size is not None and at + len(chunk) > self.expected_size:
                     raise self._other_size(f"over {self.expected_size}")
                 self.partial.write(at, chunk)
@@ -165,7 +166,7 @@ class Transfer:
             self.partial.discard()  # a stream cannot be resumed
             raise
 
-    def _in_pieces(self, identity: FileIdentity) -> None:
+    def _in_pieces(self, identity: FileIdentity, check: Check) -> None:
         known = self.partial.known()
         if known is not None and known != identity:
             self.echo(f"[download] {self.remote.name}: has changed; starting over")
@@ -185,7 +186,7 @@ class Transfer:
             lambda piece: self._piece(identity, *piece),
             self.connections,
             self._halt,
-            self._require_not_stopped,
+            check,
         )
 
     def _piece(self, identity: FileIdentity, number: int, at: int, stop: int) -> None:
@@ -218,11 +219,7 @@ class Transfer:
         self.progress.advance(count)
 
     def _new_backoff(self, stop: threading.Event) -> Backoff:
-        def wait(seconds: float) -> None:
-            if stop.wait(seconds):
-                raise BuildCancelled(f"{self.remote.name}: the download was stopped")
-
-        return Backoff(self.policy, self.remote.name, self.echo, lambda: self._received, wait)
+        return Backoff(self.policy, self.remote.name, self.echo, lambda: self._received, stop)
 
     def _require_size(self, identity: FileIdentity | None) -> None:
         if identity is not None and self.expected_size not in (None, identity.size):
@@ -231,10 +228,6 @@ class Transfer:
     def _other_size(self, found: str) -> ModelUnavailable:
         name, wanted = self.remote.name, self.expected_size
         return ModelUnavailable(f"{name}: has {found} bytes, not {wanted} as its digest is of")
-
-    def _require_not_stopped(self) -> None:
-        if self.stop.is_set():
-            raise BuildCancelled(f"{self.remote.name}: the download was stopped")
 
 
 def _require_range(answer: Answer, identity: FileIdentity, at: int) -> None:

@@ -47,8 +47,7 @@ class Progress:
         self.total = total
         self.done = 0
         self._fetched = 0
-        self._echo = echo
-        self._clock = clock
+        self._echo, self._clock = echo, clock
         self._lock = threading.Lock()
         self._start = self._echoed_at = clock()
         self._echoed = 0
@@ -72,7 +71,10 @@ class Progress:
             self._fetched += count
             if self._bar is not None and self._task is not None:
                 self._bar.update(self._task, completed=self.done, total=self.total)
-            elif self._due():
+                return
+            waited, step = self._clock() - self._echoed_at, self.done - self._echoed
+            tenth = self.total and step >= _STEP * self.total
+            if waited >= _INTERVAL_S or (waited >= _MIN_INTERVAL_S and tenth):
                 self._echoed_at, self._echoed = self._clock(), self.done
                 self._echo(self._line())
 
@@ -88,27 +90,17 @@ class Progress:
             self._bar.stop()
         elif kind is None and self._fetched:
             seconds = self._clock() - self._start
-            self._echo(
-                f"{self.name} {size_text(self.done)} in {_duration(seconds)}, "
-                f"{size_text(self._rate())}/s"
-            )
-
-    def _due(self) -> bool:
-        waited = self._clock() - self._echoed_at
-        if waited >= _INTERVAL_S:
-            return True
-        step = self.done - self._echoed
-        return bool(waited >= _MIN_INTERVAL_S and self.total and step >= _STEP * self.total)
+            rate = size_text(self._rate())
+            self._echo(f"{self.name} {size_text(self.done)} in {_duration(seconds)}, {rate}/s")
 
     def _line(self) -> str:
+        rate = size_text(self._rate())
         if self.total is None:
-            return f"{self.name} {size_text(self.done)}, {size_text(self._rate())}/s"
+            return f"{self.name} {size_text(self.done)}, {rate}/s"
         unit, factor = _unit(self.total)
         left = max(self.total - self.done, 0) / max(self._rate(), 1)
-        return (
-            f"{self.name} {self.done / factor:.1f} of {self.total / factor:.1f} {unit}, "
-            f"{size_text(self._rate())}/s, {_duration(left)} left"
-        )
+        done = f"{self.done / factor:.1f} of {self.total / factor:.1f} {unit}"
+        return f"{self.name} {done}, {rate}/s, {_duration(left)} left"
 
     def _rate(self) -> float:
         return self._fetched / max(self._clock() - self._start, 1e-3)
@@ -129,19 +121,18 @@ def _duration(seconds: float) -> str:
 
 
 def _bar(console: Console | None) -> Bar | None:
-    """A bar in `console`, or on stderr if that is a terminal."""
     from rich import progress  # servers that download nothing start without it
 
     from cog_triton.system.terminal import err
 
     if console is None and not err.is_terminal:
         return None
-    return progress.Progress(
+    columns = (
         progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(),
         progress.DownloadColumn(),
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
-        console=console or err,  # the same as a progress line around this one
-        redirect_stdout=sys.stdout.isatty(),
     )
+    # `err` is the console of a progress line around this one, too.
+    return progress.Progress(*columns, console=console or err, redirect_stdout=sys.stdout.isatty())

@@ -5,7 +5,6 @@ Engines that share a layer share its files on the disk.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import threading
@@ -24,22 +23,15 @@ from cog_triton.download.transfer import in_parallel
 from cog_triton.download.transfer_progress import Echo, Progress, size_text
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.oci import image_manifest
-from cog_triton.oci.image_manifest import Descriptor
+from cog_triton.oci.image_manifest import WHITEOUT, Descriptor
 from cog_triton.oci.reference import Reference
 from cog_triton.oci.registry_client import Registry
 from cog_triton.system.printable import printable
 
-_WHITEOUT = ".wh."
 _ENTRIES = TypeAdapter(dict[str, FileEntry])
 _LAYERS_AT_ONCE = 3
-
-
-@dataclass(frozen=True)
-class StoredLayer:
-    """Files of a layer, below `root`, as they were when it was unpacked."""
-
-    root: Path
-    files: Mapping[str, FileEntry]
+StoredFiles = Mapping[str, tuple[Path, FileEntry]]
+"""Files of a layer by name: where they are, and what they were when they were unpacked."""
 
 
 class LayerStore:
@@ -49,23 +41,19 @@ class LayerStore:
         self._layers = directory / "layers"
         self._blobs = directory / "blobs"
 
-    def locate(self, digest: str) -> StoredLayer | None:
-        """The layer, if it is here with all its files."""
+    def locate(self, digest: str) -> StoredFiles | None:
+        """The layer's files, if all of them are here."""
         path = self._path(digest)
         try:
-            files = _ENTRIES.validate_json((path / "index.json").read_bytes())
-            sizes = {name: (path / "files" / name).stat().st_size for name in files}
+            entries = _ENTRIES.validate_json((path / "index.json").read_bytes())
+            files = {name: (path / "files" / name, entry) for name, entry in entries.items()}
+            whole = all(file.stat().st_size == entry.size for file, entry in files.values())
         except (OSError, ValidationError):
             return None
-        whole = all(sizes[name] == entry.size for name, entry in files.items())
-        return StoredLayer(path / "files", files) if whole else None
+        return files if whole else None
 
     def fetch(
-        self,
-        layer: Descriptor,
-        registry: Registry,
-        progress: Progress,
-        halt: threading.Event,
+        self, layer: Descriptor, registry: Registry, progress: Progress, halt: threading.Event
     ) -> None:
         """Download, verify and unpack a layer that is not here.
 
@@ -82,49 +70,36 @@ class LayerStore:
                 return
             blob = registry.fetch_blob(layer, self._blobs / path.name, progress, halt)
             try:
-                self._unpack(blob, path, name)
+                with disk_space.scratch(path) as fresh:
+                    _unpack(blob, fresh, name)
+                    shutil.rmtree(path, ignore_errors=True)
+                    fresh.rename(path)
             finally:
                 blob.unlink(missing_ok=True)
-
-    def _unpack(self, blob: Path, path: Path, name: str) -> None:
-        with disk_space.scratch(path) as fresh:
-            (fresh / "files").mkdir()
-            try:
-                files = engine_tar.extract(blob, fresh / "files", links=False)
-            except EngineCorrupt as error:
-                raise EngineCorrupt(f"{name}: {error.detail}") from None
-            for file in files:
-                if any(part.startswith(_WHITEOUT) for part in file.split("/")):
-                    raise EngineCorrupt(f"{name}: {printable(file)}: deletes a file of another")
-            text = json.dumps({file: entry.model_dump() for file, entry in files.items()})
-            (fresh / "index.json").write_text(text, "utf-8")
-            shutil.rmtree(path, ignore_errors=True)
-            fresh.chmod(0o755)
-            fresh.rename(path)
 
     def _path(self, digest: str) -> Path:
         return self._layers / digest.removeprefix("sha256:")
 
 
-def _link(source: Path, target: Path) -> None:
-    """Give the file `source` a second name, or copy it where the file system has no links."""
+def _unpack(blob: Path, fresh: Path, name: str) -> None:
+    (fresh / "files").mkdir()
     try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
+        files = engine_tar.extract(blob, fresh / "files", links=False)
+    except EngineCorrupt as error:
+        raise EngineCorrupt(f"{name}: {error.detail}") from None
+    for file in files:
+        if any(part.startswith(WHITEOUT) for part in file.split("/")):
+            raise EngineCorrupt(f"{name}: {printable(file)}: deletes a file of another")
+    (fresh / "index.json").write_bytes(_ENTRIES.dump_json(files))
+    fresh.chmod(0o755)
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a reference is now: with its digest, and `size` bytes of layers."""
+    """What a reference is now: with its digest, and the layers."""
 
     reference: Reference
     layers: tuple[Descriptor, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes of all layers, as they are sent."""
-        return sum(layer.size for layer in self.layers)
 
 
 class Puller:
@@ -176,10 +151,9 @@ class Puller:
             digest = resolved.reference.digest or ""
             if found := self._located(digest):
                 return found
-            self._fetch(registry, resolved)
+            self._fetch(registry, resolved.layers)
         target = self._path(digest)
-        name = str(reference)
-        with disk_space.writing(target, name, self._echo, self._stop, "unpacking it"):
+        with disk_space.writing(target, str(reference), self._echo, self._stop, "unpacking it"):
             return self._located(digest) or self._assemble(resolved, target)
 
     def _registry(self, reference: Reference) -> Registry:
@@ -187,31 +161,31 @@ class Puller:
 
     def _resolved(self, registry: Registry) -> Resolved:
         digest, body = registry.manifest()
-        layers = image_manifest.parse(body, str(registry.reference)).layers
-        found = Resolved(registry.reference.pinned(digest), tuple(layers))
-        if registry.reference.digest is None:
-            self._echo(f"[download] {registry.reference} is {digest}, {size_text(found.size)}")
-        return found
+        reference = registry.reference
+        layers = image_manifest.parse(body, str(reference)).layers
+        if reference.digest is None:
+            size = size_text(sum(layer.size for layer in layers))
+            self._echo(f"[download] {reference} is {digest}, {size}")
+        return Resolved(reference.pinned(digest), tuple(layers))
 
-    def _fetch(self, registry: Registry, resolved: Resolved) -> None:
+    def _fetch(self, registry: Registry, layers: Collection[Descriptor]) -> None:
         """Fetch the layers that lack, the largest first, several at once."""
-        lacking = [layer for layer in resolved.layers if not self._store.locate(layer.digest)]
+        lacking = [layer for layer in layers if self._store.locate(layer.digest) is None]
         lacking.sort(key=lambda layer: -layer.size)
-        total = sum(layer.size for layer in lacking)
-        shared = resolved.size - total
-        if shared:
-            self._echo(f"[download] {registry.reference}: {size_text(shared)} of it are here")
+        name, total = str(registry.reference), sum(layer.size for layer in lacking)
+        if shared := sum(layer.size for layer in layers) - total:
+            self._echo(f"[download] {name}: {size_text(shared)} of it are here")
         # Each layer is a tar and its files until it is unpacked.
         most = total + sum(layer.size for layer in lacking[:_LAYERS_AT_ONCE])
-        disk_space.require(self._engines, most, str(registry.reference))
+        disk_space.require(self._engines, most, name)
         halt = threading.Event()
-        with Progress(str(registry.reference), self._echo, total) as progress:
+        with Progress(name, self._echo, total) as progress:
             in_parallel(
                 lacking,
                 lambda layer: self._store.fetch(layer, registry, progress, halt),
                 _LAYERS_AT_ONCE,
                 halt,
-                registry.require_not_stopped,
+                registry.backoff().require_running,
             )
 
     def _located(self, digest: str) -> Path | None:
@@ -229,23 +203,29 @@ class Puller:
     def _assemble(self, resolved: Resolved, target: Path) -> Path:
         """Make the engine's directory of links to its layers' files, checked by its manifest."""
         name = str(resolved.reference)
-        files: dict[str, Path] = {}
-        entries: dict[str, FileEntry] = {}
+        files: dict[str, tuple[Path, FileEntry]] = {}
         for layer in resolved.layers:
             stored = self._store.locate(layer.digest)
             if stored is None:
                 raise ModelUnavailable(f"{name}: layer {layer.digest} was removed meanwhile")
-            _add(files, stored, name)
-            entries.update(stored.files)
-        _require_directories(files, name)
+            # Layers are in no order: none hides a file of another.
+            if twice := files.keys() & stored.keys():
+                raise EngineCorrupt(f"{name}: {printable(min(twice))} is in two of its layers")
+            files |= stored
+            if len(files) > MAX_MEMBERS:
+                raise EngineCorrupt(f"{name}: has over {MAX_MEMBERS} files")
+        for parent in (str(parent) for file in files for parent in PurePosixPath(file).parents):
+            if parent in files:
+                raise EngineCorrupt(f"{name}: {printable(parent)} is a file and a directory")
         with disk_space.scratch(target) as fresh:
-            for file, source in files.items():
+            for file, (source, _) in files.items():
                 (fresh / file).parent.mkdir(parents=True, exist_ok=True)
                 _link(source, fresh / file)
             manifest = engine_manifest.load(fresh)
             if manifest is None:
                 self._echo(f"{name} has no manifest: what it was built for cannot be checked")
             else:
+                entries = {file: entry for file, (_, entry) in files.items()}
                 for difference in engine_tar.differences(manifest, entries):
                     raise EngineCorrupt(f"{name}: {difference}")
             fresh.chmod(0o755)
@@ -253,21 +233,9 @@ class Puller:
         return target
 
 
-def _add(files: dict[str, Path], layer: StoredLayer, name: str) -> None:
-    """Add a layer's files; raises E1306 where one is also in another layer.
-
-    Layers are in no order: none hides a file of another.
-    """
-    for file in layer.files:
-        if file in files:
-            raise EngineCorrupt(f"{name}: {printable(file)} is in two of its layers")
-        files[file] = layer.root / file
-    if len(files) > MAX_MEMBERS:
-        raise EngineCorrupt(f"{name}: has over {MAX_MEMBERS} files")
-
-
-def _require_directories(files: Mapping[str, Path], name: str) -> None:
-    for file in files:
-        for parent in PurePosixPath(file).parents:
-            if str(parent) in files:
-                raise EngineCorrupt(f"{name}: {printable(str(parent))} is a file and a directory")
+def _link(source: Path, target: Path) -> None:
+    """Give the file `source` a second name, or copy it where the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -15,7 +15,7 @@ from cog_triton.download.transfer import in_parallel
 from cog_triton.download.transfer_progress import Echo, Progress, size_text
 from cog_triton.errors import BuildCancelled, InvalidArgument, PushFailed
 from cog_triton.oci import image_manifest
-from cog_triton.oci.image_manifest import LayerFiles, Made
+from cog_triton.oci.image_manifest import LayerFiles, Made, digest_of
 from cog_triton.oci.layer_blobs import EngineFiles, LayerBlob, layers_of, opened
 from cog_triton.oci.reference import Reference
 from cog_triton.oci.registry_client import Registry
@@ -28,53 +28,40 @@ _WEIGHT = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?")
 Form = Callable[[Sequence[LayerFiles], EngineFiles], Made]
 
 
-@dataclass(frozen=True)
-class Blob:
-    """What is sent; `read` gives its bytes from the start, again after a failure."""
-
-    digest: str
-    size: int
-    read: Callable[[], Iterable[bytes]]
-
-
 class Upload:
-    """Upload of `blob` through `registry`; its iterator is the content of the request.
+    """A blob that is sent; its iterator is the content of the request.
 
     Args:
-        source: repository of the same registry to mount it from, if it is there.
+        read: gives its bytes from the start, again after a failure.
         sent: called with the bytes sent; a negative number takes back.
     """
 
     def __init__(
-        self, registry: Registry, blob: Blob, source: str | None, sent: Callable[[int], None]
+        self,
+        digest: str,
+        size: int,
+        read: Callable[[], Iterable[bytes]],
+        sent: Callable[[int], None],
     ) -> None:
-        self._registry = registry
-        self._blob = blob
-        self._source = source
-        self._sent = sent
-        self._at = self._most = 0
+        self.digest, self.size = digest, size
+        self._read, self._sent = read, sent
+        self._at = self.most = 0
 
-    def run(self) -> bool:
-        """Send the blob; False if the registry has it, in this repository or another."""
-        return self._registry.retried(self._send, lambda: self._most)
-
-    def _send(self) -> bool:
-        """One attempt, from the blob's start."""
+    def send(self, registry: Registry, source: str | None) -> bool:
+        """One attempt; False if the registry has it, in this repository or in `source`."""
         self._take_back()
-        url = f"{self._registry.url}/blobs/{self._blob.digest}"
-        with self._registry.answer("HEAD", url, (200, 404)) as response:
+        with registry.answer("HEAD", f"/blobs/{self.digest}", (200, 404)) as response:
             if response.status_code == 200:
                 return False
         # Without a repository to mount from, a registry may look in all of them.
-        query = {"mount": self._blob.digest, **({"from": self._source} if self._source else {})}
-        url = f"{self._registry.url}/blobs/uploads/"
-        with self._registry.answer("POST", url, (201, 202), params=query) as response:
+        query = {"mount": self.digest, **({"from": source} if source else {})}
+        with registry.answer("POST", "/blobs/uploads/", (201, 202), params=query) as response:
             if response.status_code == 201:
                 return False
-            place = _place(response).copy_merge_params({"digest": self._blob.digest})
-        headers = {"Content-Length": str(self._blob.size), "Content-Type": _OCTETS}
+            place = _place(response).copy_merge_params({"digest": self.digest})
+        headers = {"Content-Length": str(self.size), "Content-Type": _OCTETS}
         # 404 is an upload that the registry has forgotten: the next attempt begins another.
-        with self._registry.answer(
+        with registry.answer(
             "PUT", place, (201, 204, 404), content=self, headers=headers
         ) as response:
             if response.status_code == 404:
@@ -88,10 +75,10 @@ class Upload:
     def __iter__(self) -> Iterator[bytes]:
         """Bytes of the blob, counted; httpx reads them again if it has to authenticate."""
         self._take_back()
-        for chunk in self._blob.read():
+        for chunk in self._read():
             self._sent(len(chunk))
             self._at += len(chunk)
-            self._most = max(self._most, self._at)
+            self.most = max(self.most, self._at)
             yield chunk
 
 
@@ -172,7 +159,15 @@ def push(
         if found.manifest is None:
             echo(f"[push] {engine.name}: no manifest, so what it is for will not be known")
         blobs = layers_of(found.files)
-        layers = _described(engine.name, blobs, found, echo, stop)
+        total = sum(span.size for span in found.files.values())
+        with Progress(f"reading {engine.name}", echo, total, tag="push") as progress:
+
+            def count(size: int) -> None:
+                _require_running(stop)
+                progress.advance(size)
+
+            layers = [blob.describe(count) for blob in blobs]
+        found.verify({name: entry for layer in layers for name, entry in layer.files.items()})
         with Registry(
             reference,
             echo,
@@ -183,28 +178,7 @@ def push(
             failed=PushFailed,
             tag="push",
         ) as registry:
-            return _send(registry, layers, blobs, form(layers, found), mount_from, echo)
-
-
-def _described(
-    name: str,
-    blobs: Sequence[LayerBlob],
-    engine: EngineFiles,
-    echo: Echo,
-    stop: threading.Event,
-) -> list[LayerFiles]:
-    """Digests of the layers, once all files are as the manifest says."""
-    total = sum(span.size for span in engine.files.values())
-    with Progress(f"reading {name}", echo, total, tag="push") as progress:
-
-        def read(count: int) -> None:
-            if stop.is_set():
-                raise BuildCancelled(f"{name}: stopped")
-            progress.advance(count)
-
-        layers = [blob.describe(read) for blob in blobs]
-    engine.verify({name: entry for layer in layers for name, entry in layer.files.items()})
-    return layers
+            return _send(registry, layers, blobs, form(layers, found), mount_from)
 
 
 def _send(
@@ -213,28 +187,36 @@ def _send(
     blobs: Sequence[LayerBlob],
     made: Made,
     mount_from: str | None,
-    echo: Echo,
 ) -> Pushed:
-    digest = image_manifest.digest_of(made.config)
-    todo = [Blob(digest, len(made.config), lambda: [made.config])]
-    todo += [Blob(one.digest, one.size, blob.read) for one, blob in zip(layers, blobs, strict=True)]
-    total = sum(blob.size for blob in todo)
-    name = str(registry.reference)
+    name, halt = str(registry.reference), threading.Event()
+    total = len(made.config) + sum(layer.size for layer in layers)
     there: list[int] = []
-    with Progress(name, echo, total, tag="push") as progress:
+    with Progress(name, registry.echo, total, tag="push") as progress:
 
         def sent(count: int) -> None:
-            registry.require_running()
+            _require_running(halt)
             (progress.advance if count > 0 else progress.skip)(count)
 
-        def work(blob: Blob) -> None:
-            if not Upload(registry, blob, mount_from, sent).run():
+        def work(blob: Upload) -> None:
+            backoff = registry.backoff(lambda: blob.most, halt)
+            if not backoff.retried(lambda: blob.send(registry, mount_from)):
                 progress.skip(blob.size)
                 there.append(blob.size)
 
-        in_parallel(todo, work, _UPLOADS, registry.halt, registry.require_not_stopped)
-        registry.halt.clear()
+        config = digest_of(made.config)
+        todo = [Upload(config, len(made.config), lambda: [made.config], sent)]
+        for layer, blob in zip(layers, blobs, strict=True):
+            todo.append(Upload(layer.digest, layer.size, blob.read, sent))
+        check = registry.backoff().require_running
+        in_parallel(todo, work, _UPLOADS, halt, check)
         registry.put_manifest(made.manifest)
     if there:
-        echo(f"[push] {name}: {len(there)} of {len(todo)} blobs are there, {size_text(sum(there))}")
+        registry.echo(
+            f"[push] {name}: {len(there)} of {len(todo)} blobs are there, {size_text(sum(there))}"
+        )
     return Pushed(registry.reference.pinned(made.digest), total - sum(there), total)
+
+
+def _require_running(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise BuildCancelled("the push was stopped")

@@ -24,6 +24,8 @@ from cog_triton.system.printable import first_problem, printable
 MAX_MANIFEST = 4 << 20
 """Most bytes of a manifest, as registries have it."""
 MAX_LAYERS = 1 << 10
+WHITEOUT = ".wh."
+"""Begins the name of a file that deletes one of another layer."""
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
 TAR = "application/vnd.oci.image.layer.v1.tar"
 ACCEPTED = (

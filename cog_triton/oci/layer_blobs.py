@@ -13,7 +13,7 @@ from pathlib import Path
 from cog_triton.artifact import engine_manifest, engine_tar, seal, tar_members
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
 from cog_triton.errors import EngineCorrupt
-from cog_triton.oci.image_manifest import LayerFiles
+from cog_triton.oci.image_manifest import WHITEOUT, LayerFiles
 from cog_triton.system.printable import printable
 
 MAX_LAYERS = 120
@@ -21,7 +21,6 @@ MAX_LAYERS = 120
 _CHUNK = 1 << 20
 _BLOCK = 512
 _END = bytes(2 * _BLOCK)
-_WHITEOUT = ".wh."
 _MAX_MANIFEST = 64 << 20
 
 
@@ -98,7 +97,7 @@ def layers_of(files: Mapping[str, Span]) -> list[LayerBlob]:
         EngineCorrupt: a name that a layer cannot have.
     """
     for name in files:
-        if any(part.startswith(_WHITEOUT) for part in name.split("/")) or not name.isprintable():
+        if any(part.startswith(WHITEOUT) for part in name.split("/")) or not name.isprintable():
             raise EngineCorrupt(f"{printable(name)}: no name for a file of a layer")
     seals: dict[str, dict[str, Span]] = {}
     for name in files:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ from cog_triton.download.http_source import http_errors, retry_after
 from cog_triton.download.retry import Backoff, RetryPolicy, TransientError, is_transient
 from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.download.url_download import fetch
-from cog_triton.errors import BuildCancelled, CogTritonError, EngineCorrupt, ModelUnavailable
+from cog_triton.errors import CogTritonError, EngineCorrupt, ModelUnavailable
 from cog_triton.oci import credentials
 from cog_triton.oci.credentials import RegistryAuth
 from cog_triton.oci.image_manifest import ACCEPTED, IMAGE, MAX_MANIFEST, Descriptor, digest_of
@@ -25,7 +24,6 @@ from cog_triton.system.printable import printable
 
 _TIMEOUT = httpx.Timeout(30.0, read=300.0, pool=None)
 _MAX_ERROR = 1 << 16
-_POLL_S = 0.2
 _CONNECTIONS = 4
 _SHOWN = 200
 Result = TypeVar("Result")
@@ -51,16 +49,13 @@ class Registry:
         failed: type[CogTritonError] = ModelUnavailable,
         tag: str = "download",
     ) -> None:
-        self.reference = reference
+        self.reference, self.echo, self.stop = reference, echo, stop
         self.url = reference.url(reference.host in plain_http)
         found = credentials.find(reference.host, reference.repository)
-        self.auth = RegistryAuth(httpx.URL(self.url), found)
-        self.stop = stop
-        self.halt = threading.Event()
-        """Ends what other threads do here, once one has failed."""
-        self.echo, self._retry, self._tag = echo, retry, tag
+        self._auth = RegistryAuth(httpx.URL(self.url), found)
+        self._retry, self._tag = retry, tag
         self._refused, self._failed = refused, failed
-        self._client = httpx.Client(auth=self.auth, timeout=_TIMEOUT, follow_redirects=True)
+        self._client = httpx.Client(auth=self._auth, timeout=_TIMEOUT, follow_redirects=True)
 
     def __enter__(self) -> Registry:
         return self
@@ -68,43 +63,16 @@ class Registry:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def retried(self, action: Callable[[], Result], progress: Callable[[], int] = int) -> Result:
-        """Result of `action`, which is done again after transient errors.
+    def backoff(
+        self, progress: Callable[[], int] = int, stop: threading.Event | None = None
+    ) -> Backoff:
+        """Retries of one action, until `stop` is set.
 
         Args:
             progress: bytes that it has moved so far; more of them reset the count of failures.
-
-        Raises:
-            BuildCancelled: `stop` was set.
-            The error `failed`: too many failures without progress.
         """
-
-        def wait(seconds: float) -> None:
-            end = time.monotonic() + seconds
-            while (left := end - time.monotonic()) > 0:
-                self.require_running()
-                self.stop.wait(min(left, _POLL_S))
-
-        backoff = Backoff(
-            self._retry, str(self.reference), self.echo, progress, wait, self._tag, self._failed
-        )
-        while True:
-            self.require_running()
-            try:
-                return action()
-            except TransientError as error:
-                backoff.wait_after(error)
-
-    def require_running(self) -> None:
-        """Raise BuildCancelled where `stop` or `halt` is set."""
-        self.require_not_stopped()
-        if self.halt.is_set():
-            raise BuildCancelled(f"{self.reference}: ended by another's failure")
-
-    def require_not_stopped(self) -> None:
-        """Raise BuildCancelled where `stop` is set."""
-        if self.stop.is_set():
-            raise BuildCancelled(f"{self.reference}: stopped")
+        name, stop = str(self.reference), stop or self.stop
+        return Backoff(self._retry, name, self.echo, progress, stop, self._tag, self._failed)
 
     @contextmanager
     def answer(
@@ -112,10 +80,15 @@ class Registry:
     ) -> Iterator[httpx.Response]:
         """Response of one request, not read yet, with one of the `expected` statuses.
 
+        Args:
+            url: one that begins with / is a path of the repository.
+
         Raises:
             TransientError: a retry may help.
             The error `refused`: it will not; has the registry's own words.
         """
+        if isinstance(url, str):
+            url = self.url + url
         with (
             http_errors(str(self.reference), self._refused),
             self._client.stream(method, url, **options) as response,
@@ -124,17 +97,6 @@ class Registry:
                 raise self._problem(response)
             yield response
 
-    def request(
-        self, method: str, path: str, expected: Collection[int], **options: Any
-    ) -> httpx.Response:
-        """Response, without its body, of a request to a `path` of the repository; retried."""
-
-        def once() -> httpx.Response:
-            with self.answer(method, f"{self.url}/{path}", expected, **options) as response:
-                return response
-
-        return self.retried(once)
-
     def manifest(self) -> tuple[str, bytes]:
         """Digest and body of the manifest; the body has that digest.
 
@@ -142,17 +104,18 @@ class Registry:
             ModelUnavailable: it cannot be had, or has another digest than was asked for.
             EngineCorrupt: it is over `MAX_MANIFEST`.
         """
-        named = self.reference.digest or self.reference.tag
+        path = f"/manifests/{self.reference.digest or self.reference.tag}"
         headers = {"Accept": ", ".join(ACCEPTED), "Accept-Encoding": "identity"}
 
-        def once() -> tuple[Mapping[str, str], bytes]:
-            url = f"{self.url}/manifests/{named}"
-            with self.answer("GET", url, (200,), headers=headers) as response:
-                return response.headers, self._limited(response)
+        def once() -> tuple[str, bytes | None]:
+            with self.answer("GET", path, (200,), headers=headers) as response:
+                told = response.headers.get("docker-content-digest", "")
+                return told, _body(response, MAX_MANIFEST)
 
-        answered, body = self.retried(once)
+        told, body = self.backoff().retried(once)
+        if body is None:
+            raise EngineCorrupt(f"{self.reference}: its manifest has over {MAX_MANIFEST} bytes")
         found = digest_of(body)
-        told = answered.get("docker-content-digest", "")
         wanted = self.reference.digest or (told if DIGEST.fullmatch(told) else found)
         if found != wanted:
             raise ModelUnavailable(f"{self.reference}: its manifest has {found}, not {wanted}")
@@ -171,48 +134,49 @@ class Registry:
             retry=self._retry,
             connections=_CONNECTIONS,
             stop=halt,
-            auth=self.auth,
+            auth=self._auth,
             expected_size=blob.size,
         )
 
     def put_manifest(self, body: bytes) -> None:
         """Send a manifest under the reference's tag."""
-        path = f"manifests/{self.reference.tag}"
-        self.request("PUT", path, (201, 202), content=body, headers={"Content-Type": IMAGE})
+        headers = {"Content-Type": IMAGE}
 
-    def _limited(self, response: httpx.Response) -> bytes:
-        body = b""
-        for chunk in response.iter_raw():
-            body += chunk
-            if len(body) > MAX_MANIFEST:
-                raise EngineCorrupt(
-                    f"{self.reference}: its manifest has over {MAX_MANIFEST} bytes; must be less"
-                )
-        return body
+        def once() -> None:
+            path = f"/manifests/{self.reference.tag}"
+            with self.answer("PUT", path, (201, 202), content=body, headers=headers):
+                pass
+
+        self.backoff().retried(once)
 
     def _problem(self, response: httpx.Response) -> Exception:
-        status = response.status_code
-        said = _words(response)
+        status, said = response.status_code, _words(response)
         text = f"HTTP {status} {response.reason_phrase}".rstrip() + (f": {said}" if said else "")
         if is_transient(status):
             return TransientError(text, retry_after(response.headers.get("retry-after")))
         hint = ""
         if status in (401, 403):
-            why = f"{self.auth.problem}; " if self.auth.problem else ""
+            why = f"{self._auth.problem}; " if self._auth.problem else ""
             hint = f": {why}log in with docker login {self.reference.host}, or podman login"
         elif status == 404:
             hint = ": there is no such repository, tag or digest, or it is private"
         return self._refused(f"{self.reference}: {text}{hint}")
 
 
+def _body(response: httpx.Response, most: int) -> bytes | None:
+    """The body, if it has at most so many bytes."""
+    body = b""
+    for chunk in response.iter_raw():
+        body += chunk
+        if len(body) > most:
+            return None
+    return body
+
+
 def _words(response: httpx.Response) -> str:
     """What a registry says in its errors' JSON, if it is that."""
     try:
-        body = b""
-        for chunk in response.iter_raw():
-            body += chunk
-            if len(body) > _MAX_ERROR:
-                return ""
+        body = _body(response, _MAX_ERROR) or b""
         errors = httpx.Response(200, content=body).json()["errors"]
         said = "; ".join(f"{one.get('code')} {one.get('message') or ''}".strip() for one in errors)
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):

@@ -9,8 +9,7 @@ import threading
 from pathlib import Path
 
 from cog_triton.artifact import tar_members
-from cog_triton.download import disk_space
-from cog_triton.download import url_download as downloads
+from cog_triton.download import disk_space, url_download
 from cog_triton.download.model_request import FetchedModel, checked
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo, size_text
@@ -18,7 +17,6 @@ from cog_triton.errors import ModelUnavailable, UserError
 from cog_triton.system.atomic_write import sync_directory
 
 _CHUNK = 1 << 20
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class ModelTar:
@@ -33,11 +31,14 @@ class ModelTar:
 
     def __init__(self, url: str, sha256: str | None, store: Path) -> None:
         self._url = url
-        self._sha256 = None if sha256 is None else sha256.lower()
-        if self._sha256 is not None and not _SHA256.fullmatch(self._sha256):
+        self._sha256 = identity = None if sha256 is None else sha256.lower()
+        if identity is not None and not re.fullmatch("[0-9a-f]{64}", identity):
             raise ModelUnavailable("model_tar_sha256 must be 64 hexadecimal digits")
-        self._local = downloads.local_path(url)
-        key = hashlib.sha256(self._identity().encode()).hexdigest()[:16]
+        self._local = url_download.local_path(url)
+        if identity is None and self._local is not None and self._local.is_file():
+            stat = self._local.stat()
+            identity = f"{self._local.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
+        key = hashlib.sha256((identity or url).encode()).hexdigest()[:16]
         revision = None if self._sha256 is None else f"sha256:{self._sha256}"
         self._model = FetchedModel(store.absolute() / "tars" / key, revision)
 
@@ -49,7 +50,7 @@ class ModelTar:
         """Bytes to download; None if unknown now. One request, never fails."""
         if self._local is not None or self.locate() is not None:
             return 0
-        return downloads.size(self._url)
+        return url_download.size(self._url)
 
     def fetch(self, echo: Echo, retry: RetryPolicy, stop: threading.Event) -> FetchedModel:
         """The unpacked directory; downloads and unpacks it if missing.
@@ -57,45 +58,26 @@ class ModelTar:
         Raises:
             As `model_source.fetch_model`.
         """
-        target = self._model.path
-        if self.locate() is None:
-            name = downloads.redacted_name(self._url)
-            with disk_space.writing(target, name, echo, stop):
-                if self.locate() is None:
-                    self._make(target, name, echo, retry, stop)
+        if self.locate() is not None:
+            return self._model
+        target, name = self._model.path, url_download.redacted_name(self._url)
+        with disk_space.writing(target, name, echo, stop):
+            if self.locate() is None:
+                download = target.with_name(f"{target.name}.tar")
+                tar = url_download.fetch(
+                    self._url, download, sha256=self._sha256, echo=echo, retry=retry, stop=stop
+                )
+                try:
+                    _unpack(tar, target, name, echo)
+                except UserError:
+                    download.unlink(missing_ok=True)  # the URL's next content may be good
+                    raise
+                download.unlink(missing_ok=True)
         return self._model
-
-    def _make(
-        self, target: Path, name: str, echo: Echo, retry: RetryPolicy, stop: threading.Event
-    ) -> None:
-        download = target.with_name(f"{target.name}.tar")
-        tar = downloads.fetch(
-            self._url, download, sha256=self._sha256, echo=echo, retry=retry, stop=stop
-        )
-        try:
-            _unpack(tar, target, name, echo)
-        except UserError:
-            download.unlink(missing_ok=True)  # the URL's next content may be good
-            raise
-        download.unlink(missing_ok=True)
-
-    def _identity(self) -> str:
-        if self._sha256 is not None:
-            return self._sha256
-        if self._local is None or not self._local.is_file():
-            return self._url
-        stat = self._local.stat()
-        return f"{self._local.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
 
 
 def _unpack(tar: Path, target: Path, name: str, echo: Echo) -> None:
-    """Unpack the model in `tar` to `target` atomically; not its sole top directory.
-
-    Raises:
-        ModelUnavailable: it holds no model.
-        EngineCorrupt: no readable tar, or an unsafe member; names it.
-        DiskFull: there is no room for a member; names it.
-    """
+    """Unpack the model in `tar` to `target` atomically; not its sole top directory."""
     size = tar.stat().st_size
     disk_space.require(target.parent, size, f"{name}, unpacked,")
     with disk_space.scratch(target) as fresh:
@@ -111,16 +93,9 @@ def _unpack(tar: Path, target: Path, name: str, echo: Echo) -> None:
                 path.symlink_to(member.link)
             else:
                 path.mkdir(exist_ok=True)
-        top = checked(_top(fresh), name)
-        top.chmod(0o755)
+        top, entries = fresh, list(fresh.iterdir())
+        while len(entries) == 1 and entries[0].is_dir() and not entries[0].is_symlink():
+            top, entries = entries[0], list(entries[0].iterdir())
+        checked(top, name).chmod(0o755)
         top.rename(target)
         sync_directory(target.parent)
-
-
-def _top(directory: Path) -> Path:
-    """`directory`, or the one in it that holds everything, however deep."""
-    while True:
-        entries = list(directory.iterdir())
-        if len(entries) != 1 or entries[0].is_symlink() or not entries[0].is_dir():
-            return directory
-        directory = entries[0]

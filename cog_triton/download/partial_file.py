@@ -8,24 +8,25 @@ import os
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import Self
 
 from cog_triton.download.http_source import FileIdentity
 from cog_triton.system.atomic_write import sync_directory
 
 PIECE = 16 << 20
 _CHUNK = 1 << 20
-_WAIT_S = 0.2
 
 
 class PartialFile:
-    """``<target>.partial`` and ``<target>.partial.journal``, beside `target`.
+    """``<target>.partial`` and ``<target>.partial.journal``, beside `target`; for any thread.
 
     The journal's first line says of which file the pieces are; each line after it is the number
     of a piece whose bytes are on the disk. A line that was cut short does not count.
+
+    Args:
+        hashed: have the file's sha256 at its end: what is finished is hashed meanwhile.
     """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, hashed: bool = False) -> None:
         self._target = target
         self.path = target.with_name(f"{target.name}.partial")
         """The file's path until it is complete."""
@@ -34,10 +35,9 @@ class PartialFile:
         self._descriptor: int | None = None
         self._identity: FileIdentity | None = None
         self._finished: set[int] = set()
-        self.generation = 0
-        """Changes when what was written is dropped."""
-        self.changed = threading.Event()
-        """Set when a piece is finished."""
+        self._hashed = hashed
+        self._hashing = threading.Lock()
+        self._digest, self._digested = hashlib.sha256(), 0
 
     def known(self) -> FileIdentity | None:
         """Identity of the file that pieces are here of, None without pieces."""
@@ -83,19 +83,37 @@ class PartialFile:
     def finish(self, number: int) -> None:
         """Sync a finished piece to the disk, then add it to the journal."""
         with self._lock:
-            if self._descriptor is not None:
-                os.fdatasync(self._descriptor)
-                with self._journal.open("a", encoding="utf-8") as file:
-                    file.write(f"{number}\n")
-                self._finished.add(number)
-        self.changed.set()
+            if self._descriptor is None:
+                return
+            os.fdatasync(self._descriptor)
+            with self._journal.open("a", encoding="utf-8") as file:
+                file.write(f"{number}\n")
+            self._finished.add(number)
+        # One thread hashes; what others finish meanwhile it takes, too, or the next one does.
+        if self._hashed and self._hashing.acquire(blocking=False):
+            try:
+                while self._digested // PIECE in self._finished and self._descriptor is not None:
+                    if not self._hash_piece():
+                        break
+            finally:
+                self._hashing.release()
 
-    def finished_end(self, number: int) -> int | None:
-        """Byte at which the piece `number` ends; None while it is not finished, or is none."""
-        with self._lock:
-            if number not in self._finished or self._identity is None:
-                return None
-            return min((number + 1) * PIECE, self._identity.size)
+    def sha256(self) -> str:
+        """Checksum of the whole file, once all of it is there."""
+        with self._hashing:
+            while self._hash_piece():
+                pass
+            return self._digest.hexdigest()
+
+    def _hash_piece(self) -> bool:
+        """Hash the next piece of the file; False at its end."""
+        end = self._digested + PIECE
+        with self.path.open("rb") as file:
+            file.seek(self._digested)
+            while chunk := file.read(min(_CHUNK, end - self._digested)):
+                self._digest.update(chunk)
+                self._digested += len(chunk)
+        return self._digested == end
 
     def close(self) -> None:
         """Close; pieces and journal stay for the next attempt."""
@@ -107,9 +125,9 @@ class PartialFile:
     def discard(self) -> None:
         """Remove file and journal."""
         self.close()
-        with self._lock:
+        with self._hashing:
             self._finished = set()
-            self.generation += 1
+            self._digest, self._digested = hashlib.sha256(), 0
         self._journal.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
 
@@ -137,64 +155,3 @@ class PartialFile:
         except (OSError, ValueError, TypeError, AttributeError, KeyError):
             pass  # none, or damaged
         return None, set()
-
-
-class RunningChecksum:
-    """Checksum of `partial` by a thread of its own, within ``with``.
-
-    It is as old as the file's `generation`: where that begins anew, so does this.
-    """
-
-    def __init__(self, partial: PartialFile) -> None:
-        self._partial = partial
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._begin()
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def hexdigest(self) -> str:
-        """Checksum of the whole file, once all of it is there."""
-        self._stop.set()
-        self._thread.join()
-        if self._generation != self._partial.generation:
-            self._begin()
-        self._read(None)
-        return self._digest.hexdigest()
-
-    def _begin(self) -> None:
-        self._generation = self._partial.generation
-        self._digest = hashlib.sha256()
-        self._at = self._number = 0
-
-    def _follow(self) -> None:
-        while not self._stop.is_set():
-            if self._generation != self._partial.generation:
-                self._begin()
-            end = self._partial.finished_end(self._number)
-            if end is None:
-                self._partial.changed.wait(_WAIT_S)
-                self._partial.changed.clear()
-                continue
-            try:
-                self._read(end)
-            except OSError:  # it was removed, for another generation
-                continue
-            self._number += 1
-
-    def _read(self, end: int | None) -> None:
-        """Hash up to byte `end`, or all that is left."""
-        with self._partial.path.open("rb") as file:
-            file.seek(self._at)
-            while end is None or self._at < end:
-                chunk = file.read(_CHUNK if end is None else min(_CHUNK, end - self._at))
-                if not chunk:
-                    break
-                self._digest.update(chunk)
-                self._at += len(chunk)

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -14,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from cog_triton.artifact.engine_manifest import sha256_of
 from cog_triton.download import disk_space, object_store
 from cog_triton.download.http_source import HTTPSource, Source
-from cog_triton.download.partial_file import PartialFile, RunningChecksum
+from cog_triton.download.partial_file import PartialFile
 from cog_triton.download.retry import RetryPolicy, TransientError
 from cog_triton.download.transfer import CONNECTIONS, Transfer
 from cog_triton.download.transfer_progress import Echo, Progress
@@ -62,52 +61,45 @@ def fetch(
         DiskFull: there is no room for it.
         BuildCancelled: `stop` was set.
     """
-    name = redacted_name(url)
+    name, wanted = redacted_name(url), sha256 and sha256.lower()
     local = local_path(url)
     if local is not None:
         if not local.is_file():
             raise ModelUnavailable(f"{name}: no such file")
-        if sha256 is not None:
+        if wanted is not None:
             echo(f"[download] {name}: checking its sha256")
-            held = sha256_of(local)
-            if held != sha256.lower():
-                raise _other_checksum(name, held, sha256)
+            _require_checksum(name, sha256_of(local), wanted)
         return local
     stop = stop or threading.Event()
-    with disk_space.writing(target, name, echo, stop):
+    with disk_space.writing(target, name, echo, stop), contextlib.ExitStack() as stack:
         if target.is_file():
-            if sha256 is None or sha256_of(target) == sha256.lower():
+            if wanted is None or sha256_of(target) == wanted:
                 return target
             echo(f"[download] {name}: what is here has another sha256; fetching it anew")
             target.unlink()
-        partial = PartialFile(target)
-        counting: AbstractContextManager[Progress] = (
-            contextlib.nullcontext(progress)
-            if progress is not None
-            else Progress(_short(url), echo)
-        )
-        remote = _source(url, name, headers, auth)
-        try:
-            with counting as counter, RunningChecksum(partial) as checksum:
-                Transfer(
-                    remote,
-                    partial,
-                    counter,
-                    retry,
-                    echo,
-                    stop,
-                    connections,
-                    sha256 is not None,
-                    expected_size,
-                ).run()
-                found = checksum.hexdigest() if sha256 is not None else None
-            if found is not None and sha256 is not None and found != sha256.lower():
+        if progress is None:
+            progress = stack.enter_context(Progress(_short(url), echo))
+        remote = stack.enter_context(contextlib.closing(_source(url, name, headers, auth)))
+        partial = PartialFile(target, hashed=wanted is not None)
+        stack.callback(partial.close)
+        Transfer(
+            remote,
+            partial,
+            progress,
+            retry,
+            echo,
+            stop,
+            connections,
+            wanted is not None,
+            expected_size,
+        ).run()
+        if wanted is not None:
+            try:
+                _require_checksum(name, partial.sha256(), wanted)
+            except ModelUnavailable:
                 partial.discard()
-                raise _other_checksum(name, found, sha256)
-            partial.complete()
-        finally:
-            remote.close()
-            partial.close()
+                raise
+        partial.complete()
     return target
 
 
@@ -194,5 +186,6 @@ def _short(url: str) -> str:
     return parts.path.rpartition("/")[2] or parts.hostname or "file"
 
 
-def _other_checksum(name: str, found: str, wanted: str) -> ModelUnavailable:
-    return ModelUnavailable(f"{name}: has sha256 {found}, not {wanted.lower()}")
+def _require_checksum(name: str, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise ModelUnavailable(f"{name}: has sha256 {found}, not {wanted}")

@@ -82,7 +82,11 @@ def parse(body: bytes, origin: str) -> Image:
     except (ValueError, RecursionError):
         raise EngineCorrupt(f"{origin}: its manifest is not JSON") from None
     if isinstance(value, dict) and isinstance(value.get("manifests"), list):
-        raise EngineCorrupt(f"{origin}: {_index(value['manifests'])}")
+        images = ", ".join(map(_indexed, value["manifests"][:_SHOWN]))
+        raise EngineCorrupt(
+            f"{origin}: is an index of {len(value['manifests'])} images, not an engine: name one"
+            f" by its digest, @sha256:...; it has {images or 'none'}"
+        )
     try:
         image = Image.model_validate_json(body)
     except ValidationError as error:
@@ -98,21 +102,13 @@ def parse(body: bytes, origin: str) -> Image:
     return image
 
 
-def _index(entries: Sequence[Any]) -> str:
-    """What is said of an index: which images there are to choose from."""
-    found = []
-    for entry in entries[:_SHOWN]:
-        known = entry if isinstance(entry, dict) else {}
-        platform = known.get("platform")
-        system = platform if isinstance(platform, dict) else {}
-        name = "/".join(str(system.get(key, "?")) for key in ("os", "architecture"))
-        kind = known.get("artifactType") or name
-        found.append(f"{printable(str(known.get('digest'))[:80])} ({printable(str(kind)[:80])})")
-    more = " and more" if len(entries) > _SHOWN else ""
-    return (
-        f"is an index of {len(entries)} images, not an engine: name one by its digest, @sha256:...;"
-        f" it has {', '.join(found) or 'none'}{more}"
-    )
+def _indexed(entry: Any) -> str:
+    """Digest and platform of an entry of an index, which may be anything."""
+    known = entry if isinstance(entry, dict) else {}
+    platform = known.get("platform")
+    system = platform if isinstance(platform, dict) else {}
+    name = "/".join(str(system.get(key, "?")) for key in ("os", "architecture"))
+    return printable(f"{str(known.get('digest'))[:80]} ({name[:80]})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,11 @@ from cog_triton.system.redaction import redact_address
 
 SCHEME = "oci://"
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::\d{1,5})?"
 _NAME = r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*"
-_REPOSITORY = rf"{_NAME}(?:/{_NAME})*"
-_TAG = r"\w[\w.-]{0,127}"
 _WHOLE = re.compile(
-    rf"(?P<host>{_HOST})/(?P<repository>{_REPOSITORY})(?::(?P<tag>{_TAG}))?"
-    r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
+    r"(?P<host>(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::\d{1,5})?)"
+    rf"/(?P<repository>{_NAME}(?:/{_NAME})*)"
+    rf"(?::(?P<tag>\w[\w.-]{{0,127}}))?(?:@(?P<digest>{DIGEST.pattern}))?",
     re.ASCII,
 )
 _HUB, _HUB_API = "docker.io", "registry-1.docker.io"
@@ -74,7 +72,7 @@ class Reference:
 
 def is_loopback(host: str) -> bool:
     """Whether `host`, with a port or not, is this machine."""
-    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+    name = re.sub(r":\d+$", "", host)
     try:
         return ipaddress.ip_address(name.strip("[]")).is_loopback
     except ValueError:

@@ -54,7 +54,7 @@ MODULES: Modules = {
         """
         tar_members     /artifact/tar_members       engine_tar,tar_compression,tar_hostile
         engine_manifest /artifact/engine_manifest   engine_manifest,engine_tar
-        transfer        /download/transfer          fetch
+        url_download    /download/url_download      fetch
         partial_file    /download/partial_file      fetch
         credentials     /oci/credentials            oci_names,oci_pull
         image_manifest  /oci/image_manifest         oci_pull,oci_push

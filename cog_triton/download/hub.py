@@ -47,7 +47,6 @@ from cog_triton.errors import CogTritonError, DiskFull, ModelUnavailable
 
 _LIBRARY_ERRORS = (HfHubHTTPError, httpx2.HTTPError, OSError, ValueError, RuntimeError)
 _LISTING_TIMEOUT_S = 20.0
-_COUNTED_BAR = "huggingface_hub.snapshot_download"
 _Result = TypeVar("_Result")
 
 # Its lines may have the token, and its errors say the same.
@@ -150,15 +149,17 @@ class _Fetch:
         return hub_cache.make_view(request, listing, store)
 
     def _fetch(self, listing: Listing, progress: Progress) -> None:
-        name, large = self.request.model_id, {}
+        name, large, cached = self.request.model_id, {}, set()
         for path, file in listing.files.items():
             if hub_cache.pointer(name, listing.commit, path) is not None:
                 progress.skip(file.size)
+                cached.add(path)
             elif file.sha256 is not None and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
                 large[path] = file.sha256
         # The small ones first: a gated or forbidden repository shows at once.
         if small := listing.files.keys() - large.keys():
             self._snapshot(listing, small, progress)
+            progress.advance(sum(listing.files[path].size for path in small - cached))
         headers = build_hf_headers(token=self.request.token)
         for path, sha256 in large.items():
             fetch_url(
@@ -181,7 +182,7 @@ class _Fetch:
                 revision=listing.commit,
                 allow_patterns=[glob.escape(name) for name in names],
                 token=self.request.token,
-                tqdm_class=_counting(progress),
+                tqdm_class=_SilentBar,
                 cache_dir=constants.HF_HUB_CACHE,
                 endpoint=constants.ENDPOINT,
             )
@@ -283,18 +284,8 @@ def _without_tokens(text: str, request: ModelRequest) -> str:
     return text
 
 
-def _counting(progress: Progress) -> type[Any]:
-    """Class for the library's progress bar: draws nothing, and counts its bytes in `progress`."""
+class _SilentBar(tqdm):
+    monitor_interval = 0  # no thread to draw what is not shown
 
-    class Bar(tqdm):
-        monitor_interval = 0  # no thread to draw what is not shown
-
-        def __init__(self, *args: Any, name: str | None = None, **options: Any) -> None:
-            self._counted = name == _COUNTED_BAR
-            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
-
-        def update(self, n: float | None = 1) -> None:
-            if self._counted:
-                progress.advance(int(n or 0))
-
-    return Bar
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]

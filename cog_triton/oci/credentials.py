@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import re
 import subprocess
 import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +52,10 @@ def find(
     Raises:
         InvalidArgument: a file or helper is broken; names it, and nothing of what is in it.
     """
+    # Podman's keys may have a path, the longest of which is meant.
+    parts = [host, *repository.split("/")]
+    keys = ["/".join(parts[:count]) for count in range(len(parts), 1, -1)]
+    keys += _HUB_KEYS if host == "docker.io" else (host,)
     for path in config_files(environment):
         try:
             config = json.loads(path.read_bytes())
@@ -61,7 +64,7 @@ def find(
         except (OSError, ValueError) as error:
             kind = type(error).__name__  # the text of a JSON error may quote the file
             raise InvalidArgument(f"{path}: cannot be read as credentials ({kind})") from None
-        if isinstance(config, dict) and (found := _of_config(config, path, host, repository)):
+        if isinstance(config, dict) and (found := _of_config(config, path, keys)):
             return found
     return None
 
@@ -77,19 +80,16 @@ def config_files(environment: Mapping[str, str]) -> Iterator[Path]:
     yield Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "containers/auth.json"
 
 
-def _of_config(
-    config: dict[str, Any], path: Path, host: str, repository: str
-) -> Credentials | None:
-    keys = list(_keys(host, repository))
-    helpers = config.get("credHelpers")
-    named = [helpers[key] for key in keys if key in helpers] if isinstance(helpers, dict) else []
-    for helper in [*named, *([config["credsStore"]] if config.get("credsStore") else [])]:
+def _of_config(config: dict[str, Any], path: Path, keys: Sequence[str]) -> Credentials | None:
+    helpers, entries = (
+        value if isinstance(value, dict) else {}
+        for value in (config.get("credHelpers"), config.get("auths"))
+    )
+    named = [helpers[key] for key in keys if key in helpers]
+    for helper in [*named, *filter(None, [config.get("credsStore")])]:
         for key in keys:
             if found := _from_helper(str(helper), key, path):
                 return found
-    entries = config.get("auths")
-    if not isinstance(entries, dict):
-        return None
     for key in keys:
         entry = entries.get(key, entries.get(f"https://{key}"))
         if isinstance(entry, dict) and (found := _from_entry(entry, path, key)):
@@ -97,18 +97,10 @@ def _of_config(
     return None
 
 
-def _keys(host: str, repository: str) -> Iterator[str]:
-    """Keys of a registry: podman's may have a path, the longest of which is meant."""
-    parts = repository.split("/")
-    for count in range(len(parts), 0, -1):
-        yield "/".join((host, *parts[:count]))
-    yield from _HUB_KEYS if host == "docker.io" else (host,)
-
-
 def _from_entry(entry: Mapping[str, Any], path: Path, key: str) -> Credentials | None:
     try:
         user, _, password = base64.b64decode(entry.get("auth") or "").decode().partition(":")
-    except (binascii.Error, ValueError, TypeError):
+    except (ValueError, TypeError):
         raise InvalidArgument(f"{path}: auths of {key!r}: auth is no base64") from None
     user, password = entry.get("username") or user, entry.get("password") or password
     token = entry.get("identitytoken") or None
@@ -120,26 +112,21 @@ def _from_helper(helper: str, key: str, path: Path) -> Credentials | None:
     """What ``docker-credential-HELPER get`` says of `key`; an exit code is for having none."""
     if not _HELPER.fullmatch(helper):
         raise InvalidArgument(f"{path}: credential helper {helper[:80]!r}: is no name")
-    program = f"docker-credential-{helper}"
+    command = [f"docker-credential-{helper}", "get"]
     try:
         asked = subprocess.run(
-            [program, "get"],
-            input=key.encode(),
-            capture_output=True,
-            timeout=_HELPER_TIMEOUT_S,
-            check=False,
+            command, input=key.encode(), capture_output=True, timeout=_HELPER_TIMEOUT_S, check=False
         )
-    except FileNotFoundError:
-        raise InvalidArgument(f"{path}: names {program}, which is not in PATH") from None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InvalidArgument(f"{program}: {type(error).__name__}") from None
-    if asked.returncode:
-        return None
-    try:
+        if asked.returncode:
+            return None
         answer = json.loads(asked.stdout)
         user, secret = str(answer["Username"]), str(answer["Secret"])
+    except FileNotFoundError:
+        raise InvalidArgument(f"{path}: names {command[0]}, which is not in PATH") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InvalidArgument(f"{command[0]}: {type(error).__name__}") from None
     except (ValueError, KeyError, TypeError):
-        raise InvalidArgument(f"{program}: its answer is not docker's") from None
+        raise InvalidArgument(f"{command[0]}: its answer is not docker's") from None
     return Credentials(identity_token=secret) if user == _TOKEN_USER else Credentials(user, secret)
 
 
@@ -205,14 +192,13 @@ class RegistryAuth(httpx.Auth):
             realm = httpx.URL(challenge.get("realm", ""))
         except httpx.InvalidURL:
             realm = httpx.URL("")
-        plain = realm.scheme == "http" and (
-            self._origin[0] == "http" or is_loopback(realm.netloc.decode())
-        )
-        if not (realm.scheme == "https" or plain) or not realm.host:
+        local = self._origin[0] == "http" or is_loopback(realm.netloc.decode())
+        if realm.scheme not in ("https", *(["http"] if local else [])) or not realm.host:
             self.problem = "its token service is not reached by https"
             return None
         query = {key: challenge[key] for key in ("service", "scope") if challenge.get(key)}
         known = self._credentials
+        why = "gives no token"
         try:
             # Not followed: a redirect would take the password with it.
             with httpx.Client(follow_redirects=False, timeout=_TIMEOUT_S) as client:
@@ -222,21 +208,19 @@ class RegistryAuth(httpx.Auth):
                 else:
                     headers = {"Authorization": known.basic} if known else {}
                     response = client.get(realm.copy_merge_params(query), headers=headers)
+            if response.is_success and len(response.content) <= _MAX_TOKEN:
+                answer = response.json()
+                token = answer.get("token") or answer.get("access_token")
+                if isinstance(token, str) and token.isascii() and token.isprintable():
+                    return f"Bearer {token}"
+            else:
+                why = f"answers HTTP {response.status_code}"
         except httpx.HTTPError as error:
-            self.problem = f"its token service {realm.host}: {type(error).__name__}"
-            return None
-        if not response.is_success or len(response.content) > _MAX_TOKEN:
-            self.problem = f"its token service {realm.host} answers HTTP {response.status_code}"
-            return None
-        try:
-            answer = response.json()
-            token = answer.get("token") or answer.get("access_token")
+            why = f"cannot be asked: {type(error).__name__}"
         except (ValueError, AttributeError):
-            token = None
-        if not isinstance(token, str) or not token.isascii() or not token.isprintable():
-            self.problem = f"its token service {realm.host} gives no token"
-            return None
-        return f"Bearer {token}"
+            pass  # no JSON, or no object
+        self.problem = f"its token service {realm.host} {why}"
+        return None
 
 
 def _place(url: httpx.URL) -> tuple[str, str, int | None]:

@@ -19,8 +19,8 @@ from cog_triton.artifact.engine_manifest import FileEntry
 from cog_triton.artifact.tar_members import MAX_MEMBERS
 from cog_triton.download import disk_space
 from cog_triton.download.retry import RetryPolicy
-from cog_triton.download.transfer import in_parallel
 from cog_triton.download.transfer_progress import Echo, Progress, size_text
+from cog_triton.download.url_download import in_parallel
 from cog_triton.errors import EngineCorrupt, ModelUnavailable
 from cog_triton.oci import image_manifest
 from cog_triton.oci.image_manifest import WHITEOUT, Descriptor

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 import httpx
 
 from cog_triton.download.retry import RetryPolicy, TransientError
-from cog_triton.download.transfer import in_parallel
 from cog_triton.download.transfer_progress import Echo, Progress, size_text
+from cog_triton.download.url_download import in_parallel
 from cog_triton.errors import BuildCancelled, InvalidArgument, PushFailed
 from cog_triton.oci import image_manifest
 from cog_triton.oci.image_manifest import LayerFiles, Made, digest_of

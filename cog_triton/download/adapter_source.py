@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 from cog_triton.artifact.lora_adapter import CONFIG_FILE, FILES
-from cog_triton.download import url_download as downloads
 from cog_triton.download.model_request import FetchedModel, ModelRequest, is_hub_id
+from cog_triton.download.model_source import fetch_model, size
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import Echo
 from cog_triton.errors import ModelUnavailable
@@ -43,39 +42,28 @@ def fetch_adapter(
         EngineCorrupt: the tar is broken, or has an unsafe member.
         DiskFull: there is no room for it.
     """
+    name = source
     if "://" in source:
-        from cog_triton.download.model_tar import ModelTar  # takes its time, as the hub does
+        from cog_triton.download.url_download import redacted_name  # takes its time
 
-        name = downloads.redacted_name(source)
-        tar = ModelTar(source, sha256, store)
-        _require_size(name, tar.size(), max_bytes)
-        fetched = tar.fetch(echo, retry, threading.Event())
-        return FetchedModel(_only_adapter(fetched.path, source), fetched.revision)
-    path = base / expanded(source)
-    if path.is_dir():
+        name = redacted_name(source)
+        request = ModelRequest(source, model_tar_url=source, model_tar_sha256=sha256)
+    elif (path := base / expanded(source)).is_dir():
         return FetchedModel(path, None)
-    if not is_hub_id(source):
+    elif is_hub_id(source):
+        request = ModelRequest(source, revision, files=FILES, token=token)
+    else:
         raise ModelUnavailable(
             f"{redact_address(source)!r}: no such directory; an adapter is a directory, a URL of a"
             " tar, or ORG/NAME of the hub"
         )
-    from cog_triton.download import hub
-
-    request = ModelRequest(source, revision, files=FILES, token=token)
-    _require_size(source, hub.size(request, store), max_bytes)
-    return hub.fetch(request, store, echo, retry, threading.Event())
-
-
-def _require_size(name: str, size: int | None, max_bytes: int) -> None:
-    if size is not None and size > max_bytes:
-        raise ModelUnavailable(f"{name}: {size} bytes; at most {max_bytes} are taken")
-
-
-def _only_adapter(directory: Path, source: str) -> Path:
-    """The one folder of an unpacked tar that has an adapter."""
-    found = [path.parent for path in sorted(directory.rglob(CONFIG_FILE))]
+    count = size(request, store)
+    if count is not None and count > max_bytes:
+        raise ModelUnavailable(f"{name}: {count} bytes; at most {max_bytes} are taken")
+    fetched = fetch_model(request, store, echo, retry=retry)
+    if request.model_tar_url is None:
+        return fetched
+    found = [path.parent for path in fetched.path.rglob(CONFIG_FILE)]
     if len(found) != 1:
-        raise ModelUnavailable(
-            f"{downloads.redacted_name(source)}: holds {len(found)} {CONFIG_FILE}; must hold one"
-        )
-    return found[0]
+        raise ModelUnavailable(f"{name}: holds {len(found)} {CONFIG_FILE}; must hold one")
+    return FetchedModel(found[0], fetched.revision)

@@ -16,6 +16,7 @@ from cog_triton.download.retry import TransientError, is_transient
 from cog_triton.errors import CogTritonError, ModelUnavailable
 
 _TIMEOUT = httpx.Timeout(30.0, read=60.0, pool=None)
+_TRANSIENT = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _MEANING = {
     401: "not authorised",
@@ -112,11 +113,8 @@ class HTTPSource:
         status, headers = response.status_code, response.headers
         if status == 206:
             match = _RANGE.fullmatch(headers.get("content-range", ""))
-            if match is None:
-                return Answer(False, 0, None, response.iter_raw())
-            return Answer(
-                False, int(match[1]), _identity(headers, int(match[3])), response.iter_raw()
-            )
+            identity = _identity(headers, int(match[3])) if match else None
+            return Answer(False, int(match[1]) if match else 0, identity, response.iter_raw())
         if status == 200:
             length = headers.get("content-length", "")
             identity = _identity(headers, int(length)) if length.isdecimal() else None
@@ -138,26 +136,21 @@ def http_errors(name: str, refused: type[CogTritonError] = ModelUnavailable) -> 
     """
     try:
         yield
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        text = f"unreachable: {_text(error)}"
-        if "CERTIFICATE_VERIFY_FAILED" in text:
-            raise refused(f"{name}: {text}") from None
-        raise TransientError(text) from None
-    except (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError) as error:
-        raise TransientError(_text(error)) from None
     except httpx.InvalidURL:  # its text may hold a password
         raise refused(f"{name}: not a valid URL") from None
     except httpx.HTTPError as error:
-        raise refused(f"{name}: {_text(error)}") from None
+        text = str(error) or type(error).__name__
+        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
+            text = f"unreachable: {text}"
+        if isinstance(error, _TRANSIENT) and "CERTIFICATE_VERIFY_FAILED" not in text:
+            raise TransientError(text) from None
+        raise refused(f"{name}: {text}") from None
 
 
 def _identity(headers: httpx.Headers, size: int) -> FileIdentity:
     etag = headers.get("etag")
-    return FileIdentity(
-        size,
-        None if etag is None or etag.startswith("W/") else etag,
-        headers.get("last-modified"),
-    )
+    strong = None if etag is None or etag.startswith("W/") else etag
+    return FileIdentity(size, strong, headers.get("last-modified"))
 
 
 def retry_after(value: str | None) -> float | None:
@@ -170,7 +163,3 @@ def retry_after(value: str | None) -> float | None:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     except ValueError:
         return None
-
-
-def _text(error: httpx.HTTPError) -> str:
-    return str(error) or type(error).__name__

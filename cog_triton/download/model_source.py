@@ -15,6 +15,8 @@ from cog_triton.system.redaction import redact_address
 if TYPE_CHECKING:
     from cog_triton.download.model_tar import ModelTar
 
+# The hub and tars are imported where they are used: most builds do without, and they take time.
+
 
 def fetch_model(
     request: ModelRequest,
@@ -43,7 +45,7 @@ def fetch_model(
     if (tar := _tar(request, store)) is not None:
         return tar.fetch(echo, retry, stop)
     if is_hub_id(request.model_id):
-        from cog_triton.download import hub  # most builds do without, and it takes its time
+        from cog_triton.download import hub
 
         return hub.fetch(request, store, echo, retry, stop)
     return FetchedModel(resolve(request.model_id), None)
@@ -67,10 +69,7 @@ def locate(request: ModelRequest, store: Path) -> FetchedModel | None:
 
 
 def size(request: ModelRequest, store: Path) -> int | None:
-    """Bytes that `fetch_model` would download; None if they are not known.
-
-    Asks the hub or the tar's server once, and never fails.
-    """
+    """Bytes that `fetch_model` would download; None if unknown. Asks once, and never fails."""
     try:
         tar = _tar(request, store)
     except ModelUnavailable:
@@ -96,6 +95,6 @@ def _tar(request: ModelRequest, store: Path) -> ModelTar | None:
                 raise ModelUnavailable(f"{key} is for Hugging Face models, and {source} is none")
     if url is None:
         return None
-    from cog_triton.download.model_tar import ModelTar  # takes its time, as the hub does
+    from cog_triton.download.model_tar import ModelTar
 
     return ModelTar(url, sha256, store)

@@ -96,23 +96,19 @@ def layers_of(files: Mapping[str, Span]) -> list[LayerBlob]:
     Raises:
         EngineCorrupt: a name that a layer cannot have.
     """
+    seals: dict[str, list[str]] = {}
+    others: list[str] = []
     for name in files:
         if any(part.startswith(WHITEOUT) for part in name.split("/")) or not name.isprintable():
             raise EngineCorrupt(f"{printable(name)}: no name for a file of a layer")
-    seals: dict[str, dict[str, Span]] = {}
-    for name in files:
-        if (owner := seal.seal_of(name)) is not None:
-            seals.setdefault(owner, {})[name] = files[name]
+        owner = seal.seal_of(name)
+        (others if owner is None else seals.setdefault(owner, [])).append(name)
+    others.sort(key=lambda name: (-files[name].size, name))
     most = MAX_LAYERS - len(seals)
-    others = [name for name in files if seal.seal_of(name) is None]
-    by_size = sorted(others, key=lambda name: (-files[name].size, name))
-    alone = by_size if len(others) <= most else by_size[: most - 1]
-    together = set(others) - set(alone)
-    bundles = [*(seals[name] for name in sorted(seals)), {name: files[name] for name in together}]
-    return [
-        *(LayerBlob({name: files[name]}) for name in sorted(alone)),
-        *(LayerBlob(bundle) for bundle in bundles if bundle),
-    ]
+    alone = others if len(others) <= most else others[: most - 1]
+    layers = [[name] for name in sorted(alone)]
+    layers += [*(seals[owner] for owner in sorted(seals)), others[len(alone) :]]
+    return [LayerBlob({name: files[name] for name in names}) for names in layers if names]
 
 
 def _header(name: str, size: int) -> bytes:

@@ -167,10 +167,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         try:
             type(self).answer(self)
-        except OSError:  # the client has left, as it may
+        except (OSError, ValueError):  # the client has left, as it may, or we did
             self.close_connection = True
 
-    do_HEAD = do_GET  # noqa: N815
+    do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
 
     def finish(self) -> None:
         with suppress(OSError, ValueError):  # already reset
@@ -194,7 +194,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """The URL of a server that keeps connections and has `answer` answer every GET and HEAD."""
+    """The URL of a server that keeps connections and has `answer` answer every request."""
     handler = type("Handler", (_Handler,), {"answer": staticmethod(answer)})
     with while_serving(_Server(("127.0.0.1", 0), handler)) as url:
         yield url

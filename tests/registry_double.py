@@ -8,13 +8,14 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from http_replies import while_serving
+from http_replies import reply
+from range_server import answering
 
 
 @dataclass(frozen=True)
@@ -79,106 +80,69 @@ class RegistryDouble:
         """Requests whose method and path match."""
         return [one for one in self.seen if re.search(pattern, f"{one.method} {one.path}")]
 
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    registry: RegistryDouble
-
-    def handle_any(self) -> None:
-        seen = Seen(
-            self.command, self.path, self.headers.get("Authorization"), self.headers.get("Range")
-        )
-        registry = self.registry
-        with registry.lock:
-            registry.seen.append(seen)
-            fault = registry.plan(seen) or Fault()
-        length = int(self.headers.get("Content-Length") or 0)
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        """Answer any request, with the fault that is planned for it."""
+        span = request.headers.get("Range")
+        seen = Seen(request.command, request.path, request.headers.get("Authorization"), span)
+        with self.lock:
+            self.seen.append(seen)
+            fault = self.plan(seen) or Fault()
+        length = int(request.headers.get("Content-Length") or 0)
         wanted = length if fault.cut_after is None or not length else fault.cut_after
-        body = self.rfile.read(wanted)
-        url = urlsplit(self.path)
+        body = request.rfile.read(wanted)
+        url = urlsplit(request.path)
         if wanted < length:
-            self.close_connection = True
-            self.connection.close()
+            request.close_connection = True
+            request.connection.close()
         elif fault.status is not None:
-            self._send(fault.status, fault.body or b"", fault.headers)
-        elif self.command in ("GET", "HEAD"):
-            self._send_content(url.path, fault)
+            reply(request, fault.status, fault.body or b"", **fault.headers)
+        elif request.command in ("GET", "HEAD"):
+            self._send_content(request, url.path, fault.cut_after)
         else:
-            self._change(url.path, parse_qs(url.query), body)
+            self._change(request, url.path, parse_qs(url.query), body)
 
-    do_GET = do_HEAD = do_POST = do_PUT = handle_any  # noqa: N815
-
-    def _send_content(self, path: str, fault: Fault) -> None:
+    def _send_content(self, request: BaseHTTPRequestHandler, path: str, cut: int | None) -> None:
         name = path.rpartition("/")[2]
-        known = self.registry.manifests if "/manifests/" in path else self.registry.blobs
-        data = known.get(name)
+        data = (self.manifests if "/manifests/" in path else self.blobs).get(name)
         if data is None:
-            self._send(404, b'{"errors": [{"code": "UNKNOWN", "message": "not here"}]}')
+            reply(request, 404, b'{"errors": [{"code": "UNKNOWN", "message": "not here"}]}')
             return
-        span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        headers = {"ETag": f'"{name}"'} if "/blobs/" in path else {}
-        if span is None:
-            self._send(200, data, headers, fault.cut_after)
-            return
-        start, stop = int(span[1]), min(int(span[2]) + 1, len(data))
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
-        self._send(206, data[start:stop], headers, fault.cut_after)
+        span = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
+        headers, status = {"ETag": f'"{name}"'} if "/blobs/" in path else {}, 200
+        if span is not None:
+            start, stop = int(span[1]), min(int(span[2]) + 1, len(data))
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
+            data, status = data[start:stop], 206
+        headers["Content-Length"] = str(len(data))
+        if request.command == "HEAD" or cut is not None:
+            data = data[: cut or 0]
+        request.close_connection |= cut is not None
+        reply(request, status, data, **headers)
 
-    def _change(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
-        registry, name = self.registry, path.rpartition("/")[2]
-        if self.command == "POST":
-            name = f"u{next(registry.numbers)}"
-            registry.uploads.add(name)
-            self._send(202, b"", {"Location": f"{path}{name}?state=1"})
+    def _change(
+        self, request: BaseHTTPRequestHandler, path: str, query: dict[str, list[str]], body: bytes
+    ) -> None:
+        name = path.rpartition("/")[2]
+        if request.command == "POST":
+            name = f"u{next(self.numbers)}"
+            self.uploads.add(name)
+            reply(request, 202, Location=f"{path}{name}?state=1")
         elif "/manifests/" in path:
-            registry.manifests[name] = registry.manifests[digest_of(body)] = body
-            self._send(201, b"")
-        elif name not in registry.uploads:
-            self._send(404, b"")
+            self.manifests[name] = self.manifests[digest_of(body)] = body
+            reply(request, 201)
+        elif name not in self.uploads:
+            reply(request, 404)
         else:
-            registry.uploads.remove(name)
+            self.uploads.remove(name)
             good = query["digest"] == [digest_of(body)]
             if good:
-                registry.blobs[digest_of(body)] = body
-            self._send(201 if good else 400, b"")
-
-    def _send(
-        self,
-        status: int,
-        data: bytes,
-        headers: dict[str, str] | None = None,
-        cut: int | None = None,
-    ) -> None:
-        self.send_response(status)
-        for key, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data if cut is None else data[:cut])
-        if cut is not None:
-            self.wfile.flush()
-            self.close_connection = True
-
-    def handle(self) -> None:
-        try:
-            super().handle()
-        except (OSError, ValueError):  # the client has left, or we did
-            self.close_connection = True
-
-    def finish(self) -> None:
-        with suppress(OSError, ValueError):
-            super().finish()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
+                self.blobs[digest_of(body)] = body
+            reply(request, 201 if good else 400)
 
 
 @contextmanager
 def running(registry: RegistryDouble) -> Iterator[RegistryDouble]:
     """The registry at its `address`, for as long as the context lasts."""
-    handler = type("Handler", (_Handler,), {"registry": registry})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    registry.address = f"127.0.0.1:{server.server_port}"
-    with while_serving(server):
+    with answering(registry.answer) as url:
+        registry.address = url.removeprefix("http://")
         yield registry

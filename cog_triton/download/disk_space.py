@@ -20,7 +20,7 @@ RESERVE = 64 << 20
 
 def require(directory: Path, needed: int, name: str) -> None:
     """Raise DiskFull unless `needed` bytes more fit into `directory`, there or yet to be made."""
-    free = shutil.disk_usage(_existing(directory)).free
+    free = _free(directory)
     if needed and needed + RESERVE > free:
         raise DiskFull(
             f"{name}: needs {size_text(needed)} more and {size_text(RESERVE)} in reserve, "
@@ -79,6 +79,10 @@ def scratch(target: Path) -> Iterator[Path]:
         yield fresh
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _free(directory: Path) -> int:
+    return shutil.disk_usage(_existing(directory)).free
 
 
 def _existing(directory: Path) -> Path:

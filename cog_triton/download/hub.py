@@ -11,7 +11,7 @@ import errno
 import glob
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -142,24 +142,22 @@ class _Fetch:
                 return here
         missing = hub_cache.missing_bytes(name, listing)
         disk_space.require(Path(constants.HF_HUB_CACHE), missing, name)
-        total = sum(file.size for file in listing.files.values())
+        total = _size(listing.files, listing.files)
         with Progress(name, self.echo, total) as progress:
             self._fetch(listing, progress)
         hub_cache.write_ref(request, listing.commit)
         return hub_cache.make_view(request, listing, store)
 
     def _fetch(self, listing: Listing, progress: Progress) -> None:
-        name, large, cached = self.request.model_id, {}, set()
-        for path, file in listing.files.items():
-            if hub_cache.pointer(name, listing.commit, path) is not None:
-                progress.skip(file.size)
-                cached.add(path)
-            elif file.sha256 is not None and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
-                large[path] = file.sha256
+        name, files = self.request.model_id, listing.files
+        lacking = [n for n in files if hub_cache.pointer(name, listing.commit, n) is None]
+        progress.skip(_size(files, files) - _size(files, lacking))
+        most = constants.MAX_HTTP_DOWNLOAD_SIZE
+        large = {n: s for n in lacking if (s := files[n].sha256) and files[n].size <= most}
         # The small ones first: a gated or forbidden repository shows at once.
-        if small := listing.files.keys() - large.keys():
-            self._snapshot(listing, small, progress)
-            progress.advance(sum(listing.files[path].size for path in small - cached))
+        small = [path for path in lacking if path not in large]
+        self._snapshot(listing, small, progress)
+        progress.advance(_size(files, small))
         headers = build_hf_headers(token=self.request.token)
         for path, sha256 in large.items():
             fetch_url(
@@ -172,22 +170,25 @@ class _Fetch:
                 retry=self.policy,
                 stop=self.stop,
             )
-        if large:
-            self._snapshot(listing, listing.files, progress)
+        self._snapshot(listing, large, progress)
 
     def _snapshot(self, listing: Listing, names: Iterable[str], progress: Progress) -> None:
+        """Have the library fetch what its cache lacks of `names`, and lay it out."""
+        patterns = [glob.escape(name) for name in names]
+
         def snapshot() -> str:
             return snapshot_download(
                 self.request.model_id,
                 revision=listing.commit,
-                allow_patterns=[glob.escape(name) for name in names],
+                allow_patterns=patterns,
                 token=self.request.token,
                 tqdm_class=_SilentBar,
                 cache_dir=constants.HF_HUB_CACHE,
                 endpoint=constants.ENDPOINT,
             )
 
-        self.retried(snapshot, lambda: progress.done)
+        if patterns:
+            self.retried(snapshot, lambda: progress.done)
 
     def retried(self, action: Callable[[], _Result], received: Callable[[], int] = int) -> _Result:
         """Result of `action`, which is done again after transient errors of the library."""
@@ -202,6 +203,10 @@ class _Fetch:
                 raise
 
         return Backoff(self.policy, name, self.echo, received, self.stop).retried(once)
+
+
+def _size(files: Mapping[str, File], names: Iterable[str]) -> int:
+    return sum(files[name].size for name in names)
 
 
 def _listing(request: ModelRequest) -> Listing:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import random
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -255,6 +258,26 @@ def test_a_secret_is_in_no_line_or_error(
     said = "".join(lines) + caplog.text + str(caught.value)
     assert SECRET not in said
     assert "AKIA" not in said
+
+
+def test_an_interrupt_does_not_wait_for_a_silent_store(
+    s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import sys; from cog_triton.download.url_download import *\n"
+    code += "fetch(sys.argv[1], Path(sys.argv[2]))"
+    command = [sys.executable, "-c", code, s3.url, str(tmp_path / "x")]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(30)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        with subprocess.Popen(command) as process:
+            try:
+                connection, _ = silent.accept()
+                process.send_signal(signal.SIGINT)
+                assert process.wait(30) != 0
+                connection.close()
+            finally:
+                process.kill()
 
 
 def test_a_store_that_is_down_is_retried_then_given_up(

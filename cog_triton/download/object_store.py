@@ -31,20 +31,30 @@ _ENDPOINTS = (
 # An error of the request of the object, and not of one for a token.
 _REQUEST = re.compile(r"Generic \w+ error: Error performing HEAD ")
 _STATUS = re.compile(r" status code: (\d{3}) ")
-_CREDENTIALS = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE (by boto3, if that is"
-    " installed), or the role of the machine",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS (a file of a service account or a user), gcloud auth"
-    " application-default login, or the machine's service account",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN or"
-    " AZURE_STORAGE_CONNECTION_STRING, AZURE_USE_AZURE_CLI=true after az login, or a managed"
-    " identity",
+_STORES = {
+    "s3": (
+        "S3Store",
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE (by boto3, if that is installed),"
+        " or the role of the machine",
+    ),
+    "gs": (
+        "GCSStore",
+        "GOOGLE_APPLICATION_CREDENTIALS (a file of a service account or a user), gcloud auth"
+        " application-default login, or the machine's service account",
+    ),
+    "az": (
+        "AzureStore",
+        "AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN or"
+        " AZURE_STORAGE_CONNECTION_STRING, AZURE_USE_AZURE_CLI=true after az login, or a managed"
+        " identity",
+    ),
 }
+"""By scheme: obstore's class, and where credentials come from."""
 
 
 def is_object(url: str) -> bool:
     """Whether `url` names an object of a store: ``s3://``, ``gs://`` or ``az://``."""
-    return url.partition("://")[0].lower() in _CREDENTIALS and "://" in url
+    return url.partition("://")[0].lower() in _STORES and "://" in url
 
 
 class ObjectSource:
@@ -66,17 +76,14 @@ class ObjectSource:
                 f"{name}: {self._scheme}:// needs obstore: pip install 'cog-triton[buckets]'"
             ) from None
         self._library = obstore
-        stores = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
+        kind, self._credentials = _STORES[self._scheme]
         with self._errors():
             options = {"s3": _s3, "gs": dict, "az": _azure}[self._scheme]()
             endpoints = [options.get("endpoint", ""), *map(os.environ.get, _ENDPOINTS)]
             plain = any(url and url.startswith("http://") for url in endpoints)
-            self._store: Any = getattr(obstore.store, stores[self._scheme])(
-                bucket,
-                client_options={**_TIMEOUTS, "allow_http": plain},
-                retry_config=_RETRIES,
-                **options,
-            )
+            client = {**_TIMEOUTS, "allow_http": plain}
+            store = getattr(obstore.store, kind)
+            self._store = store(bucket, client_options=client, retry_config=_RETRIES, **options)
 
     def close(self) -> None:
         """Nothing: the library closes what it opened."""
@@ -120,20 +127,21 @@ class ObjectSource:
         except FileNotFoundError:
             raise ModelUnavailable(f"{self.name}: there is no such object or bucket") from None
         except (self._library.exceptions.BaseError, ValueError) as error:
-            kind, status = type(error).__name__, _status(error)
-            if not _REQUEST.match(str(error)):
+            text = str(error)
+            if not _REQUEST.match(text):
                 raise ModelUnavailable(
-                    f"{self.name}: not authorised ({kind}); credentials come from"
-                    f" {_CREDENTIALS[self._scheme]}"
+                    f"{self.name}: not authorised ({type(error).__name__}); credentials come from"
+                    f" {self._credentials}"
                 ) from None
-            if status is None and "redirect" not in str(error):
+            match = _STATUS.search(text)
+            status = int(match[1]) if match else None
+            if status is None and "redirect" not in text:
                 raise TransientError("cannot be reached, or gave no answer") from None
             if status is not None and is_transient(status):
                 raise TransientError(f"HTTP {status}") from None
             region = "; is AWS_REGION the bucket's?" if self._scheme == "s3" else ""
-            raise ModelUnavailable(
-                f"{self.name}: refused (HTTP {status or 'redirect'}){region}"
-            ) from None
+            what = f"HTTP {status}" if status else "a redirect"
+            raise ModelUnavailable(f"{self.name}: refused ({what}){region}") from None
 
 
 async def _call(function: Callable[..., Awaitable[Any]], *values: Any, **options: Any) -> Any:
@@ -193,8 +201,3 @@ def _azure() -> dict[str, Any]:
     options = {ours: given[theirs] for theirs, ours in keys.items() if given.get(theirs)}
     anonymous = os.environ.get("AZURE_STORAGE_ANON", "").lower() in ("1", "true", "yes")
     return {**options, "skip_signature": "true"} if anonymous else options
-
-
-def _status(error: Exception) -> int | None:
-    match = _STATUS.search(str(error))
-    return int(match[1]) if match else None

@@ -104,11 +104,7 @@ def size(url: str) -> int | None:
     """Size of the file at `url` in bytes; None if unknown or not reachable now. One request."""
     try:
         local = local_path(url)
-        if local is not None:
-            return local.stat().st_size
-        remote = _source(url, redacted_name(url))
-        with contextlib.closing(remote), remote.get(0, 1) as answer:
-            return answer.identity.size if answer.identity is not None else None
+        return head(url, 1)[1] if local is None else local.stat().st_size
     except Exception:  # noqa: BLE001  a download reports it
         return None
 

@@ -20,6 +20,8 @@ from typing import Any
 
 import httpx
 import pytest
+from http_replies import reply
+from range_server import answering
 
 from cog_triton.download import partial_file
 from cog_triton.download.retry import RetryPolicy
@@ -258,6 +260,25 @@ def test_a_secret_is_in_no_line_or_error(
     said = "".join(lines) + caplog.text + str(caught.value)
     assert SECRET not in said
     assert "AKIA" not in said
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (301, r"refused \(a redirect\); is AWS_REGION the bucket's"),
+        (400, r"refused \(HTTP 400\)"),
+        (403, r"not authorised .*AWS_PROFILE"),
+        (429, r"HTTP 429 \(3 attempts without progress\)"),
+        (503, r"HTTP 503 \(3 attempts without progress\)"),
+    ],
+)
+def test_what_a_store_refuses(
+    status: int, said: str, s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with answering(lambda request: reply(request, status)) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        with pytest.raises(ModelUnavailable, match=said):
+            get(s3, tmp_path / "x")
 
 
 def test_an_interrupt_does_not_wait_for_a_silent_store(

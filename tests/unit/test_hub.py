@@ -158,19 +158,14 @@ def test_a_cache_filled_by_the_library_is_used(home: Path, monkeypatch: pytest.M
     assert contents(model) == {name: FILES[name] for name in NEEDED}
 
 
-def test_large_files_are_retried(hub: Hub, home: Path) -> None:
+def test_large_files_are_retried_and_resumed(hub: Hub, home: Path) -> None:
     faults = {1: Fault(reset_after=1000), 2: Fault(status=503), 4: Fault(close_after=10)}
-    hub.plan = lambda number, _: faults.get(number)
-    assert contents(get(home, ModelRequest(ID))[0])["model.safetensors"] == WEIGHTS
-
-
-def test_large_files_are_resumed(hub: Hub, home: Path) -> None:
-    hub.plan = lambda number, _: Fault(status=500) if number > 3 else None
+    hub.plan = lambda number, _: Fault(status=500) if number > 5 else faults.get(number)
     assert "HTTP 500" in refused(home, ModelRequest(ID))
     assert model_source.locate(ModelRequest(ID), home / "store") is None
     server = hub.cdn[0]
     server.plan, server.requests = (lambda *_: None), []
-    get(home, ModelRequest(ID))
+    assert contents(get(home, ModelRequest(ID))[0])["model.safetensors"] == WEIGHTS
     assert 0 < len(server.requests) < 6
 
 
@@ -182,18 +177,41 @@ def test_a_large_file_with_a_wrong_checksum_is_refused(hub: Hub, home: Path) -> 
     assert wrong.requests
 
 
-def test_missing_models_and_revisions_are_refused_by_name(hub: Hub, home: Path) -> None:
-    assert f"{hub.url} has no model org/none, or it is private" in refused(
-        home, ModelRequest("org/none")
-    )
-    assert f"{ID} has no revision 'v9'" in refused(home, ModelRequest(ID, revision="v9"))
-    assert "has no revision '../../x'" in refused(home, ModelRequest(ID, revision="../../x"))
+PUBLIC, PRIVATE, GATED = {}, {"token": TOKEN}, {"token": TOKEN, "gated": True}
 
 
-def test_patterns_that_match_nothing_are_refused(home: Path) -> None:
-    said = refused(home, ModelRequest(ID, files=("*.gguf",)))
-    assert f"{ID}: no file matches *.gguf; there is README.md, chat_template.jinja" in said
-    assert "no weights as weight_format pt" in refused(home, ModelRequest(ID, weight_format="pt"))
+@pytest.mark.parametrize(
+    ("hub_is", "asked", "says"),
+    [
+        (PUBLIC, {"model_id": "org/none"}, "{url} has no model org/none, or it is private"),
+        (PUBLIC, {"revision": "v9"}, "{id} has no revision 'v9'"),
+        (PUBLIC, {"revision": "../../x"}, "{id} has no revision '../../x'"),
+        (PUBLIC, {"files": ("*.gguf",)}, "{id}: no file matches *.gguf; there is README.md"),
+        (PUBLIC, {"weight_format": "pt"}, "no weights as weight_format pt"),
+        (PRIVATE, {}, "or it is private: give hf_token"),
+        (PRIVATE, {"token": "hf_hunter2"}, "the token may not read it"),
+        (GATED, {}, "{id} is gated: accept its licence at {url}/{id} with your account, and"),
+        (GATED, {"token": TOKEN + "x"}, "{id} is gated: accept its licence"),
+        (GATED, {"token": TOKEN + "x"}, "with the token's account"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(
+    hub_is: dict[str, Any], asked: dict[str, Any], says: str, hub: Hub, home: Path
+) -> None:
+    vars(hub).update(hub_is)
+    said = refused(home, ModelRequest(**{"model_id": ID, **asked}))
+    assert says.format(url=hub.url, id=ID) in said
+
+
+@pytest.mark.parametrize("hub_is", [PRIVATE, GATED])
+def test_a_token_opens_a_model(
+    hub_is: dict[str, Any], hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vars(hub).update(hub_is)
+    request = ModelRequest(ID, token=TOKEN)
+    assert contents(get(home, request)[0])["model.safetensors"] == WEIGHTS
+    monkeypatch.setenv("HF_TOKEN", TOKEN)  # as the library does by itself
+    get(home, ModelRequest(ID, files=("*.md",)))
 
 
 def test_an_unreachable_hub_fails_after_retries(
@@ -205,26 +223,6 @@ def test_an_unreachable_hub_fails_after_retries(
     assert "(4 attempts without progress)" in said
     assert model_source.size(ModelRequest(ID), home / "store") is None
     assert model_source.locate(ModelRequest(ID), home / "store") is None
-
-
-def test_a_gated_model_is_refused_with_what_to_do(hub: Hub, home: Path) -> None:
-    hub.token, hub.gated = TOKEN, True
-    said = refused(home, ModelRequest(ID))
-    assert f"{ID} is gated: accept its licence at {hub.url}/{ID} with your account, and" in said
-    said = refused(home, ModelRequest(ID, token=TOKEN + "x"))
-    assert "is gated: accept its licence" in said
-    assert "with the token's account" in said
-    assert contents(get(home, ModelRequest(ID, token=TOKEN))[0])["model.safetensors"] == WEIGHTS
-
-
-def test_a_private_model_needs_a_token(
-    hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.token = TOKEN
-    assert "or it is private: give hf_token" in refused(home, ModelRequest(ID))
-    assert "the token may not read it" in refused(home, ModelRequest(ID, token="hf_hunter2"))
-    monkeypatch.setenv("HF_TOKEN", TOKEN)  # as the library does by itself
-    get(home, ModelRequest(ID))
 
 
 def test_tokens_are_redacted_everywhere(

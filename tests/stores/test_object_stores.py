@@ -238,6 +238,9 @@ def test_a_profile_of_aws_comes_by_boto3(
     monkeypatch.setenv("AWS_PROFILE", "other")
     with pytest.raises(ModelUnavailable, match=r"not authorised.*AWS_PROFILE"):
         get(s3, tmp_path / "y")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    get(s3, tmp_path / "public", sha256=SUM)
+    monkeypatch.delenv("AWS_SKIP_SIGNATURE")
     for name in ("boto3", "obstore.auth.boto3"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModelUnavailable, match="AWS_PROFILE needs boto3: pip install boto3"):

@@ -45,4 +45,5 @@ def reply(request: BaseHTTPRequestHandler, status: int, body: bytes = b"", **hea
     for name, value in {"Content-Length": str(len(body)), **headers}.items():
         request.send_header(name, value)
     request.end_headers()
-    request.wfile.write(body)
+    if request.command != "HEAD":
+        request.wfile.write(body)

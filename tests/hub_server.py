@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from http_replies import reply
 from huggingface_hub import constants
 from range_server import Content, FileServer, Plan, answering
 
@@ -47,7 +48,7 @@ class Hub:
             return
         self.requests.append(f"{request.command} {path}")
         if self.status is not None:
-            _reply(request, self.status, {})
+            reply(request, self.status, b"{}")
             return
         model = f"/api/models/{ID}"
         if path == model or path.startswith(f"{model}/revision/"):
@@ -77,7 +78,7 @@ class Hub:
             }
             for name, data in self.files[commit].items()
         ]
-        _reply(request, 200, {"id": ID, "modelId": ID, "sha": commit, "siblings": siblings})
+        self._json(request, {"id": ID, "modelId": ID, "sha": commit, "siblings": siblings})
 
     def _tree(self, request: BaseHTTPRequestHandler, commit: str) -> None:
         tree = [
@@ -85,7 +86,7 @@ class Hub:
             | self._lfs(data, "oid")
             for name, data in self.files[commit].items()
         ]
-        _reply(request, 200, tree)
+        self._json(request, tree)
 
     def _file(self, request: BaseHTTPRequestHandler, revision: str, name: str) -> None:
         if self.token is not None and not self._allowed(request):
@@ -98,9 +99,9 @@ class Hub:
             other = self.url.replace("127.0.0.1", "localhost")
             headers |= {"X-Linked-ETag": f'"{sha256}"', "X-Linked-Size": str(len(data))}
             headers |= {"Location": f"{other}/cdn/{sha256}?X-Signature=hunter2"}
-            _send(request, 302, b"", headers)
+            reply(request, 302, **headers)
         else:
-            _send(request, 200, data, headers)
+            reply(request, 200, data, **headers)
 
     def _cdn(self, request: BaseHTTPRequestHandler, sha256: str) -> None:
         self.cdn_tokens.append(request.headers["Authorization"])
@@ -112,6 +113,11 @@ class Hub:
             known[0].url = sha256
             self.cdn += known
         known[0].answer(request)
+
+    @staticmethod
+    def _json(request: BaseHTTPRequestHandler, body: Any) -> None:
+        kind = {"Content-Type": "application/json"}
+        reply(request, 200, json.dumps(body).encode(), **kind)
 
     def _allowed(self, request: BaseHTTPRequestHandler) -> bool:
         return request.headers["Authorization"] == f"Bearer {self.token}"
@@ -127,29 +133,10 @@ def _oid(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
-def _reply(request: BaseHTTPRequestHandler, status: int, body: Any) -> None:
-    _send(request, status, json.dumps(body).encode(), {"Content-Type": "application/json"})
-
-
 def _refuse(request: BaseHTTPRequestHandler, status: int, code: str) -> None:
-    said = {"X-Error-Code": code} if code else {}
-    _send(request, status, b"{}", {**said, "X-Error-Message": f"you sent {_said(request)}"})
-
-
-def _said(request: BaseHTTPRequestHandler) -> str:
     """A hub that talks too much: the token must not come back out of its errors."""
-    return str(request.headers["Authorization"])
-
-
-def _send(
-    request: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str]
-) -> None:
-    request.send_response(status)
-    for name, value in {"Content-Length": str(len(body)), **headers}.items():
-        request.send_header(name, value)
-    request.end_headers()
-    if request.command != "HEAD":
-        request.wfile.write(body)
+    said = {"X-Error-Message": f"you sent {request.headers['Authorization']}"}
+    reply(request, status, b"{}", **({"X-Error-Code": code} if code else {}), **said)
 
 
 def ask_hub(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path | None = None) -> None:

@@ -114,10 +114,8 @@ class RegistryDouble:
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
             data, status = data[start:stop], 206
         headers["Content-Length"] = str(len(data))
-        if request.command == "HEAD" or cut is not None:
-            data = data[: cut or 0]
         request.close_connection |= cut is not None
-        reply(request, status, data, **headers)
+        reply(request, status, data if cut is None else data[:cut], **headers)
 
     def _change(
         self, request: BaseHTTPRequestHandler, path: str, query: dict[str, list[str]], body: bytes

@@ -6,18 +6,20 @@ the library says of an error is not shown, since it may quote them.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from cog_triton.download.http_source import Answer, FileIdentity
 from cog_triton.download.retry import TransientError, is_transient
 from cog_triton.errors import MissingExtra, ModelUnavailable
 from cog_triton.system.redaction import redact_address
+
+if TYPE_CHECKING:
+    import asyncio
 
 _CHUNK = 1 << 20
 _RETRIES = {"max_retries": 2}  # of requests for tokens, too; `Backoff` does the rest
@@ -96,9 +98,9 @@ class ObjectSource:
             TransientError: a retry may help; also while the chunks are read.
             ModelUnavailable: it will not.
         """
-        with self._errors():
+        with self._errors(), _runner() as runner:
             # Not `head`: that cannot be interrupted.
-            meta = asyncio.run(_call(self._library.head_async, self._store, self._key))
+            meta = runner.run(_call(self._library.head_async, self._store, self._key))
         size, etag = meta["size"], meta["e_tag"]
         identity = FileIdentity(size, etag, str(meta["last_modified"]))
         chunks = self._chunks(start, size if stop is None else min(stop, size), etag)
@@ -110,7 +112,7 @@ class ObjectSource:
             return  # a range without a byte is an error
         options = {"range": (start, stop), **({"if_match": etag} if etag else {})}
         try:
-            with asyncio.Runner() as runner:
+            with _runner() as runner:
                 get = _call(self._library.get_async, self._store, self._key, options=options)
                 found = runner.run(get)
                 stream = found.stream(min_chunk_size=_CHUNK)
@@ -142,6 +144,12 @@ class ObjectSource:
             region = "; is AWS_REGION the bucket's?" if self._scheme == "s3" else ""
             what = f"HTTP {status}" if status else "a redirect"
             raise ModelUnavailable(f"{self.name}: refused ({what}){region}") from None
+
+
+def _runner() -> asyncio.Runner:
+    import asyncio  # who reads no bucket starts without it
+
+    return asyncio.Runner()
 
 
 async def _call(function: Callable[..., Awaitable[Any]], *values: Any, **options: Any) -> Any:

@@ -165,40 +165,36 @@ def test_an_object_comes_in_pieces_and_is_checked(store: Store, tmp_path: Path) 
     assert [path.name for path in tmp_path.glob("model*")] == ["model.tar"]
 
 
-def test_a_stopped_download_goes_on(store: Store, tmp_path: Path) -> None:
+def at_the_third_piece(patch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
+    """Have `action` called once, when that piece is finished."""
+    finish, left = partial_file.PartialFile.finish, [action]
+
+    def finished(self: partial_file.PartialFile, number: int) -> None:
+        finish(self, number)
+        if number == 2 and left:
+            left.pop()()
+
+    patch.setattr(partial_file.PartialFile, "finish", finished)
+
+
+def test_a_stopped_download_goes_on(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, stop = tmp_path / "model.tar", threading.Event()
-
-    class Stopping(partial_file.PartialFile):
-        def finish(self, number: int) -> None:
-            super().finish(number)
-            if number == 2:
-                stop.set()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cog_triton.download.url_download.PartialFile", Stopping)
-        with pytest.raises(BuildCancelled):
-            get(store, target, connections=1, stop=stop)
+    at_the_third_piece(monkeypatch, stop.set)
+    with pytest.raises(BuildCancelled):
+        get(store, target, connections=1, stop=stop)
     assert not target.exists()
-    lines = get(store, target, sha256=SUM)
-    assert any("going on after" in line for line in lines)
+    assert any("going on after" in line for line in get(store, target, sha256=SUM))
     assert target.read_bytes() == DATA
 
 
-def test_a_changed_object_starts_over(store: Store, tmp_path: Path) -> None:
+def test_a_changed_object_starts_over(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, other = tmp_path / "model.tar", DATA[::-1]
-
-    class Changing(partial_file.PartialFile):
-        changed_it = False
-
-        def finish(self, number: int) -> None:
-            super().finish(number)
-            if number == 2 and not Changing.changed_it:
-                Changing.changed_it = True
-                store.put(other)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cog_triton.download.url_download.PartialFile", Changing)
-        lines = get(store, target, connections=1)
+    at_the_third_piece(monkeypatch, lambda: store.put(other))
+    lines = get(store, target, connections=1)
     assert any("has changed; starting over" in line for line in lines)
     assert target.read_bytes() == other
 
@@ -217,20 +213,13 @@ def test_another_checksum_is_refused(store: Store, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("model*"))
 
 
-def test_no_credentials_are_said_with_where_they_come_from(
-    s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(ModelUnavailable, match=r"not authorised.*AWS_PROFILE"):
-        get(s3, tmp_path / "x")
-
-
 def test_a_profile_of_aws_comes_by_boto3(
     s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(ModelUnavailable, match=r"not authorised.*AWS_PROFILE"):
+        get(s3, tmp_path / "y")
     text = f"[mine]\naws_access_key_id = AKIA\naws_secret_access_key = {SECRET}\n"
     (tmp_path / "credentials").write_text(text)
     monkeypatch.setenv("AWS_PROFILE", "mine")

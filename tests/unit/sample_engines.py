@@ -102,6 +102,12 @@ def directory(path: Path, config: dict[str, Any], ranks: int) -> Path:
     return path
 
 
+def contents(directory: Path) -> dict[str, bytes]:
+    """The files below a directory, by name."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
 def original_tar(path: Path, engine: Path) -> Path:
     """Pack as the original cog-triton did: `tar -C DIR -cf engine.tar .`, without a manifest."""
     with tarfile.open(path, "w") as tar:

@@ -16,6 +16,7 @@ import pytest
 from hub_server import ID, MAIN, OLD, Hub, ask_hub, serving_hub
 from huggingface_hub import constants
 from range_server import Content, Fault, FileServer
+from sample_engines import contents
 
 from cog_triton.download import disk_space, model_source, partial_file
 from cog_triton.download.model_request import FetchedModel, ModelRequest
@@ -70,13 +71,6 @@ def refused(home: Path, request: ModelRequest) -> str:
     return said
 
 
-def contents(model: FetchedModel) -> dict[str, bytes]:
-    root = model.path
-    return {
-        str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()
-    }
-
-
 def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     ask_hub(monkeypatch, f"http://127.0.0.1:{free_ports(1)[0]}")
 
@@ -84,7 +78,7 @@ def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weights_and_config_files_are_fetched(hub: Hub, home: Path) -> None:
     model, lines = get(home, ModelRequest(ID))
     assert model.revision == MAIN
-    assert contents(model) == {name: FILES[name] for name in NEEDED}
+    assert contents(model.path) == {name: FILES[name] for name in NEEDED}
     assert any(line.startswith(f"[download] {ID} 300 kB in") for line in lines)
     asked = [request for request in hub.requests if "/resolve/" in request]
     assert asked
@@ -103,13 +97,13 @@ def test_file_patterns_and_weight_format_select_files(
     home: Path, choice: dict[str, Any], names: list[str]
 ) -> None:
     get(home, ModelRequest(ID))  # what else is in the cache must not show
-    assert list(contents(get(home, ModelRequest(ID, **choice))[0])) == names
+    assert list(contents(get(home, ModelRequest(ID, **choice))[0].path)) == names
 
 
 def test_a_branch_resolves_to_a_commit(home: Path) -> None:
     old, _ = get(home, ModelRequest(ID, revision="v1"))
     assert old.revision == OLD
-    assert "old.txt" in contents(old)
+    assert "old.txt" in contents(old.path)
     assert get(home, ModelRequest(ID, revision=OLD))[0].path == old.path
 
 
@@ -155,7 +149,7 @@ def test_a_cache_filled_by_the_library_is_used(home: Path, monkeypatch: pytest.M
     get(home, ModelRequest(ID))
     unreachable(monkeypatch)
     model = model_source.fetch_model(ModelRequest(ID), home / "another", lambda _: None, retry=FAST)
-    assert contents(model) == {name: FILES[name] for name in NEEDED}
+    assert contents(model.path) == {name: FILES[name] for name in NEEDED}
 
 
 def test_large_files_are_retried_and_resumed(hub: Hub, home: Path) -> None:
@@ -165,7 +159,7 @@ def test_large_files_are_retried_and_resumed(hub: Hub, home: Path) -> None:
     assert model_source.locate(ModelRequest(ID), home / "store") is None
     server = hub.cdn[0]
     server.plan, server.requests = (lambda *_: None), []
-    assert contents(get(home, ModelRequest(ID))[0])["model.safetensors"] == WEIGHTS
+    assert contents(get(home, ModelRequest(ID))[0].path)["model.safetensors"] == WEIGHTS
     assert 0 < len(server.requests) < 6
 
 
@@ -209,7 +203,7 @@ def test_a_token_opens_a_model(
 ) -> None:
     vars(hub).update(hub_is)
     request = ModelRequest(ID, token=TOKEN)
-    assert contents(get(home, request)[0])["model.safetensors"] == WEIGHTS
+    assert contents(get(home, request)[0].path)["model.safetensors"] == WEIGHTS
     monkeypatch.setenv("HF_TOKEN", TOKEN)  # as the library does by itself
     get(home, ModelRequest(ID, files=("*.md",)))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from range_server import Content, Fault, serving_file
+from sample_engines import contents
 
 from cog_triton.download import disk_space
 from cog_triton.download.model_request import WEIGHTS, FetchedModel, ModelRequest, resolve
@@ -35,11 +36,6 @@ def make_tar(path: Path, files: dict[str, bytes], mode: str = "w", top: str = ""
 
 def get(request: ModelRequest, store: Path) -> FetchedModel:
     return fetch_model(request, store, lambda _: None, retry=FAST)
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 def left(store: Path) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from registry_double import Fault, RegistryDouble, Seen, digest_of, running
-from sample_engines import with_manifest
+from sample_engines import contents, with_manifest
 
 from cog_triton.artifact import engine_manifest
 from cog_triton.download import partial_file
@@ -53,10 +53,6 @@ def reference(double: RegistryDouble, rest: str = ":v1") -> Reference:
 def puller(work: Path, lines: list[str] | None = None) -> Puller:
     echo = (lines if lines is not None else []).append
     return Puller(work, echo, threading.Event(), retry=FAST)
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    return {name: file.read_bytes() for name, file in engine_manifest.files_of(path).items()}
 
 
 def leftovers(work: Path) -> list[str]:
@@ -184,21 +180,17 @@ def many(count: int) -> list[dict[str, Any]]:
         ({"manifests": [{"digest": digest_of(b"1"), "platform": {"os": "linux"}}]},
          f"{digest_of(b'1')} (linux/?)"),
         ({"filler": "x" * image_manifest.MAX_MANIFEST}, "over 4194304 bytes"),
+        *((body, "its manifest") for body in (b"", b"<html>", b"[" * 100_000, b"null")),
     ],
 )  # fmt: skip
 def test_a_manifest_that_breaks_a_rule_is_refused(
-    changes: dict[str, Any], said: str, double: RegistryDouble, tmp_path: Path
+    changes: dict[str, Any] | bytes, said: str, double: RegistryDouble, tmp_path: Path
 ) -> None:
-    double.tag("v1", **{"layers": many(1), **changes})
+    if isinstance(changes, bytes):
+        double.manifests["v1"] = changes
+    else:
+        double.tag("v1", **{"layers": many(1), **changes})
     assert said in refused(double, tmp_path / "work", EngineCorrupt)
-
-
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[" * 100_000, b"null"])
-def test_what_is_no_manifest_is_refused(
-    body: bytes, double: RegistryDouble, tmp_path: Path
-) -> None:
-    double.manifests["v1"] = body
-    assert "its manifest" in refused(double, tmp_path / "work", EngineCorrupt)
 
 
 @pytest.mark.parametrize(

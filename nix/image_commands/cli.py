@@ -20,14 +20,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import subprocess
 import sys
 from argparse import ArgumentParser
+from typing import Any
 
-from image_commands import copying, documents
+from image_commands import documents
 from image_commands.image import Image
-from image_commands.pushing import push
-from image_commands.registry import Reference
-from image_commands.signing import sign, verify
+from image_commands.registry import Reference, push, sign, verify
 
 
 def main(described: str, arguments: list[str]) -> int:
@@ -35,22 +38,49 @@ def main(described: str, arguments: list[str]) -> int:
     image = Image.read(described)
     match arguments:
         case []:
-            return copying.stream(image)
+            return _stream(image)
         case ["load"]:
-            return copying.load(image)
+            return _load(image)
         case ["push" | "sign" | "verify" as verb, _, *_]:
             return _with_registry(image, verb, arguments[1:])
         case ["sbom"]:
-            return documents.print_sbom(image)
+            return _print(documents.sbom(image))
         case ["provenance"]:
-            return documents.print_provenance(image)
+            # About the image's ID, which docker shows; the digest is a push's.
+            shown = image.skopeo(
+                "inspect", "--config", "--raw", f"nix:{image.image}", stdout=subprocess.PIPE
+            )
+            identity = f"sha256:{hashlib.sha256(shown.communicate()[0]).hexdigest()}"
+            if shown.returncode:
+                return shown.returncode
+            return _print(documents.provenance(image, image.reference, identity))
         case ["inspect"]:
-            return documents.print_image(image)
+            layers = [
+                {"digest": layer["digest"], "size": layer["size"], **layer["History"]}
+                for layer in image.about["layers"]
+            ]
+            about = {"config": image.about["image-config"], "layers": layers}
+            return _print({"reference": image.reference, **about}, sort_keys=True)
         case ["--help" | "-h" | "help"]:
             print(f"{image.reference}\n{__doc__}")
             return 0
     print(f"unknown: {' '.join(arguments)}\n{__doc__}", file=sys.stderr)
     return 64
+
+
+def _stream(image: Image) -> int:
+    if sys.stdout.isatty():
+        print("An image is no text; try: ./result load", file=sys.stderr)
+        return 64
+    return image.archive().wait()
+
+
+def _load(image: Image) -> int:
+    """Load the image; the loader prints its name."""
+    command = [os.environ.get("DOCKER", "docker"), "load"]
+    with image.archive(stdout=subprocess.PIPE) as source:
+        loader = subprocess.run(command, stdin=source.stdout)
+    return source.returncode or loader.returncode
 
 
 def _with_registry(image: Image, verb: str, arguments: list[str]) -> int:
@@ -66,3 +96,8 @@ def _with_registry(image: Image, verb: str, arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     reference = Reference.parse(given.reference, [f"--tls-verify={given.tls_verify}"])
     return {"sign": sign, "verify": verify}[verb](image, reference, given.key)
+
+
+def _print(document: dict[str, Any], *, sort_keys: bool = False) -> int:
+    print(json.dumps(document, indent=2, sort_keys=sort_keys))
+    return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,21 +37,9 @@ class Image:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """Parsed image.json."""
+        """Parsed image.json; `created` is the source revision's time, in RFC 3339."""
         about: dict[str, Any] = json.loads(self.image.read_text())
         return about
-
-    @property
-    def layers(self) -> list[dict[str, Any]]:
-        """Layers of image.json, the bottom first."""
-        layers: list[dict[str, Any]] = self.about["layers"]
-        return layers
-
-    @property
-    def created(self) -> str:
-        """Time of the source's revision, in RFC 3339: the same image has the same documents."""
-        created: str = self.about["created"]
-        return created
 
     @property
     def labels(self) -> dict[str, str]:
@@ -58,8 +47,20 @@ class Image:
         labels: dict[str, str] = self.about["image-config"].get("Labels", {})
         return labels
 
+    def skopeo(
+        self, verb: str, *arguments: str, stdout: int | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a command of skopeo that reads the image."""
+        command = [self.tools["skopeo"], "--insecure-policy", verb]
+        return subprocess.Popen([*command, *arguments], stdout=stdout)
 
-def name_of(layer: dict[str, Any]) -> str:
-    """Name that nix/ gave a layer."""
-    name: str = layer["History"].get("created_by", "")
-    return name.removeprefix("cog-triton: ")
+    def copy(
+        self, target: str, *options: str, stdout: int | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start copying the image; --quiet, because progress would go into an archive."""
+        source = f"nix:{self.image}"
+        return self.skopeo("copy", "--quiet", *options, source, target, stdout=stdout)
+
+    def archive(self, stdout: int | None = None) -> subprocess.Popen[bytes]:
+        """Start writing the image as a docker archive, to standard output or a pipe."""
+        return self.copy(f"docker-archive:/dev/stdout:{self.reference}", stdout=stdout)

@@ -7,11 +7,9 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
-from image_commands import installed, provenance, sbom
+from image_commands.documents import debian_packages, declared, distributions, predicate, sbom
 from image_commands.image import Image
-from image_commands.licences import declared
-from image_commands.pushing import holds_nvidia
-from image_commands.registry import Reference
+from image_commands.registry import Reference, holds_nvidia
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WHEEL = {"file": "my_pkg-1.0-py3-none-any.whl", "hash": "sha256-" + "A" * 43 + "="}
@@ -111,7 +109,7 @@ def test_a_registry_over_http_stays_so() -> None:
 
 
 def test_sbom_tells_of_a_wheel_whose_metadata_was_left_out(image: Image) -> None:
-    document = sbom.document(image)
+    document = sbom(image)
     (wheel,) = [item for item in document["packages"] if "packageFileName" in item]
     assert (wheel["name"], wheel["versionInfo"]) == ("my-pkg", "1.0")
     assert wheel["checksums"] == [{"algorithm": "SHA256", "checksumValue": "0" * 64}]
@@ -124,14 +122,14 @@ def test_sbom_tells_of_a_wheel_whose_metadata_was_left_out(image: Image) -> None
 
 
 def test_sbom_of_another_image_has_another_namespace(image: Image) -> None:
-    first = sbom.document(image)["documentNamespace"]
-    assert first == sbom.document(image)["documentNamespace"]
+    first = sbom(image)["documentNamespace"]
+    assert first == sbom(image)["documentNamespace"]
     image.image.write_text(image.image.read_text() + "\n")
-    assert first != sbom.document(image)["documentNamespace"]
+    assert first != sbom(image)["documentNamespace"]
 
 
 def test_every_package_is_reached_from_the_document(image: Image) -> None:
-    document = sbom.document(image)
+    document = sbom(image)
     names = [item["SPDXID"] for item in document["packages"]]
     assert len(names) == len(set(names)) == 4
     arrows = [
@@ -148,7 +146,7 @@ def test_installed_packages_are_found(tmp_path: Path) -> None:
         "Metadata-Version: 2.1\nName: My.Pkg\nVersion: 1.0\n\nText: no\n"
     )
     (tmp_path / "opt/site-packages/empty-1.dist-info").mkdir()
-    (found,) = installed.distributions(tmp_path)
+    (found,) = distributions(tmp_path)
     assert (found.name, found.version) == ("my-pkg", "1.0")
     assert found.path == "opt/site-packages/My_Pkg-1.0.dist-info"
     (tmp_path / "var/lib/dpkg").mkdir(parents=True)
@@ -156,19 +154,17 @@ def test_installed_packages_are_found(tmp_path: Path) -> None:
         "Package: a\nStatus: install ok installed\nArchitecture: all\nVersion: 1:2\n\n"
         "Package: b\nStatus: deinstall ok config-files\nArchitecture: all\nVersion: 3\n"
     )
-    (package,) = installed.debian_packages(tmp_path)
-    assert package == installed.DebianPackage("a", "1:2", "all", "debian")
+    assert [*debian_packages(tmp_path)] == [("a", "1:2", "all", "debian")]
 
 
 def test_provenance_of_a_clean_tree_names_its_commit(image: Image) -> None:
-    predicate = provenance.predicate(image)
-    source, lock, nixpkgs = predicate["buildDefinition"]["resolvedDependencies"]
+    source, lock, nixpkgs = predicate(image)["buildDefinition"]["resolvedDependencies"]
     assert source["digest"] == nixpkgs["digest"] == {"gitCommit": COMMIT}
     assert lock == {"name": "flake.lock", "digest": {"sha256": "2" * 64}}
     assert nixpkgs["uri"] == "git+https://github.com/o/r"
     changed = {**image.source, "revision": f"{COMMIT}-dirty"}
     object.__setattr__(image, "source", changed)
-    source = provenance.predicate(image)["buildDefinition"]["resolvedDependencies"][0]
+    source = predicate(image)["buildDefinition"]["resolvedDependencies"][0]
     assert "digest" not in source
 
 
@@ -176,11 +172,11 @@ def test_documents_name_the_public_home_if_there_is_one(image: Image) -> None:
     home = "https://example.com/me"
     for known, expected in ((None, "urn:cog-triton"), (home, f"git+{home}")):
         object.__setattr__(image, "home", known)
-        definition = provenance.predicate(image)["buildDefinition"]
+        definition = predicate(image)["buildDefinition"]
         assert definition["externalParameters"]["flake"] == expected
         assert definition["resolvedDependencies"][0]["uri"] == expected
         assert definition["buildType"].startswith(known or "urn:")
-        space = sbom.document(image)["documentNamespace"]
+        space = sbom(image)["documentNamespace"]
         assert space.startswith(known or "https://spdx.org/spdxdocs/")
 
 

@@ -1,1 +1,0 @@
-"""Commands of an image's ./result: load, push, inspect; see cli."""

@@ -21,8 +21,7 @@ _CRDS = json.loads((Path(__file__).parent / "crds.json").read_text())
 
 def example(name: str, **changed: Any) -> dict[str, Any]:
     """An example's values; `changed` are values by their path, with __ between its parts."""
-    text = (CHART / "examples" / f"{name}.yaml").read_text()
-    values: dict[str, Any] = yaml.safe_load(text)
+    values: dict[str, Any] = yaml.safe_load((CHART / "examples" / f"{name}.yaml").read_text())
     for path, value in changed.items():
         *parents, last = path.split("__")
         inner = values
@@ -30,13 +29,6 @@ def example(name: str, **changed: Any) -> dict[str, Any]:
             inner = inner.setdefault(parent, {})
         inner[last] = value
     return values
-
-
-def rendered(values: Mapping[str, Any]) -> Manifests:
-    """What Helm makes of the chart with `values`."""
-    files = render(values)
-    del files["NOTES.txt"]
-    return by_name("\n---\n".join(files.values()))
 
 
 def render(values: Mapping[str, Any]) -> dict[str, str]:
@@ -48,10 +40,22 @@ def render(values: Mapping[str, Any]) -> dict[str, str]:
     return {path.rpartition("/")[2]: text for path, text in files.items()}
 
 
+def rendered(values: Mapping[str, Any]) -> Manifests:
+    """What Helm makes of the chart with `values`."""
+    files = render(values)
+    del files["NOTES.txt"]
+    return by_name("\n---\n".join(files.values()))
+
+
 def by_name(text: str) -> Manifests:
     """Manifests of a text."""
     found = [item for item in yaml.safe_load_all(text) if item]
     return {(item["kind"], item["metadata"]["name"]): item for item in found}
+
+
+def all_faults(manifests: Manifests) -> dict[tuple[str, str], list[str]]:
+    """Faults of the manifests that have some."""
+    return {key: found for key, item in manifests.items() if (found := faults(item))}
 
 
 def faults(manifest: Mapping[str, Any]) -> list[str]:
@@ -61,20 +65,14 @@ def faults(manifest: Mapping[str, Any]) -> list[str]:
 
     kind = f"{manifest['apiVersion']} {manifest['kind']}"
     if kind in _CRDS:
-        validator = jsonschema.Draft202012Validator(_CRDS[kind])
-        found = [
-            _where(e.absolute_path, e.message) for e in validator.iter_errors(manifest["spec"])
-        ]
+        errors = jsonschema.Draft202012Validator(_CRDS[kind]).iter_errors(manifest["spec"])
+        found = [f"{'.'.join(map(str, e.absolute_path))}: {e.message}" for e in errors]
         return found + [fault for part in _parts(manifest) for fault in faults(part)]
     try:
         kubernetes.validate(manifest, KUBERNETES, strict=True)
     except kubernetes.ValidationError as error:
-        return [_where(error.path, error.message)]
+        return [f"{'.'.join(map(str, error.path))}: {error.message}"]
     return []
-
-
-def _where(path: Any, message: str) -> str:
-    return f"{'.'.join(map(str, path))}: {message}"
 
 
 def _parts(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -85,13 +83,11 @@ def _parts(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
         pods = (group["leaderTemplate"], group["workerTemplate"])
         return [{"apiVersion": "v1", "kind": "Pod", **pod} for pod in pods]
     if manifest["kind"] == "ScaledObject":
-        behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
         scaler = {
             "scaleTargetRef": {"kind": "Deployment", **spec["scaleTargetRef"]},
             "maxReplicas": spec["maxReplicaCount"],
-            "behavior": behavior,
+            "behavior": spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"],
         }
-        name = {"name": manifest["metadata"]["name"]}
         kind = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler"}
-        return [{**kind, "metadata": name, "spec": scaler}]
+        return [{**kind, "metadata": {"name": manifest["metadata"]["name"]}, "spec": scaler}]
     return []

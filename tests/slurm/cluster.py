@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from stack import wait_until
 
 from cog_triton.system.ports import free_ports
 
@@ -98,40 +98,28 @@ class Cluster:
         files = (*files, "log-file=munge.log", "seed-file=munge.seed")
         options = [f"--{file.replace('=', f'={self.directory}/')}" for file in files]
         self._run("munged", "--foreground", "--force", *options)
-        self._wait_for("munge.sock")
+        wait_until((self.directory / "munge.sock").exists, 30)
         self._run("slurmctld", "-D")
         for node in NODES:
             own = self.directory / f"tmp-{node}"
             own.mkdir()
             mount = f"mount --bind {own} {self.directory}/tmp && exec slurmd -D -N {node}"
             self._run("unshare", "--mount", "sh", "-c", mount)
-        deadline = time.monotonic() + 60
-        while "idle" not in (found := self._nodes()) or "unk" in found or "down" in found:
-            assert time.monotonic() < deadline, self._logs()
-            time.sleep(0.1)
+        wait_until(lambda: self._nodes() == {"idle"}, 60)
 
-    def _nodes(self) -> str:
+    def _nodes(self) -> set[str]:
         command = ["sinfo", "--noheader", "--format=%t"]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
-        return done.stdout
-
-    def _logs(self) -> str:
-        return "\n".join(path.read_text()[-2000:] for path in self.directory.glob("*.log"))
+        return set(done.stdout.split())
 
     def _run(self, *command: str) -> None:
         with (self.directory / "daemons.log").open("ab") as log:
             process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
         self._processes.append(process)
 
-    def _wait_for(self, name: str) -> None:
-        deadline = time.monotonic() + 30
-        while not (self.directory / name).exists():
-            assert time.monotonic() < deadline, self._logs()
-            time.sleep(0.02)
-
     def _stop(self) -> None:
         for process in reversed(self._processes):
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:

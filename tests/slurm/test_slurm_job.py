@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -19,6 +19,7 @@ from cog_triton.triton import installation
 
 ROOT = Path(__file__).parents[2]
 TEXT = "the quick fox"
+VALUES = {"prompt": TEXT, "prompt_template": "{prompt}"}
 _ALIVE = ("PENDING", "RUNNING", "COMPLETING")
 _SHM = "triton_tensorrtllm_backend_shm_region_*"
 """What Triton's Python backend makes for the look-alike; the real backend has none."""
@@ -63,6 +64,16 @@ class Job:
             return self.output.count("Ready in") == times
 
         wait_until(ready, 90)
+
+    def streamed(self, tokens: int, then: Callable[[], object]) -> str:
+        """Stream tokens and do something at the first one; returns what came after it."""
+        body, kind = {"input": {**VALUES, "max_tokens": tokens}}, {"Accept": "text/event-stream"}
+        url = f"{self.url}/predictions"
+        with httpx.stream("POST", url, json=body, headers=kind, timeout=60) as stream:
+            lines = stream.iter_lines()
+            wait_until(lambda: "the" in next(lines))
+            then()
+            return "\n".join(lines)
 
     def ranks(self) -> dict[int, int]:
         """Process ids of the tritonservers, by rank."""
@@ -113,39 +124,21 @@ def job(cluster: Cluster, tmp_path: Path) -> Iterator[Job]:
 def test_a_job_serves_from_two_nodes_and_comes_back_when_a_rank_dies(job: Job) -> None:
     job.until_ready()
     assert {job.node_of(0), job.node_of(1)} == {*NODES}
-    values = {"prompt": TEXT, "prompt_template": "{prompt}"}
-    assert text_of(predict(job.url, **values, max_tokens=6)) == 2 * TEXT
+    assert text_of(predict(job.url, **VALUES, max_tokens=6)) == 2 * TEXT
 
-    body = {"input": {**values, "max_tokens": 500}}
     before = job.ranks()
     assert sorted(before) == [0, 1]
-    kind = {"Accept": "text/event-stream"}
-    with httpx.stream(
-        "POST", f"{job.url}/predictions", json=body, headers=kind, timeout=60
-    ) as stream:
-        lines = stream.iter_lines()
-        wait_until(lambda: "the" in next(lines))
-        os.kill(before[1], signal.SIGKILL)
-        rest = "\n".join(lines)
-    assert "E2105" in rest
+    assert "E2105" in job.streamed(500, lambda: os.kill(before[1], signal.SIGKILL))
 
     job.until_ready(2)
     assert not {*before.values()} & {*job.ranks().values()}
-    assert text_of(predict(job.url, **values, max_tokens=3)) == TEXT
+    assert text_of(predict(job.url, **VALUES, max_tokens=3)) == TEXT
 
 
 def test_a_job_that_is_told_to_stop_lets_its_streams_end(job: Job) -> None:
     job.until_ready()
-    values = {"prompt": TEXT, "prompt_template": "{prompt}", "max_tokens": 600}
-    body = {"input": values}
-    kind = {"Accept": "text/event-stream"}
-    with httpx.stream(
-        "POST", f"{job.url}/predictions", json=body, headers=kind, timeout=60
-    ) as stream:
-        lines = stream.iter_lines()
-        wait_until(lambda: "the" in next(lines))
-        job.cluster.ask("scancel", "--batch", "--signal=TERM", job.number)
-        rest = "\n".join(lines)
+    stop = ("scancel", "--batch", "--signal=TERM", job.number)
+    rest = job.streamed(600, lambda: job.cluster.ask(*stop))
     assert '"status":"succeeded"' in rest
     assert '"output_token_count":600' in rest
     wait_until(lambda: job.cluster.state(job.number) == "COMPLETED", 90)

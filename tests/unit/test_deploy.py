@@ -1,12 +1,15 @@
-"""Cluster files: the Slurm script with a stub of srun, and the chart's script that fetches."""
+"""Cluster files: the Slurm script, the chart's script that fetches, its dashboard and alerts."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 from hub_server import ID, MAIN, serving_hub
 from range_server import Content, serving_file
@@ -15,7 +18,14 @@ from sample_engines import packed
 from cog_triton.artifact import engine_manifest
 
 ROOT = Path(__file__).parents[2]
-FETCH = ROOT / "deploy" / "helm" / "fetch.py"
+CHART = ROOT / "deploy" / "helm"
+PANELS = json.loads((CHART / "dashboards" / "cog-triton.json").read_text("utf-8"))["panels"]
+FILES = {
+    "dashboard": "\n".join(t["expr"] for panel in PANELS for t in panel.get("targets", ())),
+    "alerts": (CHART / "templates" / "prometheusrule.yaml").read_text("utf-8"),
+    "autoscaling": (CHART / "templates" / "scaledobject.yaml").read_text("utf-8"),
+}
+FETCH = CHART / "fetch.py"
 SLURM = ROOT / "deploy" / "slurm.sh"
 SRUN = """#!/bin/bash
 printf '%s\\n' "$@" > srun-arguments
@@ -77,7 +87,8 @@ def test_slurm_mounts_keys_and_certificates_by_their_directories(tmp_path: Path)
     keys, chain = "/shared/tenants/keys", "/shared/tls/chain.pem"
     done = sbatch(tmp_path, ENGINE="/e", IMAGE="i", COG_TRITON_KEYS=keys, TLS_CERT_FILE=chain)
     mounts = f"--container-mounts=/e,{tmp_path},/shared/tenants,/shared/tls"
-    assert mounts in (tmp_path / "srun-arguments").read_text().splitlines()
+    arguments = (tmp_path / "srun-arguments").read_text().splitlines()
+    assert {mounts, "--container-image=i"} <= {*arguments}
     assert "; https://" in done.stdout
 
 
@@ -91,13 +102,6 @@ def test_slurm_asks_a_server_with_tls_to_drain(tmp_path: Path) -> None:
     assert (tmp_path / "drained").exists()
     asked = (tmp_path / "curl-arguments").read_text().splitlines()
     assert asked[-3:] == ["-X", "POST", "https://127.0.0.1:7/shutdown"]
-
-
-def test_slurm_in_an_image(tmp_path: Path) -> None:
-    sbatch(tmp_path, ENGINE="/shared/engine", IMAGE="registry/image")
-    arguments = (tmp_path / "srun-arguments").read_text()
-    assert "--container-image=registry/image\n" in arguments
-    assert f"--container-mounts=/shared/engine,{tmp_path}\n" in arguments
 
 
 def test_slurm_passes_a_failure_on(tmp_path: Path) -> None:
@@ -150,3 +154,24 @@ def test_a_job_unpacks_an_engine_that_the_server_takes(tmp_path: Path) -> None:
     assert manifest is not None
     engine_manifest.verify(model, manifest, checksums=True)
     assert not (model.parent / "downloads").exists()
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_each_metric_is_exported(file: str) -> None:
+    stored = (ROOT / "tests" / "surface.txt").read_text("utf-8")
+    exported = set(re.findall(r"^metric openai (\S+)$", stored, re.MULTILINE))
+    # The mock has no KV cache, and nothing was refused.
+    page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    found = re.findall(r"`((?:prefix_cache|door)_\w+)[`{]", page)
+    exported |= {f"cog_triton_{name}" for name in found}
+    named = set(re.findall(r"\b(?:cog_triton|process|python)_\w+(?=\{)", FILES[file]))
+    assert named
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} <= exported
+
+
+def test_each_panel_shows_the_chosen_servers_and_says_what() -> None:
+    expressions = FILES["dashboard"]
+    selected = expressions.count('{job=~"$job",instance=~"$instance"}')
+    assert expressions.count("{") == selected
+    for panel in PANELS:
+        assert panel["type"] == "row" or panel["description"].endswith(".")

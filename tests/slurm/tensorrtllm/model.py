@@ -22,10 +22,7 @@ _STEP_S = 0.02
 
 
 class TritonPythonModel:
-    """Rank of the look-alike; its log names its node."""
-
     def initialize(self, args: dict[str, str]) -> None:
-        """Join the other ranks; any but the first stays here until the first one's end."""
         self._world = World()
         self._world.meet()
         node = os.environ["SLURMD_NODENAME"]
@@ -36,14 +33,12 @@ class TritonPythonModel:
             raise RuntimeError("the leader has shut down")
 
     def execute(self, requests: list[Any]) -> None:
-        """Answer each on a thread of its own."""
         for request in requests:
             values = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
             sender = request.get_response_sender()
             threading.Thread(target=_answer, args=(sender, values), daemon=True).start()
 
     def finalize(self) -> None:
-        """Let the other ranks go."""
         self._world.meet()
         self._world.leave()
 

@@ -1,6 +1,11 @@
 # The lowest layer of images that are not made from NVIDIA's container: nixpkgs' Python and C library,
 # a shell, and the places outside the store that programs have by heart.
-{ pkgs, python }:
+{
+  pkgs,
+  python,
+  venv,
+  libraries,
+}:
 let
   inherit (pkgs) lib;
   interpreter = {
@@ -11,7 +16,6 @@ let
     pkgs.bashInteractive
     pkgs.coreutils
   ];
-  libraries = import ./libraries.nix { inherit pkgs; };
 
   # The wheels' programs are not patched: they find their loader where every distribution has it.
   root = pkgs.runCommand "cog-triton-root" { } ''
@@ -36,7 +40,7 @@ in
     deps = [ python ] ++ tools ++ libraries;
     copyToRoot = [
       root
-      (import ./venv.nix { inherit pkgs; } interpreter)
+      (venv interpreter)
     ];
   };
 

@@ -6,6 +6,7 @@
   wheels,
   images,
   functions,
+  libraries,
 }:
 let
   inherit (pkgs) lib;
@@ -53,7 +54,7 @@ in
     pkgs.runCommand "cog-triton-unit-tests"
       {
         nativeBuildInputs = [ pkgs.git ];
-        LD_LIBRARY_PATH = lib.makeLibraryPath (import ./libraries.nix { inherit pkgs; });
+        LD_LIBRARY_PATH = lib.makeLibraryPath libraries;
       }
       ''
         cp -r ${self} source

@@ -1,6 +1,6 @@
 # The image without a GPU: nixpkgs' Python, PyPI's wheels, no NVIDIA download.
 {
-  pkgs,
+  base,
   python,
   image,
   source,
@@ -8,7 +8,6 @@
   licences,
 }:
 let
-  base = import ./base.nix { inherit pkgs python; };
   components = licences.wheels wheels.versions ++ licences.nixpkgs;
   layer = source.layer {
     python = base.interpreter;

@@ -10,113 +10,59 @@ let
   inherit (pkgs) lib;
   containers = nix2container.packages.${system};
 
-  archs = import ./archs.nix;
-  revision = self.rev or self.dirtyRev or "unknown";
-  date = self.lastModifiedDate or "19700101000000";
-  home = (lib.importTOML ../pyproject.toml).project.urls.Repository or null;
-  python = pkgs.python312;
-
-  source = import ./source.nix { inherit pkgs; };
-  ngc = import ./ngc.nix { inherit pkgs python; };
-  licences = import ./licences.nix { inherit pkgs; };
-  imageCommands = import ./image-commands.nix {
-    inherit
-      pkgs
-      python
-      revision
-      home
-      ;
-    skopeo = containers.skopeo-nix2container;
-  };
-  image = import ./image.nix {
-    inherit
-      lib
-      revision
-      date
-      home
-      licences
-      imageCommands
-      ;
+  # What the files here are made of: each gets those of these values that it names.
+  scope = {
+    inherit pkgs lib self;
     inherit (containers) nix2container;
-    inherit (source) version;
+    skopeo = containers.skopeo-nix2container;
+    archs = import ./archs.nix;
+    revision = self.rev or self.dirtyRev or "unknown";
+    date = self.lastModifiedDate or "19700101000000";
+    home = (lib.importTOML ../pyproject.toml).project.urls.Repository or null;
+    python = pkgs.python312;
+    # What a manylinux wheel may expect of its machine, and nixpkgs keeps apart.
+    libraries = [
+      pkgs.stdenv.cc.cc.lib
+      pkgs.zlib
+    ];
+    source = call ./source.nix;
+    ngc = call ./ngc.nix;
+    licences = call ./licences.nix;
+    imageCommands = call ./image-commands.nix;
+    image = call ./image.nix;
+    wheels = call ./wheels.nix;
+    pruner = call ./pruner.nix;
+    venv = call ./venv.nix;
+    base = call ./base.nix;
+    inherit images functions;
   };
-  wheelsFor = import ./wheels.nix { inherit pkgs; };
-  pruner = import ./pruner.nix {
-    inherit pkgs python;
-    wheels = wheelsFor python;
-  };
-  ngcImage = import ./ngc-image.nix {
-    inherit
-      pkgs
-      archs
-      image
-      ngc
-      source
-      licences
-      pruner
-      ;
-    wheels = wheelsFor python;
-    parts = import ./ngc-parts.nix { inherit pkgs python ngc; };
-  };
+  call =
+    file:
+    let
+      function = import file;
+    in
+    function (builtins.intersectAttrs (builtins.functionArgs function) scope);
 
-  mkRunner = import ./mkRunner.nix { inherit ngcImage; };
-  mkBuilder = import ./mkBuilder.nix { inherit ngcImage; };
-  mkModel = import ./mkModel.nix { inherit lib pkgs; };
-
-  runners = lib.mapAttrs' (sm: _: {
-    name = "cog-triton-runner-${sm}";
-    value = mkRunner { inherit sm; };
-  }) archs;
-
-  cpu = import ./cpu.nix {
-    inherit
-      pkgs
-      python
-      image
-      source
-      licences
-      ;
-    wheels = wheelsFor python;
-  };
-
-  mkVllmRunner = import ./vllm.nix {
-    inherit
-      pkgs
-      python
-      image
-      source
-      archs
-      pruner
-      licences
-      ;
-    wheels = wheelsFor python;
-  };
-  mkVllmBuilder = given: mkVllmRunner ({ kind = "builder"; } // given);
-  vllmImages =
-    kind: make:
+  forEach =
+    name: make:
     lib.mapAttrs' (sm: _: {
-      name = "cog-triton-${kind}-vllm-${sm}";
+      name = "cog-triton-${name}-${sm}";
       value = make { inherit sm; };
-    }) archs;
-
+    }) scope.archs;
+  cpu = call ./cpu.nix;
   images =
-    runners
-    // vllmImages "runner" mkVllmRunner
-    // vllmImages "builder" mkVllmBuilder
+    forEach "runner" functions.mkRunner
+    // forEach "runner-vllm" functions.mkVllmRunner
+    // forEach "builder-vllm" functions.mkVllmBuilder
     // {
-      cog-triton-builder = mkBuilder { };
+      cog-triton-builder = functions.mkBuilder { };
       cog-triton-runner-cpu = cpu;
     };
-
-  functions = {
-    inherit
-      archs
-      mkRunner
-      mkVllmRunner
-      mkVllmBuilder
-      mkBuilder
-      mkModel
-      ;
+  functions = call ./ngc-image.nix // rec {
+    inherit (scope) archs;
+    mkVllmRunner = call ./vllm.nix;
+    mkVllmBuilder = given: mkVllmRunner ({ kind = "builder"; } // given);
+    mkModel = call ./mkModel.nix;
   };
 in
 {
@@ -127,17 +73,8 @@ in
   lib = functions // {
     ${system} = functions;
   };
-  checks.${system} = import ./checks.nix {
-    inherit
-      pkgs
-      python
-      self
-      images
-      functions
-      ;
-    wheels = wheelsFor python;
-  };
-  devShells.${system}.default = import ./shell.nix { inherit pkgs python; };
+  checks.${system} = call ./checks.nix;
+  devShells.${system}.default = call ./shell.nix;
   formatter.${system} = pkgs.nixfmt-tree;
   apps.${system} =
     lib.mapAttrs (_: image: {
@@ -146,6 +83,6 @@ in
       inherit (image) meta;
     }) images
     // {
-      update-pins = import ./update-pins.nix { inherit pkgs python ngc; };
+      update-pins = call ./update-pins.nix;
     };
 }

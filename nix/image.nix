@@ -3,7 +3,7 @@
   lib,
   nix2container,
   imageCommands,
-  version,
+  source,
   revision,
   # YYYYMMDDHHMMSS of the revision, in UTC: an image of the same source is the same image.
   date,
@@ -116,7 +116,7 @@ let
           Labels = {
             "org.opencontainers.image.title" = name;
             "org.opencontainers.image.description" = description;
-            "org.opencontainers.image.version" = version;
+            "org.opencontainers.image.version" = source.version;
             "org.opencontainers.image.revision" = revision;
             "org.opencontainers.image.created" = created;
             "org.opencontainers.image.licenses" = licence;

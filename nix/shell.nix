@@ -1,5 +1,9 @@
 # `nix develop`: what `make` and scripts/ want. The Python packages come from the lock, as wheels.
-{ pkgs, python }:
+{
+  pkgs,
+  python,
+  libraries,
+}:
 pkgs.mkShell {
   packages = [
     python
@@ -14,5 +18,5 @@ pkgs.mkShell {
     pkgs.deadnix
     pkgs.statix
   ];
-  LD_LIBRARY_PATH = pkgs.lib.makeLibraryPath (import ./libraries.nix { inherit pkgs; });
+  LD_LIBRARY_PATH = pkgs.lib.makeLibraryPath libraries;
 }

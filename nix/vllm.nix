@@ -3,6 +3,7 @@
 {
   pkgs,
   python,
+  base,
   image,
   source,
   archs,
@@ -19,20 +20,58 @@ let
       throw "nix/wheels.json has no wheels of vLLM for Python ${python.pythonVersion}"
     else
       wheels.table.vllm;
-  base = import ./base.nix { inherit pkgs python; };
-  wheelPart = import ./wheel-part.nix {
-    inherit
-      pkgs
-      python
-      locked
-      pruner
-      table
-      ;
+  tools = builtins.path {
+    name = "cog-triton-wheel-tools";
+    path = ./.;
+    filter =
+      path: _:
+      lib.elem (baseNameOf path) [
+        "install_wheels.py"
+        "strip_symbols.py"
+        "wheel_part.py"
+      ];
   };
+  # What a part is made from, so that a change of another part makes nothing anew.
+  essence =
+    part:
+    builtins.toFile "part.json" (
+      builtins.toJSON {
+        parts = [
+          (removeAttrs part [
+            "reason"
+            "wheels"
+          ])
+        ];
+        inherit (table) dropped stripped;
+      }
+    );
+  site = "opt/cog-triton/lib/python${python.pythonVersion}/site-packages";
+  # sms: a pruned part is made for these; others are the same for every SM.
+  build =
+    sms: part:
+    let
+      target = if part.pruned or false then lib.concatStringsSep "," sms else "any";
+      suffix = builtins.replaceStrings [ "," ] [ "-" ] target;
+    in
+    pkgs.runCommand "cog-triton-vllm-${part.name}-${suffix}" { allowedReferences = [ ]; } ''
+      ${lib.concatMapStringsSep "\n" (name: wheels.link locked.${name}) part.wheels}
+      ${pruner.environment}
+      ${wheels.builder}/bin/python3 ${tools}/wheel_part.py ${essence part} ${part.name} ${target} \
+        $out/${site} *.whl
+      ${wheels.builder}/bin/python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash \
+        -s $out -p / $out/${site}
+    '';
   version = name: lib.elemAt (lib.splitString "-" locked.${name}.file) 1;
   components = licences.wheels (lib.mapAttrs (name: _: version name) locked) ++ licences.nixpkgs;
   # What other images hold, too, is the same derivation, and so the same layer.
   elsewhere = lib.attrNames wheels.table.cog ++ [ "nvidia-pytriton" ];
+  # The last part takes what no other names.
+  parts =
+    let
+      named = lib.concatMap (part: part.wheels or [ ]) table.parts;
+      rest = lib.filter (name: !(lib.elem name (named ++ elsewhere))) (lib.attrNames locked);
+    in
+    map (part: { wheels = rest; } // part) table.parts;
   prunedWheels = builtins.concatMap (
     part: lib.optionals (part.pruned or false) part.wheels
   ) table.parts;
@@ -47,7 +86,7 @@ let
   ];
   work = "/opt/cog-triton/work";
   # Humming compiles its kernels with NVRTC in a process of its own, which asks the loader for it.
-  nvrtc = "/opt/cog-triton/lib/python${base.interpreter.version}/site-packages/nvidia/cu13/lib";
+  nvrtc = "/${site}/nvidia/cu13/lib";
 in
 # sm: a key of archs.nix or of `archs`, or several of them in a list.
 {
@@ -69,7 +108,7 @@ let
   pruned = "device code for other GPUs than sm_${list} is zeroed where its licence allows that";
   layerOf = part: {
     inherit (part) name reason;
-    copyToRoot = [ (wheelPart.build sms part) ];
+    copyToRoot = [ (build sms part) ];
   };
 in
 image {
@@ -95,7 +134,7 @@ image {
       copyToRoot = [ wheels.triton ];
     }
   ]
-  ++ map layerOf (wheelPart.parts elsewhere)
+  ++ map layerOf parts
   ++ [
     {
       name = "wheels";

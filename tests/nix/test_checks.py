@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 
 import pytest
 from factory import SYSTEM, Factory, run
@@ -12,8 +11,6 @@ from factory import SYSTEM, Factory, run
 @pytest.fixture(scope="module")
 def with_tests(tmp_path_factory: pytest.TempPathFactory) -> Factory:
     """The flake, with the wheels that its tests need."""
-    if shutil.which("nix") is None:
-        pytest.fail("no nix here: install Nix 2.20 or newer (docs/images.md)")
     return Factory(tmp_path_factory.mktemp("checks"), ("cog", "cpu", "tests"))
 
 

@@ -54,8 +54,3 @@ def test_a_module_is_built_and_loaded(factory: Factory, tmp_path: Path) -> None:
         text=True,
     )
     assert (done.returncode, done.stdout) == (0, "(42, 128, 256)\n"), done.stderr
-
-
-def test_triton_is_told_of_no_cached_libraries(factory: Factory) -> None:
-    compiler = factory.evaluated("import SOURCE/nix/compiler.nix { inherit pkgs; }")
-    assert run(f"{compiler}/sbin/ldconfig", "-p") == ""

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from containers import Container, docker, running, wait_until
-from factory import VERSION, Image
+from factory import REPOSITORY, VERSION, Image
 from resume_clients import Clients
 
 from cog_triton.system.ports import free_ports
@@ -60,11 +61,6 @@ def test_many_predictions_at_once(server: Container) -> None:
     assert asyncio.run(all_at_once()) == [200] * 48
 
 
-def test_inputs_are_validated(server: Container) -> None:
-    body = {"input": {"prompt": "x", "max_tokens": "many"}}
-    assert httpx.post(f"{server.url}/predictions", json=body).status_code == 422
-
-
 def test_what_a_cpu_does_not_use_is_left_out(cpu: Image) -> None:
     script = "shopt -s globstar; cd /opt/cog-triton/lib/python*/site-packages; printf '%s\\n' "
     script += "openvino/** numpy/** pytriton/tritonserver/** nvidia_pytriton.libs/**"
@@ -88,10 +84,6 @@ def test_the_address_of_an_image_can_be_loopback(cpu: Image) -> None:
                     client.settimeout(5)
                     # Also an address of this machine: only a server on all of them is there.
                     assert (client.connect_ex(("127.0.0.2", port)) == 0) is elsewhere
-
-
-def test_it_does_not_run_as_root(server: Container) -> None:
-    assert docker("exec", server.id, "bash", "-c", "echo $UID").strip() == "1000"
 
 
 @contextmanager
@@ -167,14 +159,6 @@ def processes_of(container: Container) -> dict[int, str]:
     return {int(pid): line for pid, line in (row.strip().split(maxsplit=1) for row in lines)}
 
 
-def test_another_command_runs_under_the_reaper(cpu: Image) -> None:
-    script = "cd /src && ls && cog-triton --version && python -m cog_triton --version"
-    said = docker("run", "--rm", "--network=none", cpu.reference, "bash", "-c", script)
-    assert {"predict.py", "cog.yaml", "triton_model_repo", "builder", "mock_cog_triton"} <= set(
-        said.split()
-    )
-
-
 def test_exit_code_is_that_of_the_command(cpu: Image) -> None:
     command = ["docker", "run", "--rm", "--network=none", cpu.reference, "bash", "-c", "exit 7"]
     assert subprocess.run(command).returncode == 7
@@ -204,6 +188,9 @@ def test_an_image_of_another_gpu_refuses(cpu: Image) -> None:
         assert "E1305 EngineIncompatible: this image is for sm_86" in json.dumps(container.health())
 
 
-def test_library_path_does_not_break_the_shell(cpu: Image) -> None:
-    said = docker("run", "--rm", "--network=none", cpu.reference, "ls", "/src/.cog")
-    assert said == "openapi_schema.json\n"
+def test_smoke_test_passes_on_the_cpu_image(cpu: Image) -> None:
+    environment = {**os.environ, "LOCAL_TEST": "true", "COG_TRITON_IMAGE": cpu.reference}
+    command = [sys.executable, "-m", "pytest", "-q", "tests/smoke"]
+    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout

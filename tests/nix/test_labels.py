@@ -141,15 +141,3 @@ def test_the_development_shell_finds_the_libraries_of_wheels(
     found = factory.nix("eval", "--raw", attribute)
     assert found == images["cog-triton-runner-cpu"].env["LD_LIBRARY_PATH"]
     subprocess.run(["nix-store", "--realise", *re.findall(r"/nix/store/[^/:]+", found)], check=True)
-
-
-def test_the_ngc_root_is_named_after_its_reference(factory: Factory) -> None:
-    listed = run(
-        "nix-store",
-        "--query",
-        "--requisites",
-        factory.nix(
-            "eval", "--raw", factory.attribute(f"packages.{SYSTEM}.cog-triton-runner-90.drvPath")
-        ),
-    )
-    assert "-tritonserver-26.06-trtllm-python-py3-rootfs.drv" in listed

@@ -119,13 +119,6 @@ def test_mk_runner_makes_an_image_for_several_architectures(
     assert moved == {"torch", "tensorrt_llm"}
 
 
-def test_mk_runner_takes_an_architecture_of_ones_own(factory: Factory, tmp_path: Path) -> None:
-    arguments = '{ sm = "75"; name = "mine"; archs."75" = { gpus = "T4"; }; }'
-    image = build_runner(factory, tmp_path, arguments)
-    assert image.reference.startswith("mine:")
-    assert (image.env["COG_TRITON_SM"], image.labels["cog-triton.gpus"]) == ("75", "T4")
-
-
 def test_a_wheel_with_another_hash_is_refused(factory: Factory) -> None:
     table = factory.source / "nix" / "wheels.json"
     text = table.read_text()

@@ -67,11 +67,6 @@ def test_a_builder_has_all_packages_of_its_runner(small: Factory, images: dict[s
     assert kept.items() <= builder.env.items()
 
 
-def test_layers_of_the_cpu_image_are_the_same(images: dict[str, Image], cpu: Image) -> None:
-    for name in ("triton", "wheels"):
-        assert images["90"].digests[name] == cpu.digests[name]
-
-
 @pytest.mark.parametrize("sm", SMS)
 def test_environment_and_labels(sm: str, images: dict[str, Image]) -> None:
     image = images[sm]
@@ -144,11 +139,6 @@ def test_it_serves_through_vllm(server: Container) -> None:
     answer = server.predict(prompt="What is Triton?", max_tokens=8, temperature=0)
     assert answer["status"] == "succeeded", answer
     assert "".join(answer["output"])
-
-
-def test_its_vllm_is_in_the_environment_of_the_server(server: Container) -> None:
-    said = docker("exec", server.id, "python", "-c", "import vllm, cog; print(vllm.__file__)")
-    assert said.strip() == f"{SITE}/vllm/__init__.py"
 
 
 def test_it_refuses_to_start_without_its_gpu(server: Container, images: dict[str, Image]) -> None:

@@ -1,4 +1,4 @@
-"""Pins of the images: nix/wheels.json, flake.lock and the files of nix/ against locks and docs."""
+"""Pins of the images: the tables of nix/, flake.lock and nix/*.nix against locks and docs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tomllib
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -169,3 +169,33 @@ def test_prune_runs_with_only_the_files_that_pruner_nix_takes(tmp_path: Path) ->
     command = [sys.executable, "-m", "cog_triton_prune", "--sm", "86", str(tmp_path / "tree")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_row_of_the_vllm_images_says_why_and_nothing_unknown() -> None:
+    table: dict[str, Any] = json.loads((ROOT / "nix" / "vllm-image.json").read_text())
+    archs = {*re.findall(r'^  "(\d+)" = \{', (ROOT / "nix/archs.nix").read_text(), re.MULTILINE)}
+    for kind, keys in {
+        "left_out": {"wheels", "reason"},
+        "parts": {"name", "reason", "wheels", "pruned"},
+        "dropped": {"paths", "reason", "kept_for"},
+        "stripped": {"paths", "reason"},
+    }.items():
+        for row in table[kind]:
+            assert row.keys() <= keys, row
+            assert row["reason"].strip(), row
+            kept_for = row.get("kept_for", [])
+            assert kept_for == sorted(set(kept_for)), row
+            assert {*map(str, kept_for)} < {*re.findall(r'^  "(\d+)" = \{', archs, re.MULTILINE)}, (
+                row
+            )
+    rows = table["left_out"] + table["parts"]
+    names = [name for row in rows for name in row.get("wheels", [])]
+    assert names == [canonicalize_name(name) for name in names]
+    assert len(names) == len(set(names))
+    assert "wheels" not in table["parts"][-1]  # it takes the rest
+    paths = [path for row in table["dropped"] + table["stripped"] for path in row["paths"]]
+    assert len(paths) == len(set(paths))
+    for path in paths:
+        assert not path.startswith("/"), path
+        assert ".." not in PurePosixPath(path).parts, path
+        assert "{" not in path, "Path.glob has no alternatives"

@@ -14,7 +14,7 @@ from typing import Any
 
 SITE = "opt/cog-triton/lib/python3.12/site-packages"
 _LARGE = 1_000_000
-# As nix/wheel-part.nix compiles: what it wrote is compared, byte by byte.
+# As nix/vllm.nix compiles: what it wrote is compared, byte by byte.
 _COMPILE = ("-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash")
 
 

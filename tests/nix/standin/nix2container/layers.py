@@ -17,15 +17,10 @@ import os
 import re
 import stat
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import gotar
-
-_CHUNK = 1 << 20
 
 
 def walk(path: str) -> Iterator[str]:
@@ -88,16 +83,20 @@ def nodes_of(paths: list[dict[str, Any]]) -> dict[str, Node | None]:
     return nodes
 
 
-def entry_of(name: str, node: Node | None) -> gotar.Entry:
+def entry_of(name: str, node: Node | None) -> tarfile.TarInfo:
     """Tar entry of a name."""
+    entry = tarfile.TarInfo(name)
+    entry.mtime, entry.uname, entry.gname = 1, "root", "root"
     if node is None:
-        return gotar.Entry(name=name, type="5", mode=0o755)
+        entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+        return entry
     mode = node.info.st_mode
-    entry = gotar.Entry(name=name, type="0", mode=stat.S_IMODE(mode))
+    entry.mode = stat.S_IMODE(mode)
     if stat.S_ISLNK(mode):
-        entry.type, entry.mode, entry.linkname = "2", 0o777, str(Path(node.source).readlink())
+        entry.type, entry.mode = tarfile.SYMTYPE, 0o777
+        entry.linkname = str(Path(node.source).readlink())
     elif stat.S_ISDIR(mode):
-        entry.type = "5"
+        entry.type = tarfile.DIRTYPE
     else:
         entry.size = node.info.st_size
     for perm in node.perms:
@@ -110,15 +109,14 @@ def entry_of(name: str, node: Node | None) -> gotar.Entry:
 def write_tar(paths: list[dict[str, Any]], target: Any) -> None:
     """Write the layer's tar, parents before children."""
     nodes = nodes_of(paths)
-    for name in sorted(nodes, key=lambda name: name.encode().split(b"/")):
-        entry, node = entry_of(name, nodes[name]), nodes[name]
-        target.write(gotar.header(entry))
-        if node is not None and entry.type == "0":
-            with Path(node.source).open("rb") as file:
-                while data := file.read(_CHUNK):
-                    target.write(data)
-            target.write(bytes(-entry.size % gotar.BLOCK))
-    target.write(gotar.END)
+    with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for name in sorted(nodes, key=lambda name: name.encode().split(b"/")):
+            entry, node = entry_of(name, nodes[name]), nodes[name]
+            if node is not None and entry.isreg():
+                with Path(node.source).open("rb") as file:
+                    archive.addfile(entry, file)
+            else:
+                archive.addfile(entry)
 
 
 class Digest(io.RawIOBase):

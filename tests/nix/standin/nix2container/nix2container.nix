@@ -4,7 +4,6 @@ let
   tool = pkgs.runCommand "nix2container" { } ''
     mkdir -p $out/bin
     cp ${./layers.py} $out/bin/layers.py
-    cp ${./gotar.py} $out/bin/gotar.py
     cp ${./skopeo.py} $out/bin/skopeo.py
     printf '%s\n' '#!/bin/sh' "exec /usr/bin/env python3 -I $out/bin/skopeo.py \"\$@\"" >$out/bin/skopeo
     chmod +x $out/bin/skopeo

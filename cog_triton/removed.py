@@ -19,6 +19,7 @@ _NODES = "start the other nodes by `vllm serve --headless` (multi-gpu.md)"
 _MPI = "ranks are started by mpirun, or by your launcher with COG_TRITON_RANK (multi-gpu.md)"
 _BENCH = "use aiperf or guidellm; --json has all metrics"
 _REPORT = "the report has one table; --json has all metrics, and /metrics the server's own"
+_METHOD = "use --output-method yield or wait"
 _PROBES = "a Cog that stops or hangs is found without probes (supervision.md)"
 _FIXED_PROBES = "Triton is asked each second, and hangs after 3 s (supervision.md)"
 _FIXED = "the bound is the same for every server (security.md)"
@@ -62,6 +63,14 @@ REMOVED = {
         for option in ("plot", "csv", "sweep", "slo", "prompt-file")
     },
     **dict.fromkeys(("cog-triton bench --verbose", "cog-triton bench --metrics-url"), _REPORT),
+    "cog-triton bench --arrival": "arrivals of --unit rps are Poisson's; aiperf has others",
+    "cog-triton bench --batch-pause": "a batch follows a second after the last one ended",
+    "cog-triton bench --api": "chat completions are measured; aiperf measures completions, too",
+    "cog-triton bench --tokenizer": "prompts have words; the report has the server's token counts",
+    "cog-triton bench --buffer-size": "use --input buffer_size=N --input output_method=buffer",
+    **dict.fromkeys(("cog-triton bench --stream", "cog-triton bench --no-stream"), _METHOD),
+    "cog-triton bench --ignore-eos": "servers that can are asked; else --input ignore_eos=true",
+    "cog-triton bench --no-ignore-eos": "answers of a mock engine are whole; else use aiperf",
     "REPORT_CUSTOM_METRICS": "see metrics.md",
     "llmapi.yaml": "serve the model with vLLM: `cog-triton migrate` writes its model.json",
     "cog-triton migrate --to": "migrate writes model.json for vLLM",

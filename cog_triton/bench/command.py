@@ -16,7 +16,6 @@ from rich.console import Console
 from cog_triton.bench import load_generator, report
 from cog_triton.bench.load_generator import Progress, RunResult
 from cog_triton.bench.options import Options, TargetName
-from cog_triton.bench.prompt_source import PromptSource
 from cog_triton.bench.run_metrics import compute_metrics
 from cog_triton.bench.targets import KINDS
 from cog_triton.errors import InvalidArgument, NothingSucceeded
@@ -110,14 +109,13 @@ def run(
     Raises E1400, E1005 and others before any load, and E2400 after the report if nothing succeeded.
     """
     report.require_writable(json_file)
-    prompts = PromptSource(options).describe()
     try:
         done = uvloop.run(_measure(options, err))
     except KeyboardInterrupt:
         err.print("Interrupted before anything was measured", markup=False)
         return INTERRUPTED
     found = compute_metrics(done)
-    say(report.text(options, found, prompts))
+    say(report.text(options, found))
     if json_file:
         report.write(json_file, report.as_json(options, found))
     if done.interrupted:

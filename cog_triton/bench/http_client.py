@@ -51,11 +51,9 @@ class BufferedResponse:
         self.text = b""
 
     def begin(self, status: int, headers: Mapping[bytes, bytes]) -> None:
-        """See `ResponseSink.begin`."""
         self.status, self.headers = status, headers
 
     def body(self, data: bytes, at: float) -> None:
-        """See `ResponseSink.body`."""
         self.text += data
 
 
@@ -127,11 +125,8 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         loop = asyncio.get_running_loop()
         self._sink, self._done, self._headed = sink, loop.create_future(), False
-        timer = loop.call_later(
-            timeout,
-            self._fail,
-            TransportError("timeout", f"no complete answer within {timeout:g} s"),
-        )
+        late = TransportError("timeout", f"no complete answer within {timeout:g} s")
+        timer = loop.call_later(timeout, self._fail, late)
         try:
             self._transport.write(request)
             await self._done
@@ -149,11 +144,9 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio callback: the connection is open."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """asyncio callback: bytes were read."""
         self._at = now()
         try:
             self._parser.feed_data(data)
@@ -162,34 +155,27 @@ class Connection(asyncio.Protocol):
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio callback: the connection closed, which also ends a body without a length."""
         if self._headed and not {b"content-length", b"transfer-encoding"} & self._headers.keys():
             self._finish()
         else:
-            self._fail(
-                TransportError("connection closed", f"before the answer's end: {exc or 'closed'}")
-            )
+            why = f"before the answer's end: {exc or 'closed'}"
+            self._fail(TransportError("connection closed", why))
 
     def on_message_begin(self) -> None:
-        """httptools callback: an answer begins."""
         self._headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """httptools callback: a header."""
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        """httptools callback: the headers are complete."""
         self._headed = True
         if self._sink is not None:
             self._sink.begin(self._parser.get_status_code(), self._headers)
 
     def on_body(self, data: bytes) -> None:
-        """httptools callback: a part of the body."""
         self._pieces.append(data)
 
     def on_message_complete(self) -> None:
-        """httptools callback: the answer is complete."""
         if not self._parser.should_keep_alive():
             self.close()
         self._flush()
@@ -254,14 +240,11 @@ class Client:
             self._tls = ssl.create_default_context()
         loop = asyncio.get_running_loop()
         try:
-            _, made = await asyncio.wait_for(
-                loop.create_connection(
+            async with asyncio.timeout(min(self.timeout, 30)):
+                _, made = await loop.create_connection(
                     Connection, origin.host, origin.port, ssl=self._tls if origin.tls else None
-                ),
-                min(self.timeout, 30),
-            )
+                )
         except (TimeoutError, OSError) as error:
-            raise TransportError(
-                "cannot connect", f"{origin.host}:{origin.port}: {error or 'no answer'}"
-            ) from error
+            where = f"{origin.host}:{origin.port}"
+            raise TransportError("cannot connect", f"{where}: {error or 'no answer'}") from error
         return made

@@ -13,17 +13,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 
-from cog_triton.bench import targets
 from cog_triton.bench.http_client import Client, now
-from cog_triton.bench.options import Arrival, Options, Unit
-from cog_triton.bench.prompt_source import PromptSource
+from cog_triton.bench.options import Options, PromptSource, Unit
 from cog_triton.bench.request_record import CUT, FAILED, OK, Record
-from cog_triton.bench.targets.base import Target
+from cog_triton.bench.targets import KINDS, Target
 from cog_triton.errors import NothingSucceeded
 
 _MOST_ARRIVALS = 10_000_000
 _FAILURE_PAUSE_S = 0.1
 """Pause of a user after a failure: one refused at once must not ask 10000 times a second."""
+_BATCH_PAUSE_S = 1.0
 _LAG_PERIOD_S = 0.02
 _LEAD_S = 0.05
 _PROGRESS_S = 0.25
@@ -93,13 +92,7 @@ class LoadGenerator:
     async def _open_loop(self) -> None:
         """Open loop: due times are fixed in advance, so a slow server delays no request."""
         options = self.options
-        due = offsets(
-            options.rate,
-            poisson=options.arrival is Arrival.POISSON,
-            seed=options.seed,
-            duration=options.duration,
-            requests=options.requests,
-        )
+        due = offsets(options.rate, options.seed, options.duration, options.requests)
         async with asyncio.TaskGroup() as tasks:
             for index, after in enumerate(due):
                 at = self._started + after
@@ -117,10 +110,7 @@ class LoadGenerator:
                     tasks.create_task(self._send_one(number, at))
             index += count
             if self._remaining(index) > 0:
-                refused = self.records[-1].status == FAILED
-                await asyncio.sleep(
-                    max(self.options.batch_pause, _FAILURE_PAUSE_S if refused else 0.0)
-                )
+                await asyncio.sleep(_BATCH_PAUSE_S)
 
     async def _closed_loops(self) -> None:
         """Closed loop: `rate` users, each of whom sends the next request once answered."""
@@ -140,15 +130,15 @@ class LoadGenerator:
     async def _send_one(self, index: int, due: float) -> Record:
         record = Record(index=index, scheduled=due)
         self.records.append(record)
-        self.progress.sent += 1
+        progress = self.progress
+        progress.sent += 1
         try:
             await self.target.measure(self.prompts.get(index), record)
         finally:
-            self.progress.done += 1
-            self.progress.failed += record.status == FAILED
-            self.progress.tokens += (
-                0 if record.status == CUT else record.output_tokens or record.pieces
-            )
+            progress.done += 1
+            progress.failed += record.status == FAILED
+            if record.status != CUT:
+                progress.tokens += record.output_tokens or record.pieces
         return record
 
     def _remaining(self, index: int) -> int:
@@ -164,22 +154,20 @@ async def _sleep_until(at: float) -> None:
 
 
 def offsets(
-    rate: float, *, poisson: bool, seed: int, duration: float | None, requests: int | None
+    rate: float, seed: int, duration: float | None = None, requests: int | None = None
 ) -> array[float]:
-    """Arrival schedule at `rate` requests a second: due times in seconds from the start.
+    """Due times in seconds from the start, at `rate` requests a second.
 
-    They end before `duration` seconds, and are at most `requests`.
-
-    Poisson arrivals have independent, exponentially distributed gaps, as those of many users who
-    know nothing of each other; constant ones are 1/rate apart. One of the limits is given.
+    They end before `duration` seconds, and are at most `requests`. Gaps are independent and
+    exponentially distributed, as those of many users who know nothing of each other.
     """
     random = Random(seed)
     found = array("d")
     end = float("inf") if duration is None else duration
-    at = random.expovariate(rate) if poisson else 0.0
+    at = random.expovariate(rate)
     while at < end and len(found) < (_MOST_ARRIVALS if requests is None else requests):
         found.append(at)
-        at = at + random.expovariate(rate) if poisson else len(found) / rate
+        at += random.expovariate(rate)
     return found
 
 
@@ -241,7 +229,7 @@ class RunResult:
 async def _prepared(options: Options) -> AsyncIterator[Target]:
     client = Client(options.timeout)
     try:
-        target = targets.make(options, client)
+        target = KINDS[options.target](options, client)
         await target.prepare()
         yield target
     finally:

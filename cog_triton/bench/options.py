@@ -1,68 +1,52 @@
-"""Options of a benchmark run, validated, and length distributions of prompts and answers."""
+"""Options of a benchmark run, validated, and the prompts that they ask for."""
 
 from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from cog_triton.errors import InvalidArgument
 
-_LENGTHS_RULE = "must be N, uniform:LOW-HIGH, normal:MEAN,STD or lognormal:MEDIAN,SIGMA, at least 1"
-_NUMBER = r"(\d+(?:\.\d+)?)"
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Length distribution; `text` is the option's value. Lengths are whole and at least 1.
-
-    SIGMA of ``lognormal`` is the standard deviation of the logarithm.
+_FORM = re.compile(r"(?:uniform:)?(\d+)(?:-(\d+))?")
+_ID_RANGE = range(100, 900)
+"""Random token ids; every vocabulary in use has these."""
+_WORDS = tuple(
     """
+    the quick brown fox over lazy dog and of to in is that for it on with as at by from this
+    be are was or an have not you we all one time can new more out up about who get which go
+    me when make like no just him know take people into year your good some could them see
+    other than then now look only come its think also back after use two how our work first
+    well way even want because any these give day most us water light house night world hand
+    part place story small large long right left high low old great same last own state city
+    line
+    """.split()  # noqa: SIM905 - a line of text reads better than a column of words
+)
+
+
+class Lengths(NamedTuple):
+    """Lengths from `low` to `high`, each as likely as the others; `text` is the option's value."""
 
     text: str
-    kind: str
-    first: float
-    second: float
+    low: int
+    high: int
 
-    @property
-    def fixed(self) -> int | None:
-        """The length, if the distribution has only one."""
-        return int(self.first) if self.kind == "fixed" else None
+    @classmethod
+    def parse(cls, name: str, text: str) -> Lengths:
+        """Parse a value; raises E1005 naming the option `name`."""
+        found = _FORM.fullmatch(text.strip())
+        low = int(found[1]) if found else 0
+        high = int(found[2] or low) if found else 0
+        if not 1 <= low <= high:
+            raise InvalidArgument(f"{name}={text!r}: must be N or uniform:LOW-HIGH, at least 1")
+        return cls(text.strip(), low, high)
 
     def draw(self, random: Random) -> int:
         """Draw one length."""
-        return max(1, round(_DRAW[self.kind](random, self.first, self.second)))
-
-    def __str__(self) -> str:
-        return self.text
-
-
-_DRAW: dict[str, Callable[[Random, float, float], float]] = {
-    "fixed": lambda random, first, second: first,
-    "uniform": lambda random, first, second: random.randint(int(first), int(second)),
-    "normal": lambda random, first, second: random.gauss(first, second),
-    "lognormal": lambda random, first, second: first * random.lognormvariate(0, second),
-}
-_FORMS = {
-    "fixed": re.compile(r"(\d+)()"),
-    "uniform": re.compile(r"uniform:(\d+)-(\d+)"),
-    "normal": re.compile(rf"normal:{_NUMBER},{_NUMBER}"),
-    "lognormal": re.compile(rf"lognormal:{_NUMBER},{_NUMBER}"),
-}
-
-
-def parse_lengths(name: str, text: str) -> Lengths:
-    """Parse a distribution; raises E1005 naming the option `name`."""
-    for kind, form in _FORMS.items():
-        if match := form.fullmatch(text.strip()):
-            first, second = float(match[1]), float(match[2] or 0)
-            if first >= 1 and (kind != "uniform" or second >= first):
-                return Lengths(text.strip(), kind, first, second)
-    raise InvalidArgument(f"{name}={text!r}: {_LENGTHS_RULE}")
+        return random.randint(self.low, self.high)
 
 
 class TargetName(enum.StrEnum):
@@ -81,26 +65,11 @@ class Unit(enum.StrEnum):
     CONCURRENCY = "concurrency"
 
 
-class Arrival(enum.StrEnum):
-    """Arrival process of an open loop."""
-
-    POISSON = "poisson"
-    CONSTANT = "constant"
-
-
 class OutputMethod(enum.StrEnum):
-    """Output mode of a mock server: token by token, whole, or in pieces."""
+    """Whether an answer is streamed, or comes whole at its end."""
 
     YIELD = "yield"
     WAIT = "wait"
-    BUFFER = "buffer"
-
-
-class API(enum.StrEnum):
-    """Endpoint of OpenAI's API."""
-
-    CHAT = "chat"
-    COMPLETIONS = "completions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,49 +82,62 @@ class Options:
     rate: float = 1.0
     duration: float | None = None
     requests: int | None = None
-    arrival: Arrival = Arrival.POISSON
-    batch_pause: float = 1.0
     warmup: int = 1
     seed: int = 0
     timeout: float = 600.0
     input_lengths: Lengths
-    output_lengths: Lengths | None = None
-    tokenizer: Path | None = None
+    output_lengths: Lengths
     tps: float | None = None
-    output_method: OutputMethod | None = None
-    buffer_size: int | None = None
-    stream: bool = True
-    ignore_eos: bool | None = None
+    output_method: OutputMethod = OutputMethod.YIELD
     model: str | None = None
-    api: API = API.CHAT
     api_key: str | None = field(default=None, repr=False)
     inputs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Validate values and their combinations; raises E1005."""
-        rules = {
-            "rate": (self.rate > 0, "must be above 0"),
-            "duration": (self.duration is None or self.duration > 0, "must be above 0"),
-            "requests": (self.requests is None or self.requests > 0, "must be above 0"),
-            "timeout": (self.timeout > 0, "must be above 0"),
-            "batch_pause": (self.batch_pause >= 0, "must not be negative"),
-            "tps": (self.tps is None or self.tps >= 0, "must not be negative; 0 is flat out"),
-        }
-        for name, (holds, rule) in rules.items():
-            if not holds:
-                raise InvalidArgument(f"--{name.replace('_', '-')}={getattr(self, name)}: {rule}")
+        for name in ("rate", "duration", "requests", "timeout"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise InvalidArgument(f"--{name}={value}: must be above 0")
         if self.duration is None and self.requests is None:
             raise InvalidArgument("--duration, --requests: one of them must be given")
         if self.unit is not Unit.RPS and self.rate != int(self.rate):
             raise InvalidArgument(
                 f"--rate={self.rate:g}: must be a whole number with --unit {self.unit.value}"
             )
-        if self.buffer_size is not None and self.output_method is not OutputMethod.BUFFER:
-            raise InvalidArgument(
-                f"--buffer-size={self.buffer_size}: goes with --output-method buffer"
-            )
 
     @property
     def streamed(self) -> bool:
         """Whether answers are asked for as streams."""
-        return self.stream and self.output_method is not OutputMethod.WAIT
+        return self.output_method is OutputMethod.YIELD
+
+
+class Prompt(NamedTuple):
+    """A prompt: text, token ids for models that take no text, and how many tokens to ask for."""
+
+    text: str
+    ids: tuple[int, ...]
+    output_tokens: int
+
+
+class PromptSource:
+    """Prompts by request number: the same for the same seed, in any process."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._ready: list[Prompt] = []
+
+    def prepare(self, count: int) -> None:
+        """Make the first `count` prompts in advance."""
+        self._ready = [self._make(index) for index in range(count)]
+
+    def get(self, index: int) -> Prompt:
+        """The prompt of request `index`; negative ones are for warming up."""
+        return self._ready[index] if 0 <= index < len(self._ready) else self._make(index)
+
+    def _make(self, index: int) -> Prompt:
+        random = Random(f"{self._options.seed}:{index}")
+        length = self._options.input_lengths.draw(random)
+        wanted = self._options.output_lengths.draw(random)
+        ids = tuple(random.choices(_ID_RANGE, k=length))
+        return Prompt(" ".join(random.choices(_WORDS, k=length)), ids, wanted)

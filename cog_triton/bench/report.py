@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from cog_triton import __version__
 from cog_triton.bench.options import Options
@@ -40,12 +39,12 @@ _RATES = (
 )
 
 
-def text(options: Options, run: RunMetrics, prompts: str) -> str:
-    """The report; `prompts` describes the prompt lengths."""
-    return "".join(f"{line}\n" for line in _lines(options, run, prompts))
+def text(options: Options, run: RunMetrics) -> str:
+    """The report."""
+    return "".join(f"{line}\n" for line in _lines(options, run))
 
 
-def _lines(options: Options, run: RunMetrics, prompts: str) -> Iterator[str]:
+def _lines(options: Options, run: RunMetrics) -> Iterator[str]:
     rows = [(title, run.metrics[name], by) for title, name, by in _ROWS if name in run.metrics]
     if rows:
         yield f"{'':22}" + "".join(f"{name:>10}" for name in _COLUMNS)
@@ -60,7 +59,8 @@ def _lines(options: Options, run: RunMetrics, prompts: str) -> Iterator[str]:
     yield f"In flight: {run.concurrency:.2f} (mean)"
     where = f"{options.target.value} at {redact_address(options.url)}"
     yield f"Load: {options.rate:g} {options.unit.value} on {where}"
-    yield f"Input tokens asked for: {prompts}; the table has the server's count, its template's too"
+    words = f"Input: prompts of {options.input_lengths.text} words"
+    yield f"{words}; the table has the server's count of tokens, its template's too"
     if run.warning:
         yield f"WARNING: {run.warning}"
     for code, count in run.failures.items():
@@ -73,8 +73,8 @@ def as_json(options: Options, measured: RunMetrics) -> str:
     document = {
         "schema": SCHEMA,
         "cog_triton": __version__,
-        "options": _plain({**asdict(options), "url": redact_address(options.url), "api_key": None}),
-        "runs": [{"rate": options.rate, **_plain(asdict(measured))}],
+        "options": asdict(options) | {"url": redact_address(options.url), "api_key": None},
+        "runs": [{"rate": options.rate, **asdict(measured)}],
     }
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
@@ -94,9 +94,3 @@ def require_writable(path: Path | None) -> None:
     """Raise E1005 unless the directory of `path` exists: before measuring, not after."""
     if path is not None and str(path) != "-" and not path.absolute().parent.is_dir():
         raise InvalidArgument(f"--json={str(path)!r}: its directory does not exist")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return str(value) if isinstance(value, Path) else value

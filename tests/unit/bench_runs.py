@@ -6,7 +6,7 @@ from array import array
 from typing import Any
 
 from cog_triton.bench.load_generator import GeneratorUsage, RunResult
-from cog_triton.bench.options import Options, parse_lengths
+from cog_triton.bench.options import Lengths, Options
 from cog_triton.bench.request_record import OK, Record
 
 START = 1000.0
@@ -16,8 +16,8 @@ def options(**changes: Any) -> Options:
     values = {
         "url": "http://127.0.0.1:1",
         "requests": 4,
-        "input_lengths": parse_lengths("n", "10"),
-        "output_lengths": parse_lengths("n", "5"),
+        "input_lengths": Lengths.parse("n", "10"),
+        "output_lengths": Lengths.parse("n", "5"),
         **changes,
     }
     return Options(**values)

@@ -168,11 +168,11 @@ def test_progress_is_one_line_on_a_terminal_and_plain_lines_in_a_log(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("--n-input-tokens 0", "E1005 InvalidArgument: --n-input-tokens='0': must be N, uniform"),
+        ("--n-input-tokens 0", "E1005 InvalidArgument: --n-input-tokens='0': must be N or uniform"),
         ("--rate 0", "--rate=0.0: must be above 0"),
         ("--input x", "--input='x': must be NAME=VALUE"),
         ("--json /nowhere/x.json", "--json='/nowhere/x.json': its directory does not exist"),
-        ("--tokenizer /nowhere", "E2102"),
+        ("--tokenizer /nowhere", "was removed: prompts have words"),
         ("--url localhost:5000", "--url='localhost:5000': must be http(s)://"),
     ],
 )

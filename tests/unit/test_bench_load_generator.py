@@ -4,77 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 from bench_runs import options
-from small_tokenizers import byte_level, save
 
 from cog_triton.bench import load_generator
 from cog_triton.bench.http_client import Client, now
-from cog_triton.bench.load_generator import LoadGenerator
-from cog_triton.bench.options import Arrival, Unit, parse_lengths
-from cog_triton.bench.prompt_source import Prompt, PromptSource
+from cog_triton.bench.load_generator import LoadGenerator, offsets
+from cog_triton.bench.options import Lengths, Prompt, PromptSource, Unit
 from cog_triton.bench.request_record import CUT, OK, Record
-from cog_triton.bench.targets.base import Failure, Target
+from cog_triton.bench.targets import Failure, Target
 from cog_triton.errors import InvalidArgument
 
 
-def offsets(**changes: Any) -> list[float]:
-    values: dict[str, Any] = {"poisson": True, "seed": 1, "duration": None, "requests": None}
-    return list(load_generator.offsets(10.0, **{**values, **changes}))
-
-
-def test_constant_arrivals_are_evenly_spaced() -> None:
-    assert offsets(poisson=False, duration=0.5) == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
-    assert len(offsets(poisson=False, requests=3)) == 3
-
-
-def test_poisson_arrivals_depend_on_the_seed() -> None:
-    found = offsets(duration=1000.0)
-    assert found == offsets(duration=1000.0)
-    assert found != offsets(duration=1000.0, seed=2)
-    assert found == sorted(found)
+def test_arrivals_depend_on_the_seed_and_end_at_the_first_limit() -> None:
+    found = offsets(10.0, 1, duration=1000.0)
+    assert found == offsets(10.0, 1, duration=1000.0)
+    assert found != offsets(10.0, 2, duration=1000.0)
     assert found[-1] < 1000
     gaps = [b - a for a, b in itertools.pairwise(found)]
     mean = sum(gaps) / len(gaps)
     deviation = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
     assert mean == pytest.approx(0.1, rel=0.05)
     assert deviation == pytest.approx(mean, rel=0.05)
+    assert found[:7] == offsets(10.0, 1, duration=1000.0, requests=7)
 
 
-def test_a_schedule_ends_at_the_first_limit() -> None:
-    assert len(offsets(duration=1000.0, requests=7)) == 7
-    assert offsets(duration=0.05, requests=7, poisson=False) == [0]
-
-
-@pytest.mark.parametrize(
-    ("text", "low", "high", "mean"),
-    [
-        ("100", 100, 100, 100),
-        ("uniform:50-200", 50, 200, 125),
-        ("normal:100,20", 1, 220, 100),
-        ("lognormal:100,0.5", 1, 2000, 100 * 1.1331),
-    ],
-)
-def test_length_distributions(text: str, low: int, high: int, mean: float) -> None:
-    found = parse_lengths("--n", text)
-    random = Random(3)
+def test_lengths_are_fixed_or_uniform() -> None:
+    assert Lengths.parse("--n", "100") == ("100", 100, 100)
+    found, random = Lengths.parse("--n", "uniform:50-200"), Random(3)
     drawn = [found.draw(random) for _ in range(4000)]
-    assert low <= min(drawn) <= max(drawn) <= high
-    assert sum(drawn) / len(drawn) == pytest.approx(mean, rel=0.03)
-    assert str(found) == text
-    assert found.fixed == (100 if text == "100" else None)
+    assert (min(drawn), max(drawn)) == (50, 200)
+    assert sum(drawn) / len(drawn) == pytest.approx(125, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0", "-1", "1.5", "uniform:9-3", "uniform:0-3", "normal:100", "zipf:3", "100,20"]
-)
-def test_invalid_length_distributions_are_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"--n='{text}': must be N, uniform"):
-        parse_lengths("--n", text)
+@pytest.mark.parametrize("text", ["", "0", "1.5", "uniform:9-3", "uniform:0-3", "normal:100,20"])
+def test_invalid_lengths_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"--n='{text}': must be N or uniform"):
+        Lengths.parse("--n", text)
 
 
 def test_prompts_depend_on_seed_and_request_number() -> None:
@@ -88,33 +57,10 @@ def test_prompts_depend_on_seed_and_request_number() -> None:
     assert one.ids is not None
     assert len(one.ids) == 10
     assert one.output_tokens == 5
-    assert "words" in first.describe()
-
-
-def test_prompts_have_exactly_the_tokens_asked_for(tmp_path: Path) -> None:
-    tokenizer = byte_level()
-    save(tmp_path, tokenizer)
-    wanted = parse_lengths("n", "uniform:1-60")
-    prompts = PromptSource(options(tokenizer=tmp_path, input_lengths=wanted))
-    found = set()
-    for index in range(50):
-        prompt = prompts.get(index)
-        assert prompt.ids == tuple(tokenizer.encode(prompt.text).ids)
-        found.add(len(prompt.ids))
-    assert min(found) >= 1
-    assert max(found) <= 60
-    assert len(found) > 20
-    assert "exact" in prompts.describe()
-
-
-CHAT = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
-SHARED = [{"from": "human", "value": "one two"}, {"from": "gpt", "value": "a b c d"}]
 
 
 class Slow(Target):
     """Takes `seconds` for each request, one after another, as a server with one slot."""
-
-    name = "slow"
 
     def __init__(self, seconds: float, most: int = 1, *, broken: bool = False) -> None:
         super().__init__(options(), Client(1))
@@ -162,13 +108,13 @@ def loaded(target: Slow, stop_after: float | None = None, **changes: Any) -> lis
 
 def test_an_open_loop_does_not_wait_for_a_slow_server() -> None:
     """Without coordinated omission the wait of those behind shows: about 1, 2, 3, ... times."""
-    own: dict[str, Any] = {"unit": Unit.RPS, "arrival": Arrival.CONSTANT, "rate": 1000.0}
     target = Slow(0.05)
-    records = loaded(target, requests=6, **own)
+    records = loaded(target, requests=6, unit=Unit.RPS, rate=1000.0)
     assert target.most >= 3
     waits = [record.latency for record in records]
     for number, wait in enumerate(waits):
-        assert wait >= 0.05 * (number + 1) - number / 1000 - 0.01
+        due = records[number].scheduled - records[0].scheduled
+        assert wait >= 0.05 * (number + 1) - due - 0.01
     assert [record.status for record in records] == [OK] * 6
 
 
@@ -180,15 +126,16 @@ def test_late_sending_counts_in_latency_but_not_from_sending() -> None:
             time.sleep(0.05)  # what a generator must not do
             record.output_tokens = 1
 
-    records = loaded(Blocking(0), unit=Unit.RPS, arrival=Arrival.CONSTANT, rate=1000.0, requests=4)
+    records = loaded(Blocking(0), unit=Unit.RPS, rate=1000.0, requests=4)
     last = records[-1]
     assert last.latency > 0.15
     assert last.latency - last.service == pytest.approx(last.sent - last.scheduled)
 
 
-def test_a_batch_starts_when_the_one_before_has_ended() -> None:
+def test_a_batch_starts_when_the_one_before_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_generator, "_BATCH_PAUSE_S", 0.02)
     target = Slow(0.01, most=99)
-    records = loaded(target, unit=Unit.BATCH, rate=3.0, requests=8, batch_pause=0.02)
+    records = loaded(target, unit=Unit.BATCH, rate=3.0, requests=8)
     due = sorted({record.scheduled for record in records})
     sizes = [sum(record.scheduled == at for record in records) for at in due]
     assert sizes == [3, 3, 2]
@@ -227,12 +174,12 @@ def test_a_request_that_cannot_be_made_ends_the_load_by_its_code(unit: Unit) -> 
             raise InvalidArgument("cannot be made")
 
     with pytest.raises(InvalidArgument, match="cannot be made"):
-        loaded(Refusing(0), unit=unit, rate=2.0, arrival=Arrival.CONSTANT)
+        loaded(Refusing(0), unit=unit, rate=2.0)
 
 
 @pytest.mark.parametrize("unit", list(Unit))
 def test_a_stop_cancels_running_requests(unit: Unit) -> None:
-    records = loaded(Slow(60, most=9), 0.1, unit=unit, rate=2.0, arrival=Arrival.CONSTANT)
+    records = loaded(Slow(60, most=9), 0.1, unit=unit, rate=2.0)
     assert records
     assert {record.status for record in records} == {CUT}
 
@@ -243,8 +190,6 @@ def test_a_stop_cancels_running_requests(unit: Unit) -> None:
         ({"rate": 0.0}, r"--rate=0.0: must be above 0"),
         ({"rate": 1.5, "unit": Unit.BATCH}, r"--rate=1.5: must be a whole number"),
         ({"requests": None}, "one of them must be given"),
-        ({"buffer_size": 4}, "goes with --output-method buffer"),
-        ({"tps": -1.0}, "must not be negative"),
         ({"duration": 0.0}, "--duration=0.0: must be above 0"),
     ],
 )

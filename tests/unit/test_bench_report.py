@@ -15,7 +15,7 @@ from bench_runs import options, record, run
 
 from cog_triton.bench import report
 from cog_triton.bench.load_generator import RunResult
-from cog_triton.bench.options import Options, OutputMethod, Unit, parse_lengths
+from cog_triton.bench.options import Lengths, Options, OutputMethod, Unit
 from cog_triton.bench.request_record import CUT, FAILED
 from cog_triton.bench.run_metrics import compute_metrics
 from cog_triton.errors import InvalidArgument
@@ -33,7 +33,7 @@ def originals_run() -> tuple[Options, RunResult]:
         requests=None,
         tps=4.0,
         output_method=OutputMethod.YIELD,
-        output_lengths=parse_lengths("n", "3"),
+        output_lengths=Lengths.parse("n", "3"),
     )
     return own, run(
         *(
@@ -58,7 +58,7 @@ def open_run() -> tuple[Options, RunResult]:
 
 
 def nothing() -> tuple[Options, RunResult]:
-    own = options(requests=1, output_lengths=None)
+    own = options(requests=1)
     return own, run(record(0, 0.0, status=FAILED, code="timeout", error="no answer"))
 
 
@@ -68,8 +68,7 @@ CASES = {"original": originals_run, "interrupted": open_run, "nothing": nothing}
 @pytest.mark.parametrize("case", CASES)
 def test_the_report_is_word_for_word_as_recorded(case: str) -> None:
     own, done = CASES[case]()
-    prompts = "10 (words; --tokenizer makes exact tokens)"
-    text = report.text(own, compute_metrics(done), prompts)
+    text = report.text(own, compute_metrics(done))
     path = GOLDEN / f"{case}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(text)
@@ -78,7 +77,7 @@ def test_the_report_is_word_for_word_as_recorded(case: str) -> None:
 
 def test_the_report_begins_with_its_one_table() -> None:
     own, done = open_run()
-    lines = report.text(own, compute_metrics(done), "10").splitlines()
+    lines = report.text(own, compute_metrics(done)).splitlines()
     assert lines[0].split() == ["mean", "p50", "p90", "p95", "p99", "max"]
     assert lines[1].startswith("TTFT, ms")
     assert max(map(len, lines[:10])) <= 82

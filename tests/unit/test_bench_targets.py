@@ -11,11 +11,10 @@ import pytest
 from bench_runs import options
 from scripted_server import Answer, Part, Request, event, serving, stream, whole
 
-from cog_triton.bench import targets
 from cog_triton.bench.http_client import Client, now
-from cog_triton.bench.options import API, OutputMethod, TargetName
-from cog_triton.bench.prompt_source import Prompt
+from cog_triton.bench.options import OutputMethod, Prompt, TargetName
 from cog_triton.bench.request_record import FAILED, OK, Record
+from cog_triton.bench.targets import KINDS
 from cog_triton.errors import CogTritonError
 from cog_triton.system.ports import free_ports
 
@@ -25,7 +24,8 @@ ASKED = Prompt("one two", (7, 8), 5)
 async def _measure(url: str, prompt: Prompt, changes: dict[str, Any]) -> tuple[Record, Any]:
     client = Client(5)
     try:
-        target = targets.make(options(url=url, **changes), client)
+        own = options(url=url, **changes)
+        target = KINDS[own.target](own, client)
         await target.prepare()
         record = Record(index=0, scheduled=now())
         await target.measure(prompt, record)
@@ -98,7 +98,6 @@ def test_cog_whole_answers_are_counted() -> None:
     body = json.dumps({"status": "succeeded", "metrics": METRICS, "output": ["a"]}).encode()
     for known, changes in (
         (of_cog(*USUAL), {"output_method": OutputMethod.WAIT}),
-        (of_cog(*USUAL), {"stream": False}),
         (of_cog(*USUAL, streaming=False), {}),
     ):
         record, _, notes = measure(by_path(known, [whole(body)]), **changes)
@@ -108,7 +107,7 @@ def test_cog_whole_answers_are_counted() -> None:
 
 def test_a_mock_server_gets_its_own_inputs() -> None:
     known = of_cog("prompt", "n_output_tokens", "tps", "output_method", "buffer_size", "max_tokens")
-    wanted = {"tps": 100.0, "output_method": OutputMethod.BUFFER, "buffer_size": 4}
+    wanted = {"tps": 100.0, "inputs": {"output_method": "buffer", "buffer_size": 4}}
     _, (request,), notes = measure(by_path(known, STREAM), **wanted)
     assert request.json["input"] == {
         "prompt": "one two",
@@ -119,13 +118,12 @@ def test_a_mock_server_gets_its_own_inputs() -> None:
     }
     assert notes == []
     _, (request,), _ = measure(by_path(known, STREAM))
-    assert request.json["input"] == {"prompt": "one two", "n_output_tokens": 5}
+    given = {"prompt": "one two", "n_output_tokens": 5, "output_method": "yield"}
+    assert request.json["input"] == given
 
 
 def test_other_servers_do_not_get_inputs_of_the_mock() -> None:
-    _, (request,), notes = measure(
-        by_path(of_cog(*USUAL), STREAM), tps=100.0, output_method=OutputMethod.YIELD
-    )
+    _, (request,), notes = measure(by_path(of_cog(*USUAL), STREAM), tps=100.0)
     assert request.json["input"].keys() == {"prompt", "max_tokens", "min_tokens"}
     assert notes == ["--tps is not sent: the server has no such input"]
 
@@ -135,8 +133,6 @@ def test_cog_legacy_input_names_and_extra_inputs() -> None:
     assert request.json["input"] == {"prompt": "one two", "max_new_tokens": 5}
     _, (request,), _ = measure(by_path(of_cog(*USUAL, "top_k"), STREAM), inputs={"top_k": 1})
     assert request.json["input"]["top_k"] == 1
-    _, (request,), _ = measure(by_path(of_cog(*USUAL), STREAM), ignore_eos=False)
-    assert request.json["input"] == {"prompt": "one two", "max_tokens": 5}
 
 
 def test_numbers_are_read_from_a_prediction_log() -> None:
@@ -184,10 +180,8 @@ def test_cog_failures_have_codes(parts: list[Part], code: str, says: str) -> Non
             {},
             "E1400 .*health-check says STARTING; start it with",
         ),
-        ({"/openapi.json": whole(b'{"paths": {"/v1": {}}}')}, {}, "E1400 .*no /predictions"),
+        ({"/openapi.json": whole(b'{"paths": {"/v1": {}}}')}, {}, "E1400 .*is not Cog's"),
         ({"/openapi.json": whole(b"<html>")}, {}, "E1400 .*is not Cog's"),
-        (of_cog("prompt"), {"output_method": OutputMethod.BUFFER}, "E1005 .*only a mock has"),
-        (of_cog("prompt"), {"ignore_eos": True}, "E1005 .*no input min_tokens"),
         (of_cog("prompt"), {"inputs": {"tpo_k": 1}}, "E1005 .*--input tpo_k: .*it has prompt"),
     ],
 )
@@ -241,7 +235,7 @@ def test_triton_engine_model_gets_token_ids() -> None:
 
 def test_triton_ensemble_gets_text() -> None:
     parts = stream(event(text_output="a"), event(text_output=""))
-    record, (request,), notes = measure(by_path(TEXT, parts), ignore_eos=False, **TRITON)
+    record, (request,), notes = measure(by_path(TEXT, parts), **TRITON)
     assert request.path == "/v2/models/ensemble/generate_stream"
     assert request.json == {
         "text_input": "one two",
@@ -250,6 +244,7 @@ def test_triton_ensemble_gets_text() -> None:
         "stop_words": "",
         "stream": True,
         "exclude_input_in_output": True,
+        "end_id": -1,
     }
     assert (record.status, record.output_tokens) == (OK, 2)
     assert "counts as a token" in notes[0]
@@ -258,7 +253,10 @@ def test_triton_ensemble_gets_text() -> None:
 def test_triton_whole_answers_are_counted() -> None:
     body = json.dumps({"output_ids": [1, 2, 3]}).encode()
     record, (request,), _ = measure(
-        by_path(DIRECT, [whole(body)]), model="tensorrt_llm", stream=False, **TRITON
+        by_path(DIRECT, [whole(body)]),
+        model="tensorrt_llm",
+        output_method=OutputMethod.WAIT,
+        **TRITON,
     )
     assert request.path == "/v2/models/tensorrt_llm/generate"
     assert (record.status, record.ttft, record.output_tokens) == (OK, None, 3)
@@ -318,15 +316,15 @@ def test_openai_chat_is_streamed_with_usage() -> None:
     assert notes == []
 
 
-def test_openai_whole_completions_are_counted() -> None:
-    body = {"choices": [{"text": "a"}], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}
+def test_openai_whole_answers_are_counted() -> None:
+    body = {"choices": [{}], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}
     known = of_openai("a", "b", ignores=False)
     record, (request,), notes = measure(
         by_path(known, [whole(json.dumps(body).encode())]),
-        **{**OPENAI, "api": API.COMPLETIONS, "model": "b", "stream": False, "inputs": {"seed": 1}},
+        **{**OPENAI, "model": "b", "output_method": OutputMethod.WAIT, "inputs": {"seed": 1}},
     )
-    assert request.path == "/v1/completions"
-    assert request.json == {"model": "b", "max_tokens": 5, "prompt": "one two", "seed": 1}
+    assert request.json.items() >= {"model": "b", "max_tokens": 5, "seed": 1}.items()
+    assert not {"stream", "ignore_eos"} & request.json.keys()
     assert (record.status, record.output_tokens, record.ttft) == (OK, 3, None)
     assert "may end early" in notes[0]
 

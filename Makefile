@@ -108,8 +108,8 @@ bench: setup engine.tar ## measure a token, a request, a start, and memory (ARGS
 bench-against: setup ## measure this tree beside another commit, or the last release, in turns (REF=37f5e42 ARGS="--rounds 5 --hold")
 	@$(BIN)/python benchmarks/against_commit.py $(REF) $(ARGS)
 
-bench-pull: setup $(if $(SEALED),,engine.tar) ## measure an image from registry to first token (IMAGE=./result, Nix's), or SEALED=1: a sealed engine
-	@$(BIN)/python $(if $(SEALED),benchmarks/sealed_pull.py,benchmarks/pull_to_ready.py $(or $(IMAGE),./result) engine.tar) $(ARGS)
+bench-pull: setup engine.tar ## measure an image from registry to first token (IMAGE=./result, Nix's)
+	@$(BIN)/python benchmarks/pull_to_ready.py $(or $(IMAGE),./result) engine.tar $(ARGS)
 
 attack: setup ## attack, stop and drain servers (ARGS="--inputs 20000 --only inputs,drains")
 	@$(BIN)/python benchmarks/soak_attack.py $(ARGS)

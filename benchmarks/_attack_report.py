@@ -14,13 +14,11 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / ".work" / "attack"
 MARKS = {
     name: (f"<!-- made by make attack: {name} -->\n", f"<!-- end: {name} -->")
-    for name in ("inputs", "stops", "drains", "keys", "tars")
+    for name in ("inputs", "drains", "tars")
 }
 PAGES = {
     "inputs": ROOT / "docs" / "security.md",
-    "stops": ROOT / "docs" / "reliability.md",
     "drains": ROOT / "docs" / "reliability.md",
-    "keys": ROOT / "docs" / "security.md",
     "tars": ROOT / "docs" / "security.md",
 }
 _Row = Mapping[str, Any]
@@ -37,17 +35,11 @@ def failures(report: _Row) -> list[str]:
         before, after = (sum(memory[name].values()) for name in ("before", "after"))
         if after > before * inputs["growth"]:
             found.append(f"memory: {before / 1e6:.0f} MB before, {after / 1e6:.0f} MB after")
-    for one in report.get("stops", ()):
-        if one["failed"]:
-            told = f"{one['how']}; {dict(one['requests'])}; silent for {one['gap']:.1f} s"
-            found.append(f"{one['sent']} of {one['role']}: {told}")
     for one in report.get("drains", ()):
         where = f"{one['sent']} to {one['way']}, {one['killed'] or 'none'} killed"
         found += [f"{where}: {problem}" for problem in one["problems"]]
-    for one in (*report.get("keys", ()), *report.get("tars", ())):
+    for one in report.get("tars", ()):
         found += [f"{one['name']}: {problem}" for problem in one["problems"]]
-    if "stops" in report and not report["stops"]:
-        found.append("no process was stopped")
     return found
 
 
@@ -87,7 +79,7 @@ def write() -> None:
 
 
 def _table(name: str, rows: list[tuple[str, Any]]) -> Grid:
-    made = {"inputs": _inputs, "stops": _stops, "drains": _drains, "keys": _keys, "tars": _tars}
+    made = {"inputs": _inputs, "drains": _drains, "tars": _tars}
     return made[name](rows)
 
 
@@ -111,28 +103,6 @@ def _inputs(rows: list[tuple[str, Any]]) -> Grid:
     return table
 
 
-def _stops(rows: list[tuple[str, Any]]) -> Grid:
-    columns = (
-        "process",
-        "engine",
-        "signal",
-        "requests",
-        "then",
-        "after s",
-        "longest silence s",
-        "",
-    )
-    table = Grid("", columns)
-    for engine, data in rows:
-        for one in data:
-            table.add(
-                *(one["role"], engine, one["sent"], _counts(one["requests"]), one["how"]),
-                *(round(one["seconds"], 1), round(one["gap"], 1)),
-                "broken" if one["failed"] else "",
-            )
-    return table
-
-
 def _drains(rows: list[tuple[str, Any]]) -> Grid:
     columns = ("stopped", "engine", "signal", "killed meanwhile", "streams", "newcomers",
                "webhooks", "ended after s", "longest silence s", "broken promises")  # fmt: skip
@@ -146,20 +116,6 @@ def _drains(rows: list[tuple[str, Any]]) -> Grid:
                 *(one["way"], engine, one["sent"], one["killed"] or "none", _counts(streams)),
                 *(_counts(one["newcomers"]), _counts(one["webhooks"]), round(one["seconds"], 1)),
                 *(round(one["gap"], 1), len(one["problems"]) or "none"),
-            )
-    return table
-
-
-def _keys(rows: list[tuple[str, Any]]) -> Grid:
-    columns = ("wrong keys", "engine", "addresses", "answers", "s", "CPU us each", "right keys",
-               "broken rules")  # fmt: skip
-    table = Grid("", columns)
-    for engine, data in rows:
-        for one in data:
-            table.add(
-                *(one["name"], engine, one["addresses"], _counts(one["answers"])),
-                *(round(one["seconds"], 1), round(one["cpu_us"]), _counts(one["right"])),
-                "; ".join(one["problems"]) or "none",
             )
     return table
 

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from _load import QuickAckClient
@@ -28,6 +28,21 @@ PROMPT = "Tell me about the sea."
 CONTROLS = (PREDICTIONS, CHAT)
 _TOKENS = {"mock": 150, "openvino": 20}
 _AGAIN_S, _PATIENCE_S, _MODEL_S, _ANSWER_S = 0.05, 300.0, 30.0, 10.0
+
+
+_LARGE = replace(
+    PREDICTIONS,
+    body=lambda asked, model, streamed: {
+        **PREDICTIONS.body(asked, model, streamed),
+        "unused": "x" * (1 << 17),
+    },
+)
+_KINDS = (
+    kinds.plain(PREDICTIONS.path, "mock"),
+    kinds.plain(CHAT.path, "mock"),
+    replace(kinds.plain(PREDICTIONS.path, "mock"), name="a large body", api=_LARGE, streamed=False),
+)
+"""Work of every kind, which starts every child of a server: a large body is parsed by one."""
 
 
 class NotServed(RuntimeError):
@@ -94,6 +109,17 @@ async def question(server: Server, engine: str, model: str, kind: Kind, tokens: 
     if first.outcome != COMPLETE:
         raise NotServed(f"an undisturbed server answered {first}")
     return Question(PROMPT, tokens, first.text, {kind.flavour: first.text})
+
+
+async def warm_up(target: Server, engine: str) -> str:
+    """Do work of every kind, which starts every child; returns the model's name."""
+    model = await model_of(target)
+    for kind in _KINDS * 2:
+        asked = await question(target, engine, model, kind, 4)
+        answer = await ask(target, model, Answer(kind, engine, asked, now()))
+        if answer.outcome not in GOOD:
+            raise NotServed(f"an undisturbed server answered {answer}")
+    return model
 
 
 class Watched(Answer):
@@ -215,15 +241,10 @@ async def _stream(server: Server, engine: str, connection: Connection) -> None:
 async def until_answered(server: Server, seconds: float) -> float:
     """Seconds until /health-check says READY; raises TimeoutError after `seconds`, or its end."""
     began = time.monotonic()
-    while time.monotonic() < began + seconds and is_running(server):
+    while time.monotonic() < began + seconds and reaper.descendants(server.pid):
         with suppress(TransportError, OSError, ValueError, KeyError):
             answer = await QuickAckClient(_ANSWER_S).fetch("GET", f"{server.url}/health-check", {})
             if json.loads(answer.text)["status"] == "READY":
                 return time.monotonic() - began
         await asyncio.sleep(_AGAIN_S)
     raise TimeoutError(f"not READY after {time.monotonic() - began:.0f} s, or ended")
-
-
-def is_running(server: Server) -> bool:
-    """Whether what the harness's own reaper keeps still runs."""
-    return bool(reaper.descendants(server.pid))

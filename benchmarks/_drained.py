@@ -23,8 +23,8 @@ from typing import Any
 from _control_stream import NotServed, ask, in_thread, model_of, question
 from _load import QuickAckClient
 from _report import as_data
+from _resource_usage import role_of
 from _servers import Server
-from _stopped_processes import roles
 from faults import kinds
 from faults.answers import (
     CHAT,
@@ -72,6 +72,17 @@ class Drain:
     def row(self) -> dict[str, Any]:
         """As data."""
         return {**as_data(self), "failed": bool(self.problems)}
+
+
+def roles(root: int) -> dict[str, int]:
+    """PID of one process of each role below the harness's own reaper, whose PID is `root`."""
+    found: dict[str, int] = {}
+    for pid in reaper.descendants(root):
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").split("\0")
+            if words[0] and (role := role_of(words)) != "others":
+                found[role] = pid
+    return found
 
 
 async def drain_each(

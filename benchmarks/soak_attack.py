@@ -1,15 +1,14 @@
-"""Attack on servers of its own: hostile clients, stops and deaths, with known text beside.
+"""Attack on servers of its own: hostile clients, tars and stops, with known text beside.
 
     make attack ARGS="--inputs 20000"                 # all phases, of the mock; --seed 1
-    make attack ARGS="engine.tar --only stops --match engine"
+    make attack ARGS="engine.tar --only drains --match SIGINT"
 
-Phases: `inputs` (a table of hostile inputs, crowds of clients, mutated requests), `stops` (SIGSTOP
-and SIGKILL of every process), `drains` (SIGTERM under streams of every API), `keys` (guesses before
-5000 keys, of one address and of thousands), `tars` (engine.tars of vLLM with a hostile seal,
-through the double; needs a C compiler). It fails when a process died of an input, a 4xx or 5xx has
-no code, a control stream has other text or is silent for too long, memory stays above --growth, a
-request hangs or is lost without a code, a stop cuts what it promised to end, a wrong key passes or
-more are tried than may be, or anything of a tar runs. The report is .work/attack/ENGINE.json;
+Phases: `inputs` (a table of hostile inputs, crowds of clients, mutated requests), `drains` (SIGTERM
+under streams of every API), `tars` (engine.tars of vLLM with a hostile seal, through the double;
+needs a C compiler). `make faults` stops and kills every process. It fails when a process died of an
+input, a 4xx or 5xx has no code, a control stream has other text or is silent for too long, memory
+stays above --growth, a request hangs or is lost without a code, a stop cuts what it promised to
+end, or anything of a tar runs. The report is .work/attack/ENGINE.json;
 --write puts it into the pages.
 """
 
@@ -35,15 +34,13 @@ import _attack_report  # noqa: E402
 import _hostile_tars  # noqa: E402
 from _attack_clients import Attack, Findings, ServerEnded  # noqa: E402
 from _attack_inputs import hostile  # noqa: E402
-from _control_stream import controlled  # noqa: E402
+from _control_stream import controlled, warm_up  # noqa: E402
 from _drained import DRAIN_S, drain_each  # noqa: E402
-from _key_trials import try_keys  # noqa: E402
 from _report import machine_name, say  # noqa: E402
 from _servers import Server, mock_server, server  # noqa: E402
-from _stopped_processes import strike_each, warm_up  # noqa: E402
 
 SETTLE_S, UNDISTURBED_S = 30.0, 5.0
-PHASES = ("inputs", "stops", "drains", "keys", "tars")
+PHASES = ("inputs", "drains", "tars")
 TPS = 100
 
 
@@ -82,20 +79,10 @@ def main() -> int:
     }
     if "inputs" in options.only:
         report["inputs"] = asyncio.run(_inputs(start, engine, options))
-    if "stops" in options.only:
-        stops = asyncio.run(strike_each(start, engine, options.match, options.jobs))
-        report["stops"] = [one.row() for one in stops]
     if "drains" in options.only:
         patient = Start(start.path, {**start.environment, "DRAIN_TIMEOUT": str(DRAIN_S)})
         drains = asyncio.run(drain_each(patient, engine, options.match))
         report["drains"] = [one.row() for one in drains]
-    if "keys" in options.only:
-
-        def with_keys(environment: dict[str, str]) -> AbstractContextManager[Server]:
-            return Start(start.path, {**start.environment, **environment})()
-
-        trials = asyncio.run(try_keys(with_keys, options.seed))
-        report["keys"] = [one.row() for one in trials]
     if "tars" in options.only:
         tars = _hostile_tars.try_each(options.match, options.jobs, options.growth)
         report["tars"] = [one.row() for one in tars]
@@ -123,11 +110,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--match",
         default="",
-        help="what is tried: the part of table, stops, drains and tars that has this in its name",
+        help="what is tried: the part of table, drains and tars that has this in its name",
     )
-    parser.add_argument(
-        "--jobs", type=int, default=2, help="servers side by side for stops and tars; 2"
-    )
+    parser.add_argument("--jobs", type=int, default=2, help="servers side by side for tars; 2")
     parser.add_argument("--write", action="store_true", help="put the reports into the pages")
     options = parser.parse_args()
     options.only = tuple(options.only.split(","))

@@ -1,31 +1,22 @@
-"""Attack harness: the same bytes for a seed, every process struck, and what counts as a failure."""
+"""Attack harness: the same bytes for a seed, every way to stop, and what counts as a failure."""
 
 from __future__ import annotations
 
-import ipaddress
 import random
-from collections import Counter
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import _attack_report
 import _hostile_tars
-import _key_trials
 import pytest
 from _attack_clients import Findings
 from _attack_inputs import PORTS, Hostile, Inputs, hostile
 from _control_stream import User
 from _drained import PLAN
 from _report import write_between
-from _resource_usage import role_of
-from _stopped_processes import Outcome, plan, said
 from cuda_driver import has_compiler
-from faults import kinds
-from faults.answers import Answer, Question
 
 KINDS = {"unterminated tokens", "bombs", "upgrade", "headers", "Triton's parameters"}
-REAPER = ("python", "/x/cog_triton/system/reaper.py", "--grace=5", "--")
 
 
 def test_a_seed_gives_the_same_bytes() -> None:
@@ -72,52 +63,6 @@ def test_answers_need_a_code_and_their_status(
     assert list(findings.problems) == ([] if problem is None else [problem])
 
 
-def test_every_process_is_stopped_and_killed() -> None:
-    commands = (
-        ("python", "cog-triton", "serve"),
-        ("python", "-m", "cog_triton.front.server"),
-        (*REAPER, "/x/tritonserver", "--y"),
-        ("/x/tritonserver", "--y"),
-        ("python3", "-m", "cog_triton.backend.engine_process", "x"),
-    )
-    found = {role_of([*words]): number for number, words in enumerate(commands)}
-    struck = list(plan(found, ""))
-    assert [(role, name) for role, name, _ in struck] == [
-        (role, name) for role in sorted(found) for name in ("SIGSTOP", "SIGKILL")
-    ]
-    meanwhile = {role: dies for role, name, dies in struck if name == "SIGSTOP" and dies}
-    assert meanwhile == {"reaper of tritonserver": "tritonserver"}
-    assert {role for role, *_ in plan(found, "reaper")} == {"reaper of tritonserver"}
-
-
-@pytest.mark.parametrize(
-    ("role", "requests", "how", "gap", "failed"),
-    [
-        ("engine", {"right": 8}, "served again", 2.0, False),
-        ("engine", {"right": 8}, "served again", 240.0, True),
-        ("engine", {"right": 7, "wrong: hangs": 1}, "served again", 2.0, True),
-        ("engine", {"E2105": 1}, "wrong: the server ended", 2.0, True),
-        ("serve", {"wrong: cut off: x": 8}, "ended, as it may", 5.0, False),
-        ("server", {"wrong: cut off: x": 8}, "served again", 5.0, False),
-        ("worker", {"wrong: cut off: x": 8}, "served again", 5.0, True),
-        ("cog", {"E2105": 8}, "served again", 54.0, True),
-    ],
-)
-def test_what_a_stop_may_cost(
-    role: str, requests: dict[str, int], how: str, gap: float, failed: bool
-) -> None:
-    assert Outcome(role, "SIGSTOP", Counter(requests), 1.0, how, gap).failed == failed
-
-
-def test_a_stream_with_text_goes_on_unless_its_front_end_has_died() -> None:
-    answer = Answer(kinds.KINDS[0], "mock", Question("x", 2, "one two"), 0.0)
-    answer.error = "E2105 TritonUnavailable: x"
-    assert said(answer, "engine") == said(answer, "cog") == "E2105"
-    answer.reads.append(1.0)
-    assert said(answer, "engine") == "wrong: E2105 amid its text"
-    assert said(answer, "cog") == "E2105"
-
-
 def test_silences_are_measured_while_they_last(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 3.0, 9.0])
     monkeypatch.setattr("_control_stream.now", lambda: next(clock))
@@ -131,23 +76,6 @@ def test_drains_are_of_both_commands_with_and_without_a_death() -> None:
     deaths = {(as_image, killed) for as_image, sent, killed in PLAN if sent == "SIGTERM"}
     assert {killed for _, killed in deaths} == {"", "engine", "stub tensorrt_llm", "tritonserver"}
     assert {(not as_image, killed) for as_image, killed in deaths} == deaths
-
-
-def test_guesses_are_wrong_and_come_from_addresses_of_this_machine() -> None:
-    right = {_key_trials.key_of(place) for place in range(_key_trials.TENANTS)}
-    tried = set(islice(_key_trials.guesses(random.Random(1)), 5000))
-    assert not tried & right
-    assert any(each[:-1] in right for each in tried)
-    found = [*_key_trials.addresses(2, 2000), *_key_trials.addresses(4, 6000)]
-    assert len({ipaddress.ip_address(each) for each in found}) == 8000
-    assert all(ipaddress.ip_address(each).is_loopback for each in found)
-
-
-def test_more_guesses_than_may_be_and_a_key_that_passes_fail() -> None:
-    trial = _key_trials.Trial("one address", 1, 100, Counter({"401": 100}), problems=["x", "x"])
-    assert _key_trials.most_tried(1, 2.0) == 62
-    assert _key_trials.most_tried(2000, 60.0) == 600 + 600 + 4000
-    assert _attack_report.failures({"keys": [trial.row()]}) == ["one address: x"]
 
 
 @pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
@@ -182,18 +110,15 @@ def test_reports_are_tables_of_the_pages(tmp_path: Path, monkeypatch: pytest.Mon
     findings.problem("others waited", "a body", "7.5 s")
     inputs = {"undisturbed_s": 0.1, "growth": 1.2, "found": {"bombs": findings.row()}}
     inputs["memory"] = {"before": {"door": 100}, "after": {"door": 130}}
-    stop = Outcome("engine", "SIGSTOP", Counter(right=8), 3.0, "served again", 2.0)
     tar = _hostile_tars.Outcome("a pickle", "told", "E1306", "E1306", 2.0, 100.0, ["it ran"])
     first = report_of(inputs=inputs, tars=[tar.row()])
     _attack_report.save(first)
-    _attack_report.save(report_of(stops=[stop.row()]))
     _attack_report.write()
     text = (tmp_path / "page.md").read_text()
     assert "| bombs | mock | 2 |  | 0 | 7.5 | 0 | 0 of 0 right | others waited |" in text
-    assert "| engine | mock | SIGSTOP | 8 x right | served again | 3 | 2 |  |" in text
     assert "| a pickle | told | E1306 | E1306 | 2 | 100 | it ran |" in text
     assert "seed 3" in text
-    assert text.count("\nold\n") == 2  # neither drains nor keys were run
+    assert text.count("\nold\n") == 1  # drains were not run
     assert _attack_report.failures(first) == [
         "bombs: others waited: a body: 7.5 s",
         "memory: 0 MB before, 0 MB after",

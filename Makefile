@@ -70,7 +70,7 @@ test-slurm: setup ## run deploy/slurm.sh under a real Slurm of two nodes on this
 	@scripts/setup-slurm
 	@$(BIN)/python -m pytest -q tests/slurm $(ARGS)
 
-test-kubernetes: setup ## operate the chart on a real Kubernetes: KUBECONFIG=FILE, or two nodes of the binaries in KUBE_BIN=DIR (root)
+test-kubernetes: setup ## operate the chart on a real Kubernetes: KUBECONFIG=FILE, or one node of the binaries in KUBE_BIN=DIR (root)
 	@scripts/setup-tools
 	@KUBE_BIN=$(KUBE_BIN) KUBECONFIG=$(KUBECONFIG) IMAGE=$(IMAGE) \
 	  $(if $(KUBE_BIN),unshare --mount --net --pid --fork --mount-proc --kill-child) \

@@ -1,40 +1,34 @@
-"""Kubernetes of two nodes on this machine, of the user's binaries, in this process's namespaces.
+"""Kubernetes of one node on this machine, of the user's binaries, in this process's namespaces.
 
 The Makefile starts the tests in new mount, pid and network namespaces, so that a cluster ends whole
-with them. Real: etcd, apiserver, controller manager, scheduler, kube-proxy, and for each node
-containerd, runc and kubelet. Stand-ins: one network for both nodes, a bridge for their pods, a DNS
-of ours, and every component is an administrator, by one certificate.
+with them. Real: etcd, apiserver, controller manager, scheduler, kube-proxy, containerd, runc and
+kubelet. There is no DNS, and every component is an administrator, by one token.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-import certificates
 import yaml
 from kubectl import Kubectl
-from name_server import NameServer
 from stack import wait_until
 from stand_in_image import PAUSE, mounts
 
-NODES = ("node-a", "node-b")
 BINARIES = (
     *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy"),
     *("kubelet", "kubectl", "containerd", "containerd-shim-runc-v2", "ctr", "runc", "iptables"),
 )
 _CNI = ("/opt/cni/bin", "/usr/lib/cni")
-_SERVER = "https://127.0.0.1:6443"
-_ADDRESS = "10.10.0.1"
-"""Of both nodes."""
+_NODE, _ADDRESS = "node-a", "10.10.0.1"
 _SERVICES, _PODS = "10.96.0.0/16", "10.244.0.0/16"
 _SYSCTL = Path("/proc/sys")
 _SET_BY_KUBELETS = (
@@ -43,20 +37,23 @@ _SET_BY_KUBELETS = (
 )
 _WRITTEN = ("/run", "/var/log", "/var/lib/kubelet", "/var/lib/cni")
 """Where kubelet, containerd and the plugins write, whatever they are told."""
-_CONTROLLERS_V1 = Path("/sys/fs/cgroup/memory")
 
 
 def lacking(directory: Path) -> list[str]:
     """Names of what a cluster needs and neither `directory` nor PATH has."""
-    found = [name for name in BINARIES if not find(directory, name)]
-    if not any(Path(place, "bridge").exists() for place in (str(directory), *_CNI)):
+    found = [name for name in BINARIES if not _find(directory, name)]
+    if _plugins(directory) is None:
         found.append("the CNI plugins bridge, host-local and loopback")
     return found
 
 
-def find(directory: Path, name: str) -> str | None:
+def _find(directory: Path, name: str) -> str | None:
     """A binary in the user's directory, else in PATH."""
     return shutil.which(name, path=f"{directory}:{os.environ['PATH']}:/usr/sbin:/sbin")
+
+
+def _plugins(directory: Path) -> str | None:
+    return next((one for one in (str(directory), *_CNI) if Path(one, "bridge").exists()), None)
 
 
 class Cluster:
@@ -66,35 +63,21 @@ class Cluster:
         self.directory, self._binaries = directory, binaries
         self.kubectl = Kubectl(directory / "kubeconfig", binaries)
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._names: NameServer | None = None
         self._made: list[str] = []
         self._kernel = {name: (_SYSCTL / name).read_text() for name in _SET_BY_KUBELETS}
 
     @classmethod
     @contextmanager
     def running(cls, directory: Path, binaries: Path, archive: Path) -> Iterator[Cluster]:
-        """A cluster whose nodes are ready and have the images of `archive`, for the block."""
+        """A cluster whose node is ready and has the images of `archive`, for the block."""
         cluster = cls(directory, binaries)
         try:
-            cluster._start(archive)
+            cluster._network()
+            cluster._control_plane()
+            cluster._node(archive)
             yield cluster
         finally:
             cluster._stop()
-
-    def _start(self, archive: Path) -> None:
-        certificates.write(self.directory / "pki")
-        self._write_kubeconfig()
-        self._network()
-        self._control_plane()
-        for number, node in enumerate(NODES):
-            self._node(number, node, archive)
-        wait_until(lambda: self._ready_nodes() == len(NODES), 300)
-        self._services()
-
-    def _ready_nodes(self) -> int:
-        nodes = self.kubectl.objects("nodes").values()
-        conditions = [one for node in nodes for one in node["status"]["conditions"]]
-        return sum(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
     def _network(self) -> None:
         subprocess.run(["mount", "--make-rshared", "/"], check=True)
@@ -114,170 +97,92 @@ class Cluster:
             subprocess.run(["ip", *command.split()], check=True)
 
     def _control_plane(self) -> None:
-        pki = self.directory / "pki"
-        client = "http://127.0.0.1:2379"
-        data = self.directory / "etcd"
-        self._run(
-            "etcd",
-            f"--data-dir={data}",
-            f"--listen-client-urls={client}",
-            "--unsafe-no-fsync",
-            f"--advertise-client-urls={client}",
-            "--listen-peer-urls=http://127.0.0.1:2380",
-        )
+        here, token = self.directory, secrets.token_hex(16)
+        (here / "tokens.csv").write_text(f'{token},admin,1,"system:masters"\n')
+        server = {"server": "https://127.0.0.1:6443", "insecure-skip-tls-verify": True}
+        config = {
+            **{"apiVersion": "v1", "kind": "Config", "current-context": "test"},
+            "clusters": [{"name": "test", "cluster": server}],
+            "users": [{"name": "test", "user": {"token": token}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        }
+        self.kubectl.config.write_text(yaml.safe_dump(config))
+        key = here / "accounts.key"
+        subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+        self._run("etcd", f"--data-dir={here}/etcd", "--unsafe-no-fsync")
         self._run(
             "kube-apiserver",
-            f"--etcd-servers={client}",
+            "--etcd-servers=http://127.0.0.1:2379",
             *("--secure-port=6443", "--bind-address=127.0.0.1", f"--advertise-address={_ADDRESS}"),
-            f"--service-cluster-ip-range={_SERVICES}",
-            "--authorization-mode=Node,RBAC",
-            f"--client-ca-file={pki}/ca.crt",
-            *(f"--tls-cert-file={pki}/server.crt", f"--tls-private-key-file={pki}/server.key"),
+            *(f"--service-cluster-ip-range={_SERVICES}", "--authorization-mode=RBAC"),
+            *(f"--token-auth-file={here}/tokens.csv", f"--cert-dir={here}/pki"),
             "--kubelet-preferred-address-types=InternalIP",
-            f"--kubelet-client-certificate={pki}/admin.crt",
-            f"--kubelet-client-key={pki}/admin.key",
-            f"--service-account-key-file={pki}/admin.key",
-            f"--service-account-signing-key-file={pki}/admin.key",
-            f"--service-account-issuer={_SERVER}",
+            *(f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}"),
+            "--service-account-issuer=https://127.0.0.1:6443",
         )
         wait_until(lambda: self.kubectl.succeeds("get", "--raw", "/readyz"), 180)
         with_key = (f"--kubeconfig={self.kubectl.config}", "--leader-elect=false")
-        self._run(
-            "kube-controller-manager",
-            *with_key,
-            f"--root-ca-file={pki}/ca.crt",
-            f"--service-account-private-key-file={pki}/admin.key",
-            f"--cluster-cidr={_PODS}",
-        )
+        accounts = f"--service-account-private-key-file={key}"
+        self._run("kube-controller-manager", *with_key, accounts, f"--cluster-cidr={_PODS}")
         self._run("kube-scheduler", *with_key)
 
-    def _services(self) -> None:
-        """Names and addresses of Services, and policies: needs the nodes."""
-        with_key = f"--kubeconfig={self.kubectl.config}"
-        self._names = NameServer(_ADDRESS, self.kubectl)
-        self._run(
-            "kube-proxy",
-            with_key,
-            f"--hostname-override={NODES[0]}",  # whose address and network both have
-            *("--proxy-mode=iptables", f"--cluster-cidr={_PODS}", "--conntrack-max-per-core=0"),
-            "--conntrack-tcp-timeout-established=0",
-            "--conntrack-tcp-timeout-close-wait=0",
-        )
-        if find(self._binaries, "kube-router"):  # enforces NetworkPolicy, and does no more
-            self._run(
-                "kube-router",
-                with_key,
-                f"--hostname-override={NODES[0]}",
-                *("--run-firewall=true", "--run-router=false", "--run-service-proxy=false"),
-                *("--health-port=0", "--metrics-port=0"),
-            )
-
-    def _node(self, number: int, node: str, archive: Path) -> None:
-        home = self.directory / node
-        home.mkdir()
-        socket = home / "containerd.sock"
-        (home / "containerd.toml").write_text(
-            _CONTAINERD.format(
-                home=home,
-                socket=socket,
-                pause=PAUSE,
-                runc=find(self._binaries, "runc"),
-                cni=next(
-                    place
-                    for place in (str(self._binaries), *_CNI)
-                    if Path(place, "bridge").exists()
-                ),
-            )
-        )
-        ctr = [find(self._binaries, "ctr") or "ctr", "-a", str(socket), "-n", "k8s.io"]
-        base = json.loads(
-            subprocess.run([*ctr, "oci", "spec"], capture_output=True, check=True).stdout
-        )
+    def _node(self, archive: Path) -> None:
+        here = self.directory
+        socket = here / "containerd.sock"
+        places = {"home": here, "socket": socket, "pause": PAUSE, "cni": _plugins(self._binaries)}
+        runc = _find(self._binaries, "runc")
+        (here / "containerd.toml").write_text(_CONTAINERD.format(runc=runc, **places))
+        ctr = [_find(self._binaries, "ctr") or "ctr", "-a", str(socket), "-n", "k8s.io"]
+        base = json.loads(subprocess.check_output([*ctr, "oci", "spec"]))
         base["mounts"] += mounts()
-        (home / "base.json").write_text(json.dumps(base))
-        (home / "cni").mkdir()
-        (home / "cni" / "10-bridge.conflist").write_text(json.dumps(_cni(number, home)))
-        self._run("containerd", f"--config={home}/containerd.toml", log=f"{node}-containerd")
-        wait_until(
-            lambda: (
-                not subprocess.run([*ctr, "version"], capture_output=True, check=False).returncode
-            )
-        )
+        (here / "base.json").write_text(json.dumps(base))
+        (here / "cni").mkdir()
+        (here / "cni" / "10-bridge.conflist").write_text(json.dumps(_NETWORK))
+        self._run("containerd", f"--config={here}/containerd.toml")
+        wait_until(lambda: not subprocess.run([*ctr, "version"], capture_output=True).returncode)
         subprocess.run([*ctr, "images", "import", str(archive)], check=True, capture_output=True)
-        group = _group(node)
-        for controller in _cgroups(group):
+        for controller in _cgroups():
             controller.mkdir(parents=True, exist_ok=True)
             for name in ("cpuset.cpus", "cpuset.mems"):  # of v1, where a new group has none
                 if (controller.parent / name).exists():
                     (controller / name).write_text((controller.parent / name).read_text())
             if (shares := controller / "cpu.shares").exists():
                 shares.write_text("3072")  # else all its pods get as much CPU as one process
-        config = {
-            **_KUBELET,
-            "authentication": {
-                "x509": {"clientCAFile": f"{self.directory}/pki/ca.crt"},
-                "webhook": {"enabled": False},
-                "anonymous": {"enabled": False},
-            },
-            "cgroupRoot": group,
-            "port": 10250 + number * 100,
-            "healthzPort": 10248 + number * 100,
-            "containerRuntimeEndpoint": f"unix://{socket}",
-            "podLogsDir": f"{home}/logs",
-            "volumePluginDir": f"{home}/plugins",
-        }
-        (home / "kubelet.yaml").write_text(yaml.safe_dump(config))
+        kubelet = {**_KUBELET, "cgroupRoot": _group(), "podLogsDir": f"{here}/logs"}
+        kubelet |= {"containerRuntimeEndpoint": f"unix://{socket}"}
+        kubelet |= {"volumePluginDir": f"{here}/plugins"}
+        (here / "kubelet.yaml").write_text(yaml.safe_dump(kubelet))
+        with_key, name = f"--kubeconfig={self.kubectl.config}", f"--hostname-override={_NODE}"
         self._run(
             "kubelet",
-            f"--config={home}/kubelet.yaml",
-            f"--kubeconfig={self.kubectl.config}",
-            *(f"--hostname-override={node}", f"--node-ip={_ADDRESS}"),
-            *(f"--root-dir={home}/kubelet", f"--cert-dir={home}/certificates"),
-            log=f"{node}-kubelet",
+            *(f"--config={here}/kubelet.yaml", with_key, name, f"--node-ip={_ADDRESS}"),
+            *(f"--root-dir={here}/kubelet", f"--cert-dir={here}/certificates"),
+        )
+        wait_until(self._is_ready, 300)
+        self._run(
+            "kube-proxy",
+            *(with_key, name, "--proxy-mode=iptables", f"--cluster-cidr={_PODS}"),
+            *("--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0"),
+            "--conntrack-tcp-timeout-close-wait=0",
         )
 
-    def _run(self, name: str, *arguments: str, log: str | None = None) -> None:
-        binary = find(self._binaries, name)
-        assert binary is not None, name
-        path = {
-            "PATH": f"{self._binaries}:{os.environ['PATH']}"
-        }  # containerd looks for its shim there
-        with (self.directory / f"{log or name}.log").open("wb") as output:
-            self._processes.append(
-                subprocess.Popen(
-                    [binary, *arguments], stdout=output, stderr=output, env={**os.environ, **path}
-                )
-            )
+    def _is_ready(self) -> bool:
+        nodes = self.kubectl.objects("nodes").values()
+        conditions = [one for node in nodes for one in node["status"]["conditions"]]
+        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
-    def _write_kubeconfig(self) -> None:
-        pki = self.directory / "pki"
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "clusters": [
-                {
-                    "name": "test",
-                    "cluster": {"server": _SERVER, "certificate-authority": f"{pki}/ca.crt"},
-                }
-            ],
-            "users": [
-                {
-                    "name": "test",
-                    "user": {
-                        "client-certificate": f"{pki}/admin.crt",
-                        "client-key": f"{pki}/admin.key",
-                    },
-                }
-            ],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-        }
-        self.kubectl.config.write_text(yaml.safe_dump(config))
+    def _run(self, name: str, *arguments: str) -> None:
+        binary = _find(self._binaries, name)
+        assert binary is not None, name
+        # containerd looks for its shim in PATH.
+        environment = {**os.environ, "PATH": f"{self._binaries}:{os.environ['PATH']}"}
+        with (self.directory / f"{name}.log").open("wb") as output:
+            command = [binary, *arguments]
+            started = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        self._processes.append(started)
 
     def _stop(self) -> None:
-        """End the components, then what is in the nodes' cgroups; put back what kubelets set."""
-        if self._names is not None:
-            self._names.close()
+        """End the components, then what is in the node's cgroups; put back what kubelets set."""
         for process in reversed(self._processes):
             process.terminate()
         deadline = time.monotonic() + 20
@@ -287,7 +192,7 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for group in (one for name in NODES for one in _cgroups(_group(name))):
+        for group in _cgroups():
             below = [path.parent for path in group.rglob("cgroup.procs")]
             for path in below:
                 for pid in (path / "cgroup.procs").read_text().split():
@@ -303,57 +208,40 @@ class Cluster:
             (_SYSCTL / name).write_text(value)
 
 
-def _group(node: str) -> str:
+def _group() -> str:
     namespace = Path("/proc/self/ns/pid").stat().st_ino  # process numbers repeat in each
-    return f"/cog-triton-{namespace}-{node}"
+    return f"/cog-triton-{namespace}"
 
 
-def _cgroups(group: str) -> list[Path]:
-    """The cgroup of a node in each hierarchy."""
+def _cgroups() -> list[Path]:
+    """The cgroup of the node in each hierarchy."""
     top = Path("/sys/fs/cgroup")
-    if _CONTROLLERS_V1.is_dir():
-        return [one / group[1:] for one in top.iterdir() if one.is_dir() and not one.is_symlink()]
-    return [top / group[1:]]
+    if Path(top, "memory").is_dir():  # v1
+        return [
+            one / _group()[1:] for one in top.iterdir() if one.is_dir() and not one.is_symlink()
+        ]
+    return [top / _group()[1:]]
 
 
-def _cni(number: int, home: Path) -> Mapping[str, Any]:
-    """Pods of both nodes on one bridge, each node with addresses of its own."""
-    network = f"10.244.{number + 1}"
-    addresses = {
-        "subnet": _PODS,
-        "rangeStart": f"{network}.10",
-        "rangeEnd": f"{network}.250",
-        "gateway": "10.244.0.1",
-    }
-    bridge = {
-        "type": "bridge",
-        "bridge": "cni0",
-        "isDefaultGateway": True,
-        "hairpinMode": True,
-        "ipam": {"type": "host-local", "ranges": [[addresses]], "dataDir": f"{home}/ipam"},
-    }
-    return {"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge]}
-
-
+_NETWORK = {
+    **{"cniVersion": "1.0.0", "name": "pods"},
+    "plugins": [
+        {
+            **{"type": "bridge", "bridge": "cni0", "isDefaultGateway": True, "hairpinMode": True},
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": _PODS}]], "dataDir": "/run/ipam"},
+        }
+    ],
+}
 _KUBELET = {
-    "apiVersion": "kubelet.config.k8s.io/v1beta1",
-    "kind": "KubeletConfiguration",
+    **{"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"},
+    "authentication": {"webhook": {"enabled": False}, "anonymous": {"enabled": True}},
     "authorization": {"mode": "AlwaysAllow"},
-    "cgroupDriver": "cgroupfs",
-    "enforceNodeAllocatable": [],
+    **{"cgroupDriver": "cgroupfs", "enforceNodeAllocatable": []},
     "evictionHard": {
-        "memory.available": "50Mi",
-        "nodefs.available": "1%",
-        "imagefs.available": "1%",
+        **{"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"}
     },
-    "failSwapOn": False,
-    "failCgroupV1": False,
-    "imageGCHighThresholdPercent": 100,
-    "syncFrequency": "5s",
-    "nodeStatusUpdateFrequency": "4s",
-    "volumeStatsAggPeriod": "5s",
-    "clusterDNS": [_ADDRESS],
-    "clusterDomain": "cluster.local",
+    **{"failSwapOn": False, "failCgroupV1": False, "imageGCHighThresholdPercent": 100},
+    **{"syncFrequency": "5s", "nodeStatusUpdateFrequency": "4s", "volumeStatsAggPeriod": "5s"},
     "resolvConf": "",
 }
 _CONTAINERD = """\

@@ -20,9 +20,8 @@ sys.path[:0] = [str(_TESTS), str(_TESTS / "deploy"), str(_ROOT / ".work" / "tool
 import stand_in_image  # noqa: E402
 from cluster import Cluster, lacking  # noqa: E402
 from engine_fixtures import engine_tar  # noqa: E402, F401
-from kubectl import Kubectl  # noqa: E402
+from kubectl import Kubectl, Report  # noqa: E402
 from release import Release, example  # noqa: E402
-from report import Report  # noqa: E402
 
 _REPORT = Report()
 
@@ -84,5 +83,5 @@ def report() -> Report:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _REPORT.rows:
+    if _REPORT:
         terminalreporter.write_line(f"\n{_REPORT}\n")

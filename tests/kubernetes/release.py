@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 from chart_rendering import CHART
-from kubectl import NAMESPACE, Kubectl
+from clients import Clients
+from kubectl import NAMESPACE, Kubectl, Report
 from stack import wait_until
 
 NAME = "cog-triton"
@@ -99,6 +100,17 @@ class Release:
     def execute(self, pod: str, script: str) -> str:
         """What a Python script in a pod's container prints."""
         return self.kubectl("exec", pod, "-c", NAME, "--", "python", "-c", script)
+
+    @contextmanager
+    def under_load(
+        self, report: Report, name: str, **load: Any
+    ) -> Iterator[tuple[Clients, list[str]]]:
+        """Clients' streams around an operation, whose row is of the report; none is lost."""
+        with Clients(self.address, **load) as clients, report.operation(name, clients) as row:
+            clients.wait()
+            yield clients, row
+            clients.wait()
+        assert clients.lost == []
 
 
 def example(name: str, chart: Path = CHART) -> dict[str, Any]:

@@ -9,12 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import volumes
 from chart_rendering import CHART, ROOT
-from clients import Clients
-from kubectl import Kubectl
+from kubectl import Kubectl, Report
 from release import Release, example
-from report import Report
 from sealed_engines import SealedBuilds, digest_of, unpacked
 from vllm_engines import double_environment
 
@@ -25,11 +22,8 @@ _TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 @pytest.fixture
 def models(this_machine: Path, kubectl: Kubectl, engine_tar: Path) -> Iterator[str]:
     """A claim with the demo engine."""
-    volumes.claim(kubectl, "models", engine_tar.parent)
-    try:
-        yield "models"
-    finally:
-        volumes.drop(kubectl, "models")
+    with kubectl.claim("models", engine_tar.parent) as name:
+        yield name
 
 
 @pytest.fixture
@@ -55,17 +49,14 @@ def test_the_demo_engine_from_an_older_chart_to_this_one(
     slow = {"tritonStart": 600, "download": 120}
     changed = {"image": image, "replicas": 2, "resources": resources, "timeouts": slow}
     values = {**example("cpu-demo", old_chart), **changed}
+    name = f"`helm upgrade` from {_OLD}'s chart, demo engine"
     with (
         Release.installed(kubectl, values, old_chart) as release,
-        Clients(release.address, tokens=16, pause=1) as clients,
-        report.operation(f"`helm upgrade` from {_OLD}'s chart, demo engine", clients) as row,
+        release.under_load(report, name, tokens=16, pause=1) as (_, row),
     ):
-        clients.wait()
         release.values = {**example("cpu-demo", CHART), **changed}
         release.upgrade()
-        clients.wait()
-        row.seen = "new servers, of a read-only claim"
-    assert clients.lost == []
+        row.append("new servers, of a read-only claim")
     assert models in kubectl.objects("persistentvolumeclaims")
 
 
@@ -75,7 +66,6 @@ def test_a_sealed_engine_serves_as_it_was_sealed(
     builds = SealedBuilds(this_machine / "sealed")
     (builds.directory / "model" / "chat_template.jinja").write_text(_TEMPLATE)
     engine = unpacked(builds.build(), this_machine / "sealed" / "engine")
-    volumes.claim(kubectl, "sealed", engine)
     environment = double_environment(COG_TRITON_VLLM_PYTHON=str(builds.python))
     here = str(builds.directory)
     values = {
@@ -93,17 +83,11 @@ def test_a_sealed_engine_serves_as_it_was_sealed(
         "extraVolumes": [{"name": "python", "hostPath": {"path": here}}],
         "extraVolumeMounts": [{"name": "python", "mountPath": here, "readOnly": True}],
     }
-    try:
-        with (
-            Release.installed(kubectl, values) as release,
-            Clients(release.address, tokens=16) as clients,
-            report.operation("a sealed engine of vLLM's double", clients) as row,
-        ):
-            clients.wait()
-            log = release.kubectl("logs", release.ready()[0])
-            clients.wait()
-            row.seen = "its canary answered as built, streams"
-        assert clients.lost == []
-        assert "was answered as built" in log, log
-    finally:
-        volumes.drop(kubectl, "sealed")
+    with (
+        kubectl.claim("sealed", engine),
+        Release.installed(kubectl, values) as release,
+        release.under_load(report, "a sealed engine of vLLM's double", tokens=16) as (_, row),
+    ):
+        log = release.kubectl("logs", release.ready()[0])
+        row.append("its canary answered as built, streams")
+    assert "was answered as built" in log, log

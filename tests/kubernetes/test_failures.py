@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from clients import Clients
+from kubectl import Report
 from release import Release
-from report import Report
 from stack import wait_until
 
 FIND = """
@@ -59,7 +59,7 @@ def test_a_server_that_hangs_is_replaced(release: Release, report: Report) -> No
         release.execute(first, _STOP_UNTIL_REPLACED % (SERVER, SERVER))
         wait_until(release.all_ready, 600)
         clients.wait()
-        row.seen = "its parent starts another in the same container"
+        row.append("its parent starts another in the same container")
     assert release.restarts(first) == before
     assert len(clients.lost) <= 4, clients.lost  # those that ran there
 
@@ -76,5 +76,5 @@ def test_an_engine_for_want_of_memory(release: Release, report: Report) -> None:
         clients.wait(16)
         wait_until(release.all_ready, 600)
         anew = release.restarts(first) - before
-        row.seen = f"the server starts another; containers made anew: {anew}"
+        row.append(f"the server starts another; containers made anew: {anew}")
     assert clients.lost == [] if anew == 0 else len(clients.lost) <= 4, clients.lost

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import volumes
 from clients import Clients
-from kubectl import Kubectl
+from kubectl import Kubectl, Report
 from release import Release
-from report import Report
 from stack import wait_until
 from test_failures import ENGINE, FIND
 
@@ -40,11 +38,8 @@ def small_volume(this_machine: Path, kubectl: Kubectl) -> Iterator[str]:
     place.mkdir()
     options = "size=64m,uid=1000,gid=1000"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(place)], check=True)
-    volumes.claim(kubectl, "small", place)
-    try:
-        yield "small"
-    finally:
-        volumes.drop(kubectl, "small")
+    with kubectl.claim("small", place) as name:
+        yield name
 
 
 def test_a_full_work_volume(
@@ -53,20 +48,16 @@ def test_a_full_work_volume(
     values = {**mock, "replicas": 1, "work": {"claim": small_volume}}
     with (
         Release.installed(kubectl, values) as release,
-        Clients(release.address) as clients,
-        report.operation("work volume full, then the engine killed", clients) as row,
+        release.under_load(report, "work volume full, then the engine killed") as (clients, row),
     ):
         pod = release.ready()[0]
-        clients.wait()
         assert release.execute(pod, _FILL).strip() == "28"  # ENOSPC
         clients.wait(16)
         release.execute(pod, _KILL % ENGINE)
         clients.wait(16)
         release.execute(pod, _EMPTY)
-        clients.wait()
-        row.seen = f"streams go on; containers made anew: {release.restarts(pod)}"
+        row.append(f"streams go on; containers made anew: {release.restarts(pod)}")
         assert release.restarts(pod) == 0
-    assert clients.lost == []
     assert small_volume in kubectl.objects("persistentvolumeclaims")
 
 
@@ -85,7 +76,7 @@ def test_more_than_the_work_volumes_size(
         wait_until(lambda: len(release.ready()) == 2, 600)
         clients.wait()
         reason = release.pods().get(first, {}).get("status", {}).get("reason")
-        row.seen = f"{reason} without a drain, and another server"
+        row.append(f"{reason} without a drain, and another server")
         here = len(clients.lost)
         clients.wait()
     assert clients.lost[here:] == []

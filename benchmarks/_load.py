@@ -1,14 +1,9 @@
-"""Light load client: counts events without parsing them, one time stamp a read.
-
-It stands on the HTTP client of `cog-triton bench`, and leaves out that one's records, prompts and
-arrivals: beside a server that is flat out on two cores, each microsecond of its is missing there.
-"""
+"""Load of the benchmarks: concurrent users of one API, by the client of `cog-triton bench`."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import math
 import socket
 from collections.abc import Iterator, Mapping
@@ -16,19 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from _streams import PREDICTIONS, Api, Stream
+from _servers import PREDICTIONS, Api
 
-from cog_triton.bench.http_client import (
-    Client,
-    Connection,
-    Origin,
-    ResponseSink,
-    TransportError,
-    encode_request,
-    now,
-)
+from cog_triton.bench.http_client import Client, Connection, Origin, ResponseSink, now
 from cog_triton.bench.load_generator import GeneratorUsage, UsageMonitor
+from cog_triton.bench.options import Lengths, Options, Prompt
+from cog_triton.bench.request_record import OK, Record
+from cog_triton.bench.targets import KINDS
 
+PROMPT = "Tell me about the sea."
 _TIMEOUT_S = 300.0
 _REFUSED_S = 0.1
 BUSY = 0.85
@@ -43,7 +34,7 @@ class Wave:
     if none succeeded). `failures` has what each other one failed with.
     """
 
-    streams: list[Stream]
+    streams: list[Record]
     seconds: float
     load: GeneratorUsage
     failures: list[str] = field(default_factory=list)
@@ -51,7 +42,7 @@ class Wave:
     @property
     def tokens(self) -> int:
         """Output tokens of all streams."""
-        return sum(stream.tokens for stream in self.streams)
+        return sum(stream.output_tokens or 0 for stream in self.streams)
 
     @property
     def tokens_per_second(self) -> float:
@@ -59,15 +50,9 @@ class Wave:
         return self.tokens / self.seconds
 
     @property
-    def events_per_read(self) -> float:
-        """Mean number of events in one read."""
-        reads = sum(len(stream.times) for stream in self.streams)
-        return self.events / max(1, reads)
-
-    @property
     def events(self) -> int:
         """Events of output, of all streams: a server that is behind has several tokens in one."""
-        return sum(sum(stream.counts) for stream in self.streams)
+        return sum(stream.pieces for stream in self.streams)
 
     def itl_ms(self, percentile: float = 99) -> float:
         """Inter-token latency within a stream, in milliseconds."""
@@ -76,7 +61,7 @@ class Wave:
 
     def ttft_ms(self, percentile: float = 50) -> float:
         """Time to first token from sending, in milliseconds."""
-        times = [stream.ttft for stream in self.streams]
+        times = [stream.ttft_sent or 0.0 for stream in self.streams]
         return float(np.percentile(times, percentile)) * 1000 if times else 0.0
 
     @property
@@ -108,12 +93,10 @@ class QuickAckConnection(Connection):
     """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio."""
         super().connection_made(transport)
         self._socket = transport.get_extra_info("socket")
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         super().data_received(data)
 
@@ -122,7 +105,6 @@ class QuickAckClient(Client):
     """Client with a new, quickly acknowledging connection for each request."""
 
     async def send(self, origin: Origin, request: bytes, sink: ResponseSink) -> None:
-        """See `Client.send`."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(QuickAckConnection, origin.host, origin.port)
         try:
@@ -139,87 +121,61 @@ def wave(
     *,
     plain: bool = False,
     lenient: bool = False,
-    tokens: int = 0,
     api: Api = PREDICTIONS,
 ) -> Wave:
     """Run requests of `inputs` by `streams` concurrent users, all starting at once.
 
     Each user asks again once answered, until `seconds` have passed; by default asks once. A
     `plain` client keeps its connections, and leaves acknowledging to the system, as most do.
-    Raises RuntimeError for a prediction that did not succeed, or brought fewer than `tokens`,
-    unless `lenient`: then it is one of `Wave.failures`, and its user goes on 0.1 s later.
+    Raises RuntimeError for a request that did not succeed, unless `lenient`: then it is one of
+    `Wave.failures`, and its user goes on 0.1 s later.
     """
-    return asyncio.run(_wave(url, inputs, streams, seconds, plain, lenient, tokens, api))
-
-
-def mean(waves: list[Wave], of: str) -> float:
-    """The mean of a property over waves of the same kind."""
-    return float(np.mean([getattr(item, of) for item in waves]))
+    rest = dict(inputs)
+    prompt = Prompt(rest.pop("prompt", PROMPT), (), rest.pop("max_tokens", 128))
+    one = Lengths("1", 1, 1)
+    options = Options(
+        url=url, target=api.target, requests=1, input_lengths=one, output_lengths=one, inputs=rest
+    )
+    client = (Client if plain else QuickAckClient)(_TIMEOUT_S)
+    return asyncio.run(_wave(options, client, prompt, streams, seconds, lenient))
 
 
 async def _wave(
-    url: str,
-    inputs: Mapping[str, Any],
-    streams: int,
-    seconds: float,
-    plain: bool,
-    lenient: bool,
-    tokens: int,
-    api: Api,
+    options: Options, client: Client, prompt: Prompt, streams: int, seconds: float, lenient: bool
 ) -> Wave:
-    client, monitor = (Client if plain else QuickAckClient)(_TIMEOUT_S), UsageMonitor()
-    origin, request = encode_request(
-        "POST",
-        f"{url}{api.path}",
-        {"Accept": "text/event-stream"},
-        json.dumps(api.body(inputs)).encode(),
-    )
-    done: list[Stream] = []
+    done: list[Record] = []
     failures: list[str] = []
-
-    async def ask() -> float:
-        stream = api.stream(sent=now())
-        await client.send(origin, request, stream)
-        stream.ended = now()
-        stream.finish()
-        if stream.tokens < tokens:
-            raise RuntimeError(f"a prediction brought {stream.tokens} tokens of {tokens}")
-        done.append(stream)
-        return stream.ended
+    monitor, target = UsageMonitor(), KINDS[options.target](options, client)
+    await target.prepare()
 
     async def user(until: float) -> None:
         while True:
+            record = Record(index=len(done), scheduled=now())
             try:
-                ended = await ask()
-            except (RuntimeError, TransportError, OSError) as error:
-                if not lenient:
-                    raise RuntimeError(str(error)) from error
-                failures.append(str(error))
+                await target.measure(prompt, record)
+            except OSError as error:
+                record.fail("cannot connect", str(error))
+            if record.status == OK:
+                done.append(record)
+            elif lenient:
+                failures.append(record.error)
                 await asyncio.sleep(_REFUSED_S)
-                ended = now()
-            if ended >= until:
+            else:
+                raise RuntimeError(f"{record.code}: {record.error}")
+            if record.ended >= until:
                 return
 
-    with _gc_paused():
+    gc.collect()
+    gc.disable()  # it would pause the client during reads
+    try:
         monitor.start()
         started = now()
-        try:
-            await asyncio.gather(*(user(started + seconds) for _ in range(streams)))
-        finally:
-            client.close()
-        ended = max((stream.ended for stream in done), default=now())
-        return Wave(done, ended - started, monitor.stop(), failures)
-
-
-class _gc_paused:  # noqa: N801 - used as a function
-    """Garbage collection is off within the block, as it would pause the client during reads."""
-
-    def __enter__(self) -> None:
-        gc.collect()
-        gc.disable()
-
-    def __exit__(self, *_: object) -> None:
+        await asyncio.gather(*(user(started + seconds) for _ in range(streams)))
+    finally:
+        client.close()
         gc.enable()
+    ended = max((stream.ended for stream in done), default=now())
+    return Wave(done, ended - started, monitor.stop(), failures)
 
 
 def busy_notes(waves: Mapping[str, Wave]) -> Iterator[str]:

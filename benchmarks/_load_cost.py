@@ -8,17 +8,11 @@ from typing import Any
 
 import _load
 import _resource_usage
-from _servers import Server
-from _streams import PREDICTIONS, Api
+from _servers import PREDICTIONS, Api, Server
 
-QUICK_ACKS = "the client acknowledges each read at once, unless plain: Cog by itself waits for that"
 PARTS = ("door", "server", "cog", "worker", "tritonserver", "stubs")
 COSTS = ("door", "server", "cog", "worker", "triton", "stubs")
 """Columns of `LoadCost.costs`, beside a column of the whole."""
-INCLUDED = (
-    "CPU is that of server, Cog, its worker, tritonserver and all stubs, and in the"
-    " whole that of the engine process, which runs the mock; not the load client's"
-)
 
 
 @dataclass(frozen=True, slots=True)

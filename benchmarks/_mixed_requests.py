@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import httpx
-from served import Server
+from _servers import Server
 
 from cog_triton import errors
 
@@ -100,8 +100,8 @@ class Client:
         if kind.startswith("predictions"):
             headers = {} if kind.endswith("whole") else {"Accept": "text/event-stream"}
             body = {"input": {"prompt": prompt, **values, **wrong}}
-            return f"http://127.0.0.1:{self._server.port}/predictions", body, headers
-        url = f"http://127.0.0.1:{self._server.openai_port}/v1"
+            return f"{self._server.url}/predictions", body, headers
+        url = f"{self._server.openai}/v1"
         body = {"model": self._model, "stream": not kind.endswith("whole"), **values}
         if kind == "completions":
             return f"{url}/completions", {**body, "prompt": prompt, **wrong}, {}

@@ -6,7 +6,6 @@ with mock_server(tps=100) as server:
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -17,11 +16,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 from urllib.request import urlopen
 
 import _resource_usage
-from _streams import PREDICTIONS, Api
 
+from cog_triton.bench.options import TargetName
 from cog_triton.system import reaper
 from cog_triton.system.ports import free_ports
 
@@ -31,6 +31,30 @@ _HERE = Path(__file__).parent
 _RUNNER = _HERE.parent / "runner"
 _POLL_S = 0.02
 STEP_CLOCK, FREE_CLOCKS = "step clock", "free clocks"
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """An API that is measured; `name` is for tables."""
+
+    name: str
+    target: TargetName
+
+
+PREDICTIONS, CHAT = Api("/predictions", TargetName.COG), Api("/v1", TargetName.OPENAI)
+
+
+class Counts(NamedTuple):
+    """What a server's processes hold."""
+
+    processes: int
+    shared_memory: int
+    ports: int
+    descriptors: int
+
+    def within(self, other: Counts) -> bool:
+        """Whether no count exceeds that of `other`."""
+        return all(mine <= its for mine, its in zip(self, other, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +80,26 @@ class Server:
         """Base URL of an API."""
         return self.url if api == PREDICTIONS else self.openai
 
+    @property
+    def pids(self) -> set[int]:
+        """Its processes."""
+        return {self.pid, *reaper.descendants(self.pid)}
+
+    def holds(self) -> Counts:
+        """What its processes hold."""
+        pids = self.pids
+        descriptors = [link for pid in pids for link in _links(pid)]
+        sockets = {
+            f"socket:[{line.split()[9]}]"
+            for table in ("/proc/net/tcp", "/proc/net/tcp6")
+            for line in Path(table).read_text().splitlines()
+            if line.split()[3] == "0A"
+        }
+        # The names of Triton's memory begin with the process that started Triton.
+        memory = [path for path in Path("/dev/shm").iterdir() if path.name.startswith("cog_triton")]
+        ours = [path for path in memory if int(path.name.split("_")[2]) in pids]
+        return Counts(len(pids), len(ours), len(sockets & set(descriptors)), len(descriptors))
+
     def cpu_seconds(self) -> dict[str, float]:
         """CPU seconds so far of each part: see `_resource_usage.part_of`."""
         return _resource_usage.cpu_seconds(self.pid, *self.beside)
@@ -63,6 +107,13 @@ class Server:
     def memory_bytes(self) -> dict[str, int]:
         """Memory in bytes of each part."""
         return _resource_usage.memory_bytes(self.pid, *self.beside)
+
+
+def _links(pid: int) -> Iterator[str]:
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                yield str(entry.readlink())
 
 
 def mock_server(
@@ -80,12 +131,6 @@ def mock_server(
         environment = {"MOCK_STEP_MS": f"{1000 / tps:g}", **(environment or {})}
     own = ("--engine", "mock", f"--tps={tps:g}")
     return server(*own, environment=environment, checkout=checkout)
-
-
-def add_clock(parser: argparse.ArgumentParser) -> None:
-    """Add the option that chooses the mock's clock."""
-    clocks = [STEP_CLOCK, FREE_CLOCKS]
-    parser.add_argument("--clock", choices=clocks, default=clocks[0], help="of the mock's streams")
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from pathlib import Path
 import _servers
 from _load_cost import COSTS, LoadCost, busy_notes, measure
 from _report import Figure, Grid, Report, Target, main, say
-from _streams import CHAT, PREDICTIONS, Api
+from _servers import CHAT, PREDICTIONS, Api
 
 ROOT = Path(__file__).parents[1]
 HERE = "this tree"

@@ -20,7 +20,7 @@ import _load
 import _servers
 from _report import Figure, Grid, Report, main, markdown_table, say, write_between
 from _resource_usage import Use, tree, uses
-from _streams import CHAT, PREDICTIONS, Api
+from _servers import CHAT, PREDICTIONS, Api
 
 TPS = 100
 MARKS = "<!-- made by benchmarks/hot_path.py -->\n", "<!-- end -->"

@@ -24,13 +24,14 @@ from pathlib import Path
 
 import httpx
 from _long_model import POSITIONS, build
-from served import Server
+from _servers import Server
+from _servers import server as serving
 
 _PAUSE_S = 2.0
 _PATIENCE_S = 3600.0
 _TOKENS_TOLD = 8
 _MOST_TOKENS = POSITIONS - _TOKENS_TOLD
-_IDS = 40_000  # below the vocabulary's end
+_IDS = 2_000  # which every vocabulary has, the mock's too
 _RESTARTS = re.compile(r"^cog_triton_engine_restarts_total (\S+)$", re.MULTILINE)
 _ENDS = re.compile(r"engine process \d+ (?:has died|was killed|exited)")
 
@@ -95,8 +96,7 @@ class Load:
 
     async def count(self) -> None:
         """Read how often engines ended and were restarted."""
-        url = f"http://127.0.0.1:{self._server.openai_port}/metrics"
-        answer = await self._http.get(url)
+        answer = await self._http.get(f"{self._server.openai}/metrics")
         if found := _RESTARTS.search(answer.text):
             self._outcome.restarts = int(float(found[1]))
 
@@ -108,7 +108,7 @@ class Load:
         began = time.monotonic()
         try:
             answer = await self._http.post(
-                f"http://127.0.0.1:{self._server.openai_port}/v1/completions",
+                f"{self._server.openai}/v1/completions",
                 json={**body, "min_tokens": _TOKENS_TOLD},
             )
             if answer.status_code == 200 and answer.json()["choices"][0]["finish_reason"]:
@@ -131,18 +131,15 @@ async def _serve(options: argparse.Namespace, work: Path, outcome: Outcome) -> N
         engine = build(work / "model", options.layers)
         serve = [str(engine), "--config", str(config)]
     os.environ |= {"SERVED_MODEL_NAME": "any", "TRITON_TIMEOUT": str(options.triton_timeout)}
-    server = Server(str(work), *serve)
-    try:
-        async with httpx.AsyncClient(timeout=_PATIENCE_S) as http:
-            await server.until_ready(http)
-            outcome.began = time.monotonic()
-            load = Load(server, http, outcome)
-            await load.run(options.tokens, options.minutes * 60)
-            await load.count()
-    finally:
-        outcome.ends = len(_ENDS.findall(server.log.read_text("utf-8")))
-        server.process.terminate()
-        server.process.wait(60)
+    with serving(*serve, work_dir=work) as server:
+        try:
+            async with httpx.AsyncClient(timeout=_PATIENCE_S) as http:
+                outcome.began = time.monotonic()
+                load = Load(server, http, outcome)
+                await load.run(options.tokens, options.minutes * 60)
+                await load.count()
+        finally:
+            outcome.ends = len(_ENDS.findall(server.log.read_text("utf-8")))
 
 
 def main() -> None:

@@ -17,7 +17,6 @@ import os
 import re
 import signal
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +25,8 @@ from functools import partial
 from pathlib import Path
 
 import httpx
-from served import Server, read
+from _servers import Server, mock_server
+from _servers import server as serving
 
 STAGES = {
     "noticed": r"supervisor: Triton: ",
@@ -49,7 +49,7 @@ class Stream:
         self.arrivals: list[float] = []
         self.error = ""
         self._closing = False
-        self._url = f"http://127.0.0.1:{server.openai_port}/v1/completions"
+        self._url = f"{server.openai}/v1/completions"
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -88,7 +88,7 @@ def until(condition: Callable[[], bool]) -> None:
 def is_ready(server: Server, http: httpx.Client) -> bool:
     """Whether the server takes requests."""
     try:
-        answer = http.get(f"http://127.0.0.1:{server.port}/health-check")
+        answer = http.get(f"{server.url}/health-check")
     except httpx.TransportError:
         return False
     return bool(answer.json()["status"] == "READY")
@@ -98,10 +98,17 @@ def serving_engine(server: Server) -> int:
     """Process id of the engine that serves."""
     number = ["1", *re.findall(STAGES["serves"], server.log.read_text("utf-8"))][-1]
     for pid in server.pids:
-        is_engine = _ENGINE in read(pid, "cmdline").split(b"\0")[1:3]
+        is_engine = _ENGINE in _words(pid)[1:3]
         if is_engine and Path(f"/proc/{pid}/fd/1").readlink().name == f"engine-{number}.log":
             return pid
     raise ProcessLookupError(f"engine process {number} has gone")
+
+
+def _words(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return [b""]
 
 
 def strike(server: Server, victim: str) -> dict[str, float]:
@@ -109,7 +116,9 @@ def strike(server: Server, victim: str) -> dict[str, float]:
     stream = Stream(server)
     until(lambda: len(stream.arrivals) > 5 or bool(stream.error))
     size = server.log.stat().st_size
-    pid = serving_engine(server) if victim == "engine" else server.pid_of("tritonserver")
+    pid = serving_engine(server)
+    if victim == "tritonserver":
+        (pid,) = (pid for pid in server.pids if _words(pid)[0].endswith(b"/bin/tritonserver"))
     os.kill(pid, signal.SIGKILL)
     killed = time.time()
     # What was on its way is no sign of a return.
@@ -147,23 +156,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--spare", action="store_true", help="SPARE_ENGINE=1")
     options = parser.parse_args()
-    mock = ["--engine", "mock", "--tps", "50"]
-    os.environ |= {"SERVED_MODEL_NAME": "any", "SPARE_ENGINE": str(int(options.spare))}
+    own = {"SERVED_MODEL_NAME": "any", "SPARE_ENGINE": str(int(options.spare))}
+    if options.engine == "mock":
+        start = mock_server(tps=50, environment=own)
+    else:
+        start = serving(options.engine, environment=own)
     rounds = []
-    with tempfile.TemporaryDirectory() as directory, httpx.Client() as http:
-        server = Server(directory, *(mock if options.engine == "mock" else [options.engine]))
-        try:
+    with start as server, httpx.Client() as http:
+        for number in range(options.rounds):
+            if options.spare:
+                until(partial(_has_spare, server.log, number + 2))
+            time.sleep(_STABLE_S)
+            rounds.append(strike(server, options.victim))
+            print(f"round {number + 1}:", rounds[-1], flush=True)
             until(lambda: is_ready(server, http))
-            for number in range(options.rounds):
-                if options.spare:
-                    until(partial(_has_spare, server.log, number + 2))
-                time.sleep(_STABLE_S)
-                rounds.append(strike(server, options.victim))
-                print(f"round {number + 1}:", rounds[-1], flush=True)
-                until(lambda: is_ready(server, http))
-        finally:
-            server.process.terminate()
-            server.process.wait(60)
     stages = [*STAGES, LAST]
     print(f"| killed | {' | '.join(stages)} |\n|---{'|--:' * len(stages)}|")
     print(f"| {options.victim} | {' | '.join(_median(rounds, stage) for stage in stages)} |")

@@ -17,9 +17,7 @@ import asyncio
 import json
 import os
 import re
-import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -28,18 +26,18 @@ import _memory_samples
 import httpx
 from _mixed_requests import DIRECT, KINDS, PATIENCE_S, Client
 from _report import RESULTS
-from served import Counts, Server
+from _servers import Counts, Server, mock_server
+from _servers import server as serving
 
 SETTLE_S = 15.0
 SAMPLE_PERIOD_S, BURST_PERIOD_S = 10.0, 60.0
 PLATEAU_MINUTES = 30
 """Shortest run whose memory is judged: in a shorter one caches still fill."""
-MOCK = ("--engine", "mock", "--tps", "100")
 
 
 async def metrics(server: Server, http: httpx.AsyncClient) -> dict[str, float]:
     """The server's own metrics, by name and labels."""
-    text = (await http.get(f"http://127.0.0.1:{server.openai_port}/metrics")).text
+    text = (await http.get(f"{server.openai}/metrics")).text
     pairs = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     return {name.removeprefix("cog_triton_"): float(value) for name, value in pairs}
 
@@ -88,8 +86,8 @@ async def sampled(
     while not done:
         done = bool((await asyncio.wait({running}, timeout=SAMPLE_PERIOD_S))[0])
         elapsed, requests = time.monotonic() - began, sum(load.account.values())
-        descriptors = server.counts().descriptors
-        samples.append(_memory_samples.take(server.process.pid, elapsed, requests, descriptors))
+        descriptors = server.holds().descriptors
+        samples.append(_memory_samples.take(server.pid, elapsed, requests, descriptors))
         _memory_samples.append(path, samples[-1])
     running.result()
     return samples
@@ -100,11 +98,11 @@ async def settled(server: Server, http: httpx.AsyncClient, before: Counts) -> Co
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
         now = await metrics(server, http)
-        counts = server.counts()
+        counts = server.holds()
         if not now["requests_running"] + now["requests_waiting"] and counts.within(before):
             break
         await asyncio.sleep(0.3)
-    return server.counts()
+    return server.holds()
 
 
 def told(account: Counter[tuple[str, str]]) -> None:
@@ -119,12 +117,11 @@ async def soak(server: Server, options: argparse.Namespace) -> list[str]:
     """Run warm-up and load; returns what went wrong."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(limits=limits, timeout=PATIENCE_S, trust_env=False) as http:
-        await server.until_ready(http)
-        model = await server.model(http)
+        model = (await http.get(f"{server.openai}/v1/models")).json()["data"][0]["id"]
         await Load(server, http, model, options).run(options.seed + 1, options.warm_up)
-        idle = server.counts()
+        idle = server.holds()
         await asyncio.sleep(3)
-        before, first = server.counts(), await metrics(server, http)
+        before, first = server.holds(), await metrics(server, http)
         print(f"before: {before} (was {idle.descriptors} descriptors)", flush=True)
         began = time.monotonic()
         load = Load(server, http, model, options)
@@ -214,15 +211,8 @@ def main() -> int:
         help="memory each 10 s, as JSON lines; .work/bench/soak_mixed.jsonl",
     )
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work_dir:
-        server = Server(work_dir, *([options.engine] if options.engine else MOCK))
-        try:
-            found = asyncio.run(soak(server, options))
-        finally:
-            server.process.send_signal(signal.SIGTERM)
-            code = server.process.wait(60)
-    if code:
-        found.append(f"the server ended with {code}")
+    with serving(options.engine) if options.engine else mock_server(tps=100) as server:
+        found = asyncio.run(soak(server, options))
     print("\n".join(["WRONG:", *found]) if found else "nothing was wrong")
     return 1 if found else 0
 

@@ -256,69 +256,6 @@ def _compared(ours: Ours, job: Mapping[str, Any], expected: Mapping[str, Any]) -
     return found
 
 
-def costs(python: Path, streams: int = 64, tokens: int = 200) -> dict[str, float]:
-    """Microseconds a token of `streams` answers at once, a token a step: of the worker's two
-    threads, and of the child, what vLLM's parser takes included."""
-    form = FORMATS["hermes"]
-    with TemporaryDirectory() as scratch:
-        directory = Path(scratch)
-        tokenizer = tokenizer_of(form, directory)
-        ids = (tokenizer.encode("Some words of a text. ") * tokens)[:tokens]
-        text = TextStream(tokenizer, ())
-        pieces = [(text.feed([token]), [token]) for token in ids]
-        names = ("qwen3_coder", "qwen3")
-        parsers = BorrowedParsers(python, directory / "links", directory, names)
-        try:
-            spec = {"tools": TOOLS, "tool_choice": "auto"}
-            made = [BorrowedStream(parsers, spec) for _ in range(streams)]
-            step = _Step(streams)
-            for stream in made:
-                stream.begin([1], step.one)
-            step.wait()
-            pid = parsers._child.process.pid
-            began, cpu, theirs = time.perf_counter(), time.process_time(), _cpu_s(pid)
-            for piece, chunk in pieces:
-                for stream in made:
-                    stream.send(piece, chunk, finished=False)
-                step.wait()
-                for stream in made:
-                    stream.feed("")
-            count = streams * tokens / 1e6
-            return {
-                "worker": (time.process_time() - cpu) / count,
-                "child": (_cpu_s(pid) - theirs) / count,
-                "elapsed": (time.perf_counter() - began) / count,
-            }
-        finally:
-            parsers.close()
-
-
-class _Step:
-    """Results of a step, waited for at once, as the event loop does."""
-
-    def __init__(self, count: int) -> None:
-        self._count = self._left = count
-        self._done = threading.Event()
-
-    def one(self) -> None:
-        """Count a result, on the thread of the child."""
-        self._left -= 1
-        if not self._left:
-            self._done.set()
-
-    def wait(self) -> None:
-        """Wait for all."""
-        if not self._done.wait(_PATIENCE_S):
-            raise TimeoutError
-        self._done.clear()
-        self._left = self._count
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def table(found: Mapping[str, Verdict]) -> Iterator[str]:
     """Lines of the table of docs/clients.md."""
     equal = [name for name, each in found.items() if each.verdict == "equal"]
@@ -336,12 +273,8 @@ def main() -> int:
     parser.add_argument("--vllm-python", type=Path)
     parser.add_argument("--only", default="", help="names, separated by commas; '' for all")
     parser.add_argument("--results", type=Path, help="JSON, to which this run's are added")
-    parser.add_argument("--cost", action="store_true", help="measure a token's cost instead")
     parser.add_argument("--write", action="store_true", help="write the table of docs/clients.md")
     options = parser.parse_args()
-    if options.cost:
-        sys.stdout.write(f"{json.dumps(costs(options.vllm_python.absolute()))}\n")
-        return 0
     found: dict[str, Verdict] = {}
     if options.results and options.results.exists():
         known = json.loads(options.results.read_text("utf-8"))

@@ -1,14 +1,10 @@
-"""Measuring code of the benchmarks: stream parser, CPU and memory accounting, reports, baseline."""
+"""Measuring code of the benchmarks: waves, CPU and memory accounting, reports, baseline."""
 
-import asyncio
 import json
-import queue
 import subprocess
 import sys
-import threading
 from array import array
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import _resource_usage
@@ -19,79 +15,20 @@ import pytest
 from _load import Wave, wave
 from _load_cost import LoadCost
 from _report import Figure, Grid, Report, Target, summary
-from _streams import Stream
+from scripted_server import Part, Request, serving, stream, whole
 
 from cog_triton.bench.load_generator import GeneratorUsage
-
-OUTPUTS = ["The", " sea event: output\n", "\n\nevent: completed\n", "", "本"]
-METRICS = {"output_token_count": 5, "predict_time": 0.5}
-
-
-def sse(status: str = "succeeded") -> bytes:
-    completed = {"status": status, "error": "E2100", "metrics": METRICS, "output": "".join(OUTPUTS)}
-    told = [("start", {"id": "x"}), *(("output", {"chunk": text}) for text in OUTPUTS)]
-    told += [("log", {"data": "event: output"}), ("completed", completed)]
-    lines = (f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in told)
-    return "".join(lines).encode()
-
-
-def read(parts: list[bytes]) -> Stream:
-    stream = Stream(sent=9.0, ended=14.0)
-    stream.begin(200, {})
-    for at, part in enumerate(parts):
-        stream.body(part, 10.0 + at)
-    stream.finish()
-    return stream
-
-
-def test_events_count_once_however_reads_split_them() -> None:
-    whole = sse()
-    cuts = [[whole[:at], whole[at:]] for at in range(len(whole))]
-    cuts += [[whole[at : at + size] for at in range(0, len(whole), size)] for size in range(1, 40)]
-    for parts in cuts:
-        stream = read(parts)
-        assert sum(stream.counts) == len(OUTPUTS)
-        assert stream.told == METRICS
-        assert stream.tokens == 5
-
-
-def test_an_event_has_the_time_of_the_read_that_completes_its_name() -> None:
-    whole = sse()
-    at = whole.index(b"event: output\n") + 13
-    assert list(read([whole[:at], whole[at:]]).times) == [11.0]
-    early = read([whole[: at + 1], whole[at + 1 :]])
-    assert (list(early.times), list(early.counts)) == ([10.0, 11.0], [1, 4])
-
-
-@pytest.mark.parametrize("body", [b"", sse("failed"), sse()[:-400], b'{"detail": "busy"}'])
-@pytest.mark.parametrize("status", [200, 409])
-def test_a_failed_prediction_raises(status: int, body: bytes) -> None:
-    stream = Stream()
-    stream.begin(status, {})
-    stream.body(body, 1.0)
-    with pytest.raises(RuntimeError, match=f"HTTP {status}"):
-        stream.finish()
-
-
-def stream(times: list[float], counts: list[int], tokens: int, sent: float = 0.0) -> Stream:
-    made = Stream(sent=sent, ended=times[-1] + 1, told={"output_token_count": tokens})
-    made.times, made.counts = array("d", times), array("l", counts)
-    return made
-
-
-def test_numbers_of_a_stream() -> None:
-    one = stream([2.0, 3.0, 5.0], [1, 1, 2], 6, sent=1.0)
-    assert one.ttft == 1.0
-    assert one.tokens_per_second == 6 / 5
-    assert one.gaps() == [1.0, 2.0, 0.0, 0.0, 0.0]  # of 6 tokens: in 3 reads, 2 apart
-    assert stream([2.0], [1], 1).gaps() == []
+from cog_triton.bench.request_record import Record
 
 
 def test_numbers_of_a_wave() -> None:
     load = GeneratorUsage(cpu=0.5, wall=2.0, lags=array("d", [0.001] * 98 + [0.003] * 2))
-    both = Wave([stream([1.0, 2.0], [1, 1], 2), stream([3.0], [4], 8)], 4.0, load)
+    streams = [Record(index=0, scheduled=0, output_tokens=count) for count in (2, 8)]
+    streams[0].output(1.0, 1)
+    streams[0].output(2.0, 1)
+    streams[1].output(3.0, 4)
+    both = Wave(streams, 4.0, load)
     assert (both.tokens, both.tokens_per_second) == (10, 2.5)
-    assert both.events_per_read == 2
     assert both.ttft_ms() == 2000
     assert both.itl_ms(100) == 1000
     assert both.itl_ms(50) == 0
@@ -106,52 +43,27 @@ def test_numbers_of_a_wave() -> None:
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_wave_over_real_sockets(plain: bool) -> None:
-    seen: list[tuple[str, int]] = []
+    prediction = {"status": "succeeded", "metrics": {"output_token_count": 5}}
+    completed = b"event: completed\ndata: " + json.dumps(prediction).encode() + b"\n\n"
+    output = b'event: output\ndata: {"chunk": "a"}\n\n'
+    known = {"paths": {"/predictions": {"post": {"x-cog-streaming": True}}}}
+    known["components"] = {"schemas": {"Input": {"properties": {"prompt": {}, "max_tokens": {}}}}}
+    told = {"/openapi.json": known, "/health-check": {"status": "READY"}}
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with suppress(asyncio.IncompleteReadError, ConnectionError):
-                while head := await reader.readuntil(b"\r\n\r\n"):
-                    size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-                    asked = json.loads(await reader.readexactly(size))
-                    seen.append((asked["input"]["prompt"], writer.get_extra_info("peername")[1]))
-                    body = sse()
-                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
-                    writer.write(b"Content-Length: %d\r\n\r\n" % len(body))
-                    for at in range(0, len(body), 50):
-                        writer.write(body[at : at + 50])
-                        await writer.drain()
-        finally:  # cancelled where the client has hung up, and this has not seen it yet
-            writer.close()
+    def answer(request: Request) -> list[Part]:
+        if request.path in told:
+            return [whole(json.dumps(told[request.path]).encode())]
+        return stream(output, output + output, completed)
 
-    ready: queue.SimpleQueue[tuple[int, asyncio.AbstractEventLoop]] = queue.SimpleQueue()
-
-    async def serve() -> None:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        ready.put((server.sockets[0].getsockname()[1], asyncio.get_running_loop()))
-        with suppress(asyncio.CancelledError):
-            await server.serve_forever()
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    port, loop = ready.get(timeout=60)
-    try:
-        seconds = 0.1
-        while True:  # a busy machine may answer few of them in a time
-            seen.clear()
-            found = wave(f"http://127.0.0.1:{port}", {"prompt": "x"}, 2, seconds, plain=plain)
-            if len(seen) > 4:
-                break
-            seconds *= 2
-    finally:
-        loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
-        thread.join(60)
-    assert len(found.streams) == len(seen)
-    assert {prompt for prompt, _ in seen} == {"x"}
-    connections = {port for _, port in seen}
-    assert len(connections) == (2 if plain else len(seen))
-    assert found.tokens == 5 * len(seen)
-    assert found.seconds >= seconds
+    with serving(answer) as server:
+        found = wave(server.url, {"prompt": "x"}, 2, 0.3, plain=plain)
+    posted = [request for request in server.requests if request.body]
+    assert {request.json["input"]["prompt"] for request in posted} == {"x"}
+    assert len(found.streams) == len(posted) > 2
+    assert all(sum(stream.counts) == 3 for stream in found.streams)
+    assert found.tokens == 5 * len(posted)
+    assert found.seconds >= 0.3
+    assert plain is (len(server._connections) <= 3)
 
 
 @pytest.fixture

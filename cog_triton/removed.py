@@ -17,9 +17,13 @@ _OIDC = "let a gateway check tokens and send a key of COG_TRITON_KEYS (tenants.m
 _SWAP = "start a server for each model, behind a proxy that starts them by name (llama-swap)"
 _NODES = "start the other nodes by `vllm serve --headless` (multi-gpu.md)"
 _MPI = "ranks are started by mpirun, or by your launcher with COG_TRITON_RANK (multi-gpu.md)"
-_BENCH = "use aiperf or guidellm; --json has all metrics"
-_REPORT = "the report has one table; --json has all metrics, and /metrics the server's own"
-_METHOD = "use --output-method yield or wait"
+_AIPERF = "use aiperf or guidellm; --json has all metrics"
+_BENCH = {
+    "plot csv sweep slo prompt-file arrival batch-pause api tokenizer no-ignore-eos": _AIPERF,
+    "verbose metrics-url": "use --json, and /metrics",
+    "stream no-stream buffer-size": "use --output-method wait",
+    "ignore-eos": "use --input ignore_eos=true",
+}
 _PROBES = "a Cog that stops or hangs is found without probes (supervision.md)"
 _FIXED_PROBES = "Triton is asked each second, and hangs after 3 s (supervision.md)"
 _FIXED = "the bound is the same for every server (security.md)"
@@ -47,30 +51,14 @@ REMOVED = {
     **dict.fromkeys(("executor_worker_path", "participant_ids"), _MPI),
     "speculative_decoding_fast_logits": _MPI,
     **{
-        f"cog-triton serve --{option}": f"set MOCK_{variable} (settings.md)"
-        for option, variable in {
-            "step-ms": "STEP_MS",
-            "jitter": "JITTER",
-            "prefill": "PREFILL_MS",
-            "tokens-per-response": "TOKENS_PER_RESPONSE",
-            "join": "JOIN=true",
-            "no-join": "JOIN=false",
-            "max-batch-size": "MAX_BATCH_SIZE",
-        }.items()
+        f"cog-triton serve --{name}": f"set MOCK_{name.upper().replace('-', '_')} (settings.md)"
+        for name in ("step-ms", "jitter", "tokens-per-response", "join", "max-batch-size")
     },
+    "cog-triton serve --no-join": "set MOCK_JOIN=false (settings.md)",
+    "cog-triton serve --prefill": "set MOCK_PREFILL_MS (settings.md)",
     **{
-        f"cog-triton bench --{option}": _BENCH
-        for option in ("plot", "csv", "sweep", "slo", "prompt-file")
+        f"cog-triton bench --{name}": use for names, use in _BENCH.items() for name in names.split()
     },
-    **dict.fromkeys(("cog-triton bench --verbose", "cog-triton bench --metrics-url"), _REPORT),
-    "cog-triton bench --arrival": "arrivals of --unit rps are Poisson's; aiperf has others",
-    "cog-triton bench --batch-pause": "a batch follows a second after the last one ended",
-    "cog-triton bench --api": "chat completions are measured; aiperf measures completions, too",
-    "cog-triton bench --tokenizer": "prompts have words; the report has the server's token counts",
-    "cog-triton bench --buffer-size": "use --input buffer_size=N --input output_method=buffer",
-    **dict.fromkeys(("cog-triton bench --stream", "cog-triton bench --no-stream"), _METHOD),
-    "cog-triton bench --ignore-eos": "servers that can are asked; else --input ignore_eos=true",
-    "cog-triton bench --no-ignore-eos": "answers of a mock engine are whole; else use aiperf",
     "REPORT_CUSTOM_METRICS": "see metrics.md",
     "llmapi.yaml": "serve the model with vLLM: `cog-triton migrate` writes its model.json",
     "cog-triton migrate --to": "migrate writes model.json for vLLM",

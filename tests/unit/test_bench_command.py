@@ -172,7 +172,7 @@ def test_progress_is_one_line_on_a_terminal_and_plain_lines_in_a_log(
         ("--rate 0", "--rate=0.0: must be above 0"),
         ("--input x", "--input='x': must be NAME=VALUE"),
         ("--json /nowhere/x.json", "--json='/nowhere/x.json': its directory does not exist"),
-        ("--tokenizer /nowhere", "was removed: prompts have words"),
+        ("--tokenizer /nowhere", "was removed: use aiperf"),
         ("--url localhost:5000", "--url='localhost:5000': must be http(s)://"),
     ],
 )

@@ -16,7 +16,7 @@ from cog_triton.text import chat_template, template_child
 @contextmanager
 def template_children(count: int) -> Iterator[int]:
     """A process with so many children that render templates."""
-    assert chat_template._AT_ONCE == TEMPLATE_CHILDREN
+    assert len(chat_template.TemplatePool().places) == TEMPLATE_CHILDREN
     code = "import subprocess, sys\nchildren = [subprocess.Popen(sys.argv[1:-1], stdin=-1) "
     code += "for _ in range(int(sys.argv[-1]))]\nprint(flush=True)\ninput()"
     # Such a child is known by its command line.

@@ -99,15 +99,11 @@ def processes(root: int) -> dict[tuple[int, int], str]:
     return found
 
 
-async def send(port: int, data: bytes, wait: float = ANSWER_S, source: str = "") -> bytes:
-    """Send bytes on a connection of their own; what comes back within `wait` seconds.
-
-    `source` is the address that they come from.
-    """
+async def send(port: int, data: bytes, wait: float = ANSWER_S) -> bytes:
+    """Send bytes on a connection of their own; what comes back within `wait` seconds."""
     answer = b""
-    local = (source, 0) if source else None
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=local)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
         return answer
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from functools import partial
 from typing import Any
@@ -129,11 +128,6 @@ def main() -> None:
     os.dup2(2, 1)
     for line in sys.stdin:
         job = json.loads(line)
-        if "child" in job:
-            if not os.fork():
-                _become_a_child(job["child"])
-                os._exit(0)
-            continue
         try:
             answer = _answers(Reference(job))
         except Exception as error:  # noqa: BLE001 - told in the report
@@ -153,15 +147,6 @@ def _answers(reference: Reference) -> dict[str, Any]:
             for size in reference.job["sizes"]
         }
     return found
-
-
-def _become_a_child(address: str) -> None:
-    """The child process that serves parsers, in a fork of this one."""
-    from cog_triton.ipc import child
-
-    own = socket.socket(socket.AF_UNIX)
-    own.connect(address)
-    child.serve_calls(own.detach())
 
 
 def _tried(made: Any) -> Any:

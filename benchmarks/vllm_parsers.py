@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,7 +27,6 @@ from _parser_syntax import TOOLS, Format
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from cog_triton.errors import CogTritonError
-from cog_triton.ipc.child import PythonChild
 from cog_triton.serving.openai.parsers.answer_parser import AnswerParser
 from cog_triton.serving.openai.parsers.borrowed import BorrowedParsers, BorrowedStream
 from cog_triton.serving.openai.parsers.call_parser import join
@@ -83,41 +79,6 @@ def tokenizer_of(form: Format, directory: Path) -> EngineTokenizer:
     return EngineTokenizer(made, eos_token=END)
 
 
-class ForkedChild(PythonChild):
-    """The child process, forked from the reference's: vLLM takes 10 s to be imported."""
-
-    def __init__(self, reference: Reference) -> None:
-        name = f"\0cog-triton-parsers-{os.getpid()}-{time.monotonic_ns()}"
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(name)
-            listener.listen()
-            reference.tell({"child": name})
-            self.connection, _ = listener.accept()
-        self.connection.settimeout(_PATIENCE_S)
-        self.receive(64 << 10)  # that it is ready
-
-    @property
-    def alive(self) -> bool:
-        """That it has ended is seen by the answer."""
-        return True
-
-    def close(self) -> int:
-        """Hang up, which ends it."""
-        self.connection.close()
-        return 0
-
-
-class ForkedParsers(BorrowedParsers):
-    """`BorrowedParsers` with such a child."""
-
-    def __init__(self, reference: Reference, tokenizer: Path, names: tuple[str, str]) -> None:
-        self._reference = reference
-        super().__init__(Path(sys.executable), tokenizer / "links", tokenizer, names)
-
-    def _process(self) -> PythonChild:
-        return ForkedChild(self._reference)
-
-
 class Ours:
     """Answers parsed as `/v1` does."""
 
@@ -162,7 +123,7 @@ class Reference:
     """The process of `_parser_reference.py`."""
 
     def __init__(self, python: Path) -> None:
-        self._links = TemporaryDirectory()
+        self.python, self._links = python, TemporaryDirectory()
         environment = {
             **isolated_python.environment(Path(self._links.name)),
             "CUDA_VISIBLE_DEVICES": "",
@@ -179,16 +140,12 @@ class Reference:
             cwd="/",
         )
 
-    def tell(self, job: Mapping[str, Any]) -> None:
-        """Send a job."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
-
     def answers(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """What vLLM makes of a job's answers."""
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self.tell(job)
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
         found: dict[str, Any] = json.loads(self._process.stdout.readline())
         return found
 
@@ -234,7 +191,8 @@ def compare(reference: Reference, name: str, form: Format) -> Verdict:
         if "error" in expected:
             return Verdict(expected["error"])
         try:
-            parsers = ForkedParsers(reference, directory, (name, form.reasoning))
+            names = (name, form.reasoning)
+            parsers = BorrowedParsers(reference.python, directory / "links", directory, names)
         except CogTritonError as error:
             return Verdict(error.detail)
         try:

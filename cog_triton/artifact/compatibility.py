@@ -110,7 +110,7 @@ def _image_for(sms: Sequence[int]) -> str:
 class Needs:
     """Requirements of an engine; `world_size` is in GPUs, 0 for none, divided among `nodes`."""
 
-    engine: Path
+    engine: Path | str
     backend: str
     world_size: int
     nodes: int = 1

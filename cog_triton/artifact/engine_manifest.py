@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import (
     AfterValidator,
@@ -219,7 +219,16 @@ def check_entry(name: str, entry: FileEntry, size: int, sha256: str | None) -> N
         raise EngineCorrupt(f"{shown} has sha256 {sha256}, the manifest says {entry.sha256}")
 
 
-def differences(manifest: Manifest, held: Mapping[str, FileEntry]) -> list[str]:
+class Held(Protocol):
+    """A file as it was found: `FileEntry`, or without a SHA-256 where none was made."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def sha256(self) -> str | None: ...
+
+
+def differences(manifest: Manifest, held: Mapping[str, Held]) -> list[str]:
     """Describe each file that is missing from `held` or differs from `manifest`."""
     found = []
     for name, entry in manifest.files.items():

@@ -232,7 +232,7 @@ def _copying(tar_path: Path) -> Iterator[_Copies]:
             copies.ended.set()
 
 
-def differences(manifest: Manifest, held: Mapping[str, FileEntry]) -> list[str]:
+def differences(manifest: Manifest, held: Mapping[str, engine_manifest.Held]) -> list[str]:
     """Describe each difference between the files of a tar and its manifest, naming the file."""
     extra = engine_manifest.unlisted(manifest, held)
     found = [f"{printable(name)} is in the tar but not in its manifest" for name in extra]

@@ -12,8 +12,8 @@ from cog_triton.system.printable import printable
 from cog_triton.system.terminal import cancellable, out
 
 if TYPE_CHECKING:
-    from cog_triton.models.model_name import ModelName
     from cog_triton.settings import Settings
+    from cog_triton.sources.source import Source
 
 
 def say(line: str) -> None:
@@ -22,7 +22,7 @@ def say(line: str) -> None:
 
 
 def prepared(
-    settings: Settings, name: ModelName | None, family: str | None, update: bool, repo: Path | None
+    settings: Settings, source: Source | None, family: str | None, update: bool, repo: Path | None
 ) -> Settings:
     """`settings` for what is to be served, once that is fetched and converted."""
     from cog_triton.artifact.compatibility import require_image
@@ -42,7 +42,7 @@ def prepared(
     if settings.cog_triton_config is not None:  # what is wrong there needs no download
         arguments = load_serve_config(settings.cog_triton_config).arguments_of("tensorrt_llm")
         python = python or arguments.get("engine_python")
-    named = name or (None if repo is not None else default_model(settings))
+    named = source or (None if repo is not None else default_model(settings))
     if named is None and (family or update):
         raise InvalidArgument("--family and --update: go with a model that is named, ENGINE")
     try:

@@ -113,9 +113,11 @@ def init(
       cog-triton init Qwen/Qwen3-32B --gpu 2xh100 --for vllm -o qwen
     """
     from cog_triton.sizing.model_files import describe
+    from cog_triton.sources.source import Source
 
     with coded_errors():
-        files = describe(model, revision)
+        source = Source.open(f"{model}@{revision}" if revision else model)
+        files = describe(source)
         fit = _fit(files, gpu, target, quantization)
         if target is Target.VLLM:
             _write_vllm(files, fit, output, force)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from contextlib import nullcontext
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,14 +12,14 @@ from cog_triton.errors import EngineIncompatible
 from cog_triton.system.printable import printable
 from cog_triton.system.terminal import coded_errors, err
 
-if TYPE_CHECKING:
-    from cog_triton.inspection.engine_contents import EngineContents
-
 
 def inspect_engine(
     engine: Annotated[
         str,
-        typer.Argument(help="engine.tar (or .tar.gz, .tar.zst), a directory, or oci://REF."),
+        typer.Argument(
+            help="engine.tar (or .tar.gz, .tar.zst; path, URL or oci://REF), engine directory, or a"
+            " model: ORG/NAME[@REVISION], directory or .gguf file."
+        ),
     ],
     check_gpu: Annotated[
         bool, typer.Option("--check-gpu", help="Fail unless it fits the GPUs of this machine.")
@@ -33,38 +33,29 @@ def inspect_engine(
     without manifest, as older builders made, is described by its config.json.
 
     Of an engine in a registry only the small files that describe it are fetched.
-    The weights stay there unread, and their checksums are the manifest's.
+    The weights stay there unread, and their checksums are the manifest's. Of a tar
+    behind a URL the first 32 MiB are read. A model is described by its config.json.
 
     Example: cog-triton inspect --check-gpu engine.tar
 
     Example: cog-triton inspect oci://ghcr.io/me/llama-sm90:v1
     """
-    from cog_triton.inspection import engine_description, report
+    from cog_triton.inspection import description, report
+    from cog_triton.settings import load_settings
+    from cog_triton.sources.source import Network, Source
     from cog_triton.system.gpus import visible_gpus
 
+    def echo(line: str) -> None:
+        err.print(printable(line), markup=False)
+
     with coded_errors():
-        found = engine_description.describe(_contents(engine))
-        fit = engine_description.check_gpus(found, visible_gpus()) if check_gpu else None
+        source = Source.open(engine, Network(echo, load_settings().plain_http_registries))
+        with err.status("Reading every byte of it") if source.path else nullcontext():
+            found = description.describe(source)
+        here = visible_gpus() if check_gpu else None
         if as_json:
-            typer.echo(report.as_json(found, fit))
+            typer.echo(report.as_json(found, here))
         else:
-            Console(highlight=False, emoji=False).print(report.as_table(found, fit))
-        if fit and fit.problem:
-            raise EngineIncompatible(fit.problem)
-
-
-def _contents(engine: str) -> EngineContents:
-    from cog_triton.inspection import engine_contents
-    from cog_triton.oci.reference import Reference, is_oci
-
-    if not is_oci(engine):
-        with err.status("Reading every byte of it"):
-            return engine_contents.read(Path(engine))
-    from cog_triton.inspection import registry_contents
-    from cog_triton.settings import load_settings
-
-    return registry_contents.read(
-        Reference.parse(engine),
-        lambda line: err.print(printable(line), markup=False),
-        plain_http=load_settings().plain_http_registries,
-    )
+            Console(highlight=False, emoji=False).print(report.as_table(found, here))
+        if here is not None and (problem := found.gpu_problem(here)):
+            raise EngineIncompatible(problem)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,8 +22,8 @@ def push(
         ),
     ],
     engine: Annotated[
-        Path, typer.Argument(help="engine.tar (or .tar.gz, .tar.zst) or an engine directory.")
-    ] = Path("engine.tar"),
+        str, typer.Argument(help="engine.tar (or .tar.gz, .tar.zst) or an engine directory.")
+    ] = "engine.tar",
     mount_from: Annotated[
         str | None,
         typer.Option(
@@ -70,15 +69,18 @@ def push(
 
         from cog_triton.download.transfer_progress import size_text
         from cog_triton.errors import BuildCancelled, InvalidArgument
-        from cog_triton.models.model_name import recognize
         from cog_triton.oci import engine_push
         from cog_triton.oci.reference import Reference
         from cog_triton.settings import load_settings
+        from cog_triton.sources.source import Source
 
         named = Reference.parse(reference)
-        found = recognize(str(engine))
-        if found.kind != "engine" or found.path is None:
-            raise InvalidArgument(f"{str(engine)!r}: is a model; an engine is pushed")
+        found = Source.open(engine)
+        if not found.is_engine or found.path is None:
+            what = "an engine elsewhere: fetch it first" if found.is_engine else "a model"
+            raise InvalidArgument(
+                f"{found.name!r}: is {what}; push takes an engine of this machine"
+            )
         settings = load_settings()
         form = engine_push.as_image
         if cog_weight is not None:

@@ -122,12 +122,13 @@ def serve(
         from cog_triton import serve as program
 
         raise typer.Exit(program.behind_cog())
-    from cog_triton.models.model_name import recognize
+    from cog_triton.sources.source import Network, Source
 
-    name = None
+    source = None
     with coded_errors():
         if engine and not (tps is not None or engine_name or os.environ.get("COG_TRITON_ENGINE")):
-            name = recognize(engine)  # before what follows is imported, which takes seconds
+            # Before what follows is imported, which takes seconds.
+            source = Source.open(engine, Network(say))
 
     from cog_triton.cli import server_run
     from cog_triton.serving.coglet.cog_server import MAX_SLOTS
@@ -170,7 +171,7 @@ def serve(
         if ports:
             require_free({**ports, **settings.triton_ports})
         sockets = opened.enter_context(bound(ports))
-        settings = prepared(settings, name, family, update, model_repo)
+        settings = prepared(settings, source, family, update, model_repo)
         alone = ["--triton-only"] if triton_only else None
         if alone and model_repo:
             alone.append(f"--model-repo={model_repo.resolve()}")

@@ -15,9 +15,9 @@ from cog_triton.errors import (
     MissingExtra,
     nearest,
 )
-from cog_triton.models.model_name import ModelName
 from cog_triton.packages.vllm_environment import VLLMInstallation as VLLMInstallation
 from cog_triton.packages.vllm_environment import find_vllm as find_vllm
+from cog_triton.sources.source import Source
 from cog_triton.system.gpus import visible_gpus
 
 FAMILIES = ("openvino", "vllm", "tensorrt_llm")
@@ -43,7 +43,7 @@ class FamilyChoice:
 
 
 def choose(
-    name: ModelName, forced: str | None, work_dir: Path, *, on_cpu: bool = False
+    source: Source, forced: str | None, work_dir: Path, *, on_cpu: bool = False
 ) -> FamilyChoice:
     """The family for a model that is no engine yet; `forced` is the user's own choice.
 
@@ -56,15 +56,15 @@ def choose(
     """
     if forced == "tensorrt_llm":
         raise InvalidArgument(
-            f"--family tensorrt_llm: serves engines, and {name.text} is none: write a build config"
-            " (configs/build has examples), run cog-triton build CONFIG, and serve its engine.tar"
+            f"--family tensorrt_llm: serves engines, and {source.name} is none: write a build"
+            " config (configs/build), run cog-triton build CONFIG, and serve its engine.tar"
         )
     if forced not in (None, *FAMILIES):
         raise InvalidArgument(f"--family {forced!r}: must be one of {', '.join(FAMILIES)}")
-    if name.kind in ("gguf", "package"):  # which needs no GPU, be its driver as it may
+    if source.kind in ("file", "package"):  # which needs no GPU, be its driver as it may
         if forced == "vllm":
             raise InvalidArgument(
-                f"--family vllm: {name.text} is a GGUF file, which only openvino takes here; name"
+                f"--family vllm: {source.name} is a GGUF file, which only openvino takes here; name"
                 " the Hugging Face model that it was made of"
             )
         return FamilyChoice("openvino", "it takes GGUF files", "for vllm: name safetensors")

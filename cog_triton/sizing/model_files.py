@@ -1,4 +1,4 @@
-"""Files of a model: config.json and the size of its weights, from a directory or the hub."""
+"""Files of a model or an engine: config.json, and the size of its weights."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cog_triton.download.model_request import ModelRequest, is_hub_id
 from cog_triton.errors import ModelUnavailable
 from cog_triton.sizing.memory_sum import AS_STORED, ModelShape, Precision, read_shape
-from cog_triton.system.paths import expanded
+from cog_triton.sources.source import Source
 
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
-_ENGINE_WEIGHTS = (".engine", ".safetensors", ".bin", ".pt")
-_MAX_CONFIG = 16 << 20
+_WEIGHTS = (".safetensors", ".bin", ".pt")
+_ENGINE_WEIGHTS = (".engine", *_WEIGHTS)
+# Mistral's own copy, and what trainers and other runtimes leave beside the weights.
+_NOT_WEIGHTS = ("consolidated", "training_args", "optimizer", "scheduler", "openvino_")
 _POINTER = b"version https://git-lfs."
 
 
@@ -31,46 +31,43 @@ class ModelFiles:
     commit: str | None = None
 
 
-def describe(model: str, revision: str | None = None) -> ModelFiles:
-    """Read what describes `model`: a directory, or a hub id, of which no weights are fetched.
+def describe(source: Source) -> ModelFiles:
+    """Read what describes a model, of which no weights are fetched.
 
     Raises:
         ModelUnavailable: it is not there, or has no readable config.json.
         BuildConfigInvalid: its config.json lacks a size.
     """
-    if is_hub_id(model):
-        from cog_triton.download import hub  # it takes half a second
-
-        listing, config = hub.describe(ModelRequest(model, revision))
-        size = _weight_bytes({name: file.size for name, file in listing.files.items()})
-        return _files(model, config, size, listing.commit)
-    directory = expanded(model)
-    if not directory.is_dir():
-        raise ModelUnavailable(f"{model!r}: no such directory, and no Hugging Face id (ORG/NAME)")
-    path = directory / "config.json"
-    if not path.is_file() or path.stat().st_size > _MAX_CONFIG:
-        raise ModelUnavailable(f"{path}: missing: {model} is no directory of Hugging Face weights")
-    files = [one for one in directory.glob("*.*") if one.is_file()]
-    size = _weight_bytes({one.name: one.stat().st_size for one in files})
-    if pointer := next((one for one in files if _is_pointer(one)), None):
-        raise ModelUnavailable(f"{pointer}: is Git LFS's pointer to a file: run git lfs pull there")
-    return _files(str(directory.resolve()), path.read_bytes(), size, None)
+    config = source.read("config.json")
+    if config is None:
+        raise ModelUnavailable(f"{source.name}: has no config.json, which says what model it is")
+    weights = _weights({name: file.size for name, file in source.files().items()})
+    name = source.name
+    if source.path is not None:
+        for file in weights:
+            _require_no_pointer(source.path / file)
+        name = str(source.path.resolve())
+    shape = read_shape(config_of(config, name), f"{name}: config.json")
+    size = sum(weights.values()) or shape.parameters * shape.dtype_bytes
+    return ModelFiles(name, shape, size, source.digest)
 
 
-def _is_pointer(path: Path) -> bool:
+def _require_no_pointer(path: Path) -> None:
     with contextlib.suppress(OSError), path.open("rb") as file:
-        return file.read(len(_POINTER)) == _POINTER
-    return False
+        if file.read(len(_POINTER)) == _POINTER:
+            raise ModelUnavailable(
+                f"{path}: is Git LFS's pointer to a file: run git lfs pull there"
+            )
 
 
-def _weight_bytes(sizes: Mapping[str, int]) -> int:
-    """Bytes of the files of one kind, without Mistral's own copy beside that of Hugging Face."""
-    for pattern in _WEIGHTS:
-        found = {name: size for name, size in sizes.items() if Path(name).match(pattern)}
-        others = [size for name, size in found.items() if not name.startswith("consolidated")]
-        if total := sum(others or found.values()):
-            return total
-    return 0
+def _weights(sizes: Mapping[str, int]) -> dict[str, int]:
+    """The weights at the top, of the first kind that there is."""
+    for suffix in _WEIGHTS:
+        found = {n: s for n, s in sizes.items() if n.endswith(suffix) and "/" not in n}
+        others = {n: s for n, s in found.items() if not n.startswith(_NOT_WEIGHTS)}
+        if found:
+            return others or found
+    return {}
 
 
 def of_engine(
@@ -116,8 +113,3 @@ def config_of(text: bytes, name: str) -> Mapping[str, Any]:
     if not isinstance(values, dict):
         raise ModelUnavailable(f"{name}: config.json: must hold an object")
     return values
-
-
-def _files(name: str, config: bytes, size: int, commit: str | None) -> ModelFiles:
-    shape = read_shape(config_of(config, name), f"{name}: config.json")
-    return ModelFiles(name, shape, size or shape.parameters * shape.dtype_bytes, commit)

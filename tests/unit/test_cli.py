@@ -224,13 +224,6 @@ def test_invalid_mock_options_are_refused(arguments: tuple[str, ...], text: str)
     assert text in said
 
 
-@pytest.mark.parametrize("command", ["inspect", "init", "doctor", "doctor --for"])
-def test_a_name_too_long_for_a_path_is_refused(command: str) -> None:
-    said = refusal(*command.split(), "x" * 300)
-    assert said.startswith(f"error: E1005 InvalidArgument: '{'x' * 70}")
-    assert said.strip().endswith("File name too long")
-
-
 def test_the_mock_with_weights_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COG_WEIGHTS", "engine.tar")
     said = refusal("serve", "--engine", "mock", "--triton-only", *_free_triton())

@@ -19,13 +19,15 @@ from typer.testing import CliRunner
 
 from cog_triton.artifact.compatibility import Machine
 from cog_triton.cli.app import app
-from cog_triton.doctor import engine_check, hardware, report, software
+from cog_triton.doctor import machine as machines
+from cog_triton.doctor import report, subject
 from cog_triton.doctor.report import Check, State
 from cog_triton.errors import EngineIncompatible, TritonStartFailed
 from cog_triton.serving.coglet import cog_server
 from cog_triton.settings import load_settings
 from cog_triton.sizing import gpu_table
 from cog_triton.sizing.gpu_table import Gpu
+from cog_triton.sources.source import Source
 from cog_triton.system import ports
 from cog_triton.system.host_memory import HostMemory
 from cog_triton.system.ports import free_ports
@@ -109,7 +111,7 @@ def test_the_work_dir_is_left_empty(tmp_path: Path) -> None:
     [((3, 10, 13), "fail"), ((3, 11, 0), "ok"), ((3, 12, 9), "ok"), ((3, 13, 0), "fail")],
 )
 def test_python_versions(version: tuple[int, ...], state: str) -> None:
-    assert software.python(version).state.value == state
+    assert machines.python(version).state.value == state
 
 
 def test_invalid_settings_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +147,7 @@ def binary(directory: Path, script: str) -> TritonInstallation:
 
 def test_a_tritonserver_with_missing_libraries_fails(tmp_path: Path) -> None:
     triton = binary(tmp_path, "echo 'libfoo.so: cannot open shared object file' >&2; exit 127")
-    found = software.tritonserver(triton, None)
+    found = machines.tritonserver(triton, None)
     assert found.state is State.FAIL
     assert "libfoo.so" in found.found
 
@@ -153,17 +155,17 @@ def test_a_tritonserver_with_missing_libraries_fails(tmp_path: Path) -> None:
 def test_triton_version_is_read_from_an_image(tmp_path: Path) -> None:
     triton = binary(tmp_path, "exit 0")
     (tmp_path / "TRITON_VERSION").write_text("2.60.0\n")
-    assert software.tritonserver(triton, None).found == f"2.60.0: {triton.binary}"
-    assert software.libpython(triton).state is State.OK
+    assert machines.tritonserver(triton, None).found == f"2.60.0: {triton.binary}"
+    assert machines.libpython(triton).state is State.OK
 
 
 def test_a_missing_python_backend_fails(tmp_path: Path) -> None:
     triton = binary(tmp_path, "")
     (tmp_path / "backends" / "tensorrtllm").mkdir(parents=True)
-    found = software.backends(triton)
+    found = machines.backends(triton)
     assert (found.state, found.found.split(" in ")[0]) == (State.FAIL, "tensorrtllm")
     (tmp_path / "backends" / "python").mkdir()
-    assert software.backends(triton).found == "python, tensorrtllm"
+    assert machines.backends(triton).found == "python, tensorrtllm"
 
 
 @pytest.mark.parametrize(
@@ -180,14 +182,14 @@ def test_a_missing_python_backend_fails(tmp_path: Path) -> None:
 def test_gpus_are_checked_against_the_image(
     image: str | None, here: Any, state: str, says: str
 ) -> None:
-    found = hardware.gpu(image, here)
+    found = machines.gpu(image, here)
     assert found.state.value == state
     assert says in found.found
 
 
 def test_gpus_of_a_kind_are_counted() -> None:
     h200 = ("NVIDIA H200", "143771", "580.1")
-    assert hardware.summarize([h200, h200, ("Tesla T4", "[N/A]", "580.1")]) == [
+    assert machines.summarize([h200, h200, ("Tesla T4", "[N/A]", "580.1")]) == [
         "2 x NVIDIA H200 151 GB, driver 580.1",
         "1 x Tesla T4, driver 580.1",
     ]
@@ -196,7 +198,7 @@ def test_gpus_of_a_kind_are_counted() -> None:
 @pytest.mark.parametrize(("gb", "state"), [(8, "ok"), (2, "warn"), (0.5, "fail")])
 def test_free_memory_within_the_container_limit(gb: float, state: str) -> None:
     here = HostMemory(int(gb * 1e9), "memory.max of 9.0 GB")
-    found = hardware.memory(here)
+    found = machines.memory(here)
     assert (found.state.value, found.found) == (state, f"{gb:.1f} GB free (memory.max of 9.0 GB)")
 
 
@@ -205,11 +207,11 @@ def test_leftover_shared_memory_of_dead_servers_is_a_warning(tmp_path: Path) -> 
     dead.wait()
     (tmp_path / f"cog_triton_{dead.pid}_ab12_x").write_bytes(b"x" * 2_000_000)
     (tmp_path / f"cog_triton_{os.getpid()}_ab12_x").write_bytes(b"x")
-    found = hardware.shared_memory(1, tmp_path)
+    found = machines.shared_memory(1, tmp_path)
     assert found.state is State.WARN
     assert "left 1 regions, 2.0 MB" in found.found
     assert found.advice == f"rm -r {tmp_path}/cog_triton_{dead.pid}_*"
-    assert hardware.shared_memory(1, tmp_path / "none").state is State.FAIL
+    assert machines.shared_memory(1, tmp_path / "none").state is State.FAIL
 
 
 def test_a_directory_that_cog_cannot_have_is_a_warning(
@@ -217,10 +219,10 @@ def test_a_directory_that_cog_cannot_have_is_a_warning(
 ) -> None:
     place = tmp_path / "coglet"
     monkeypatch.setattr(cog_server, "PLACE", place)
-    assert hardware.predictions().state is State.OK
+    assert machines.predictions().state is State.OK
     assert not place.exists()
     place.touch()
-    found = hardware.predictions()
+    found = machines.predictions()
     assert found.state is State.WARN
     assert found.found.startswith(f"{place} is no directory")
     assert found.found.endswith("PORT answers 503 then")
@@ -228,7 +230,7 @@ def test_a_directory_that_cog_cannot_have_is_a_warning(
 
 
 def test_a_full_disk_fails(tmp_path: Path) -> None:
-    found = hardware.disk(tmp_path / "not" / "yet", 10**18)
+    found = machines.disk(tmp_path / "not" / "yet", 10**18)
     assert found.state is State.FAIL
     assert "COG_TRITON_WORK_DIR" in found.advice
 
@@ -283,15 +285,15 @@ def test_the_openai_port_is_that_of_serve(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_mpirun_is_needed_only_for_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert software.mpirun(load_settings(), 1).state is State.OK
-    missing = software.mpirun(load_settings(), 2)
+    assert machines.mpirun(load_settings(), 1).state is State.OK
+    missing = machines.mpirun(load_settings(), 2)
     assert (missing.state, "openmpi-bin" in missing.advice) == (State.FAIL, True)
     path = tmp_path / "mpirun"
     path.write_text("#!/bin/sh\necho 'libmpi.so: not found' >&2; exit 127")
     path.chmod(0o755)
-    assert "libmpi.so: not found" in software.mpirun(load_settings(), 2).found
+    assert "libmpi.so: not found" in machines.mpirun(load_settings(), 2).found
     path.write_text("#!/bin/sh\n")
-    assert software.mpirun(load_settings(), 2) == Check("mpirun", State.OK, str(path))
+    assert machines.mpirun(load_settings(), 2) == Check("mpirun", State.OK, str(path))
 
 
 def machine(*sm: int, versions: Mapping[str, str] = {}) -> Machine:
@@ -299,7 +301,7 @@ def machine(*sm: int, versions: Mapping[str, str] = {}) -> Machine:
 
 
 def looked(path: Path, here: Machine | None) -> Check:
-    return engine_check.check(path, here)[1]
+    return subject.engine(Source.open(str(path)), here)[1]
 
 
 def test_a_matching_engine_passes(tmp_path: Path) -> None:
@@ -350,7 +352,7 @@ def test_an_engine_of_several_ranks_needs_mpirun(
 
 
 def test_a_missing_triton_is_reported_with_the_reason() -> None:
-    found = software.tritonserver(None, TritonStartFailed("no tritonserver: set TRITONSERVER"))
+    found = machines.tritonserver(None, TritonStartFailed("no tritonserver: set TRITONSERVER"))
     assert (found.state, found.found) == (State.FAIL, "no tritonserver: set TRITONSERVER")
 
 

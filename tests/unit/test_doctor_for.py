@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,8 @@ from cuda_driver import gpu_driver, has_compiler
 from http_replies import while_serving
 from registry_double import RegistryDouble, digest_of
 
-from cog_triton.doctor import fit_checks
-from cog_triton.doctor.target import Target
+from cog_triton.doctor import subject
+from cog_triton.doctor.subject import Target
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
 
@@ -101,12 +99,6 @@ def test_a_model_too_large_is_told_what_would_hold_it(tmp_path: Path) -> None:
     assert "It would fit" in found["model"]["found"]
 
 
-def test_a_model_of_the_hub_without_the_hub_is_coded(tmp_path: Path) -> None:
-    code, found = doctor(tmp_path, H100, "some/model")
-    assert code == 1
-    assert "E1304 ModelUnavailable: some/model" in found["model"]["found"]
-
-
 def image(double: RegistryDouble, layer: bytes = b"x" * 1000, **config: Any) -> str:
     """An image for H100 at a registry; returns its name."""
     labels = {"cog-triton.sm": "90", "cog-triton.cuda": "13.1", "cog-triton.driver": ">=590.44"}
@@ -149,7 +141,7 @@ def test_an_image_is_judged_by_its_labels(
     _, found = doctor(tmp_path, facts, image(double, **config))
     assert (found["CUDA driver"]["state"], found["GPU"]["state"]) == (driver, gpu)
     assert said in found["CUDA driver"]["found"]
-    assert "an image tells of no model" in found["memory of the GPU"]["found"]
+    assert "an image names no model" in found["memory of the GPU"]["found"]
     assert "GB to fetch, 0.0 GB unpacked" in found["disk for it"]["found"]
     assert len({one.path for one in double.seen if "blobs" in one.path}) == 1  # no layer
 
@@ -194,38 +186,31 @@ def test_an_engine_is_judged_by_its_manifest(
     assert said in found["GPU"]["found"] or state == "ok"
 
 
-def test_an_engine_at_a_url_is_told_by_its_beginning(tmp_path: Path) -> None:
-    sample_engines.packed(tmp_path)
-    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with while_serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
-        _, found = doctor(tmp_path, A100, f"{url}/engine.tar")
-        assert "was built for sm_90, this machine has sm_80" in found["GPU"]["found"]
-        assert found["memory of the GPU"]["state"] == "warn"
-        _, found = doctor(tmp_path, A100, f"{url}/none.tar")
-        assert "E1304" in found["engine"]["found"]
-
-
-def test_nothing_of_that_name_is_coded(tmp_path: Path) -> None:
-    code, found = doctor(tmp_path, H100, "no-such-thing")
-    assert code == 1
-    assert "must be an image (REGISTRY/NAME:TAG)" in found["engine"]["found"]
-    (tmp_path / "x.tar").write_bytes(tar_of("x"))
-    _, found = doctor(tmp_path, H100, "x.tar")
-    assert "E1306" in found["engine"]["found"]
-
-
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "check", "said"),
     [
-        (" ", "' ': is no name"),
-        ("", "'': is no name"),
-        ("http://[::1", "not a valid URL"),
-        ("~no-such-user/model", "no such file or directory"),
+        ("no-such-thing", "engine", "E1304"),
+        ("x.tar", "engine", "E1306"),
+        ("nested", "model", "E1304"),
+        ("some/model", "model", "E1304 ModelUnavailable: some/model"),
+        ("URL/engine.tar", "GPU", "was built for sm_90, this machine has sm_80"),
+        ("URL/none.tar", "engine", "E1304"),
+        ("oci://127.0.0.1:1/me/llm", "engine", "E1304"),
+        ("a.gguf", "memory of the GPU", "a GGUF file is for the CPU"),
+        ("pypi:none==1", "model", "is not installed"),
     ],
 )
-def test_a_name_that_is_none_is_refused(name: str, says: str, tmp_path: Path) -> None:
-    _, found = doctor(tmp_path, H100, name)
-    assert says in found["engine"]["found"]
+def test_what_serve_takes_is_checked(name: str, check: str, said: str, tmp_path: Path) -> None:
+    sample_engines.packed(tmp_path)
+    (tmp_path / "x.tar").write_bytes(b"x" * 4096)
+    (tmp_path / "nested").mkdir()
+    (tmp_path / "nested" / "config.json").write_text("[" * 100_000)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with while_serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+        code, found = doctor(tmp_path, A100, name.replace("URL", url))
+    assert said in found[check]["found"]
+    assert code == (check != "memory of the GPU")
 
 
 def test_a_pointer_of_git_lfs_is_no_weight(tmp_path: Path) -> None:
@@ -235,19 +220,6 @@ def test_a_pointer_of_git_lfs_is_no_weight(tmp_path: Path) -> None:
     _, found = doctor(tmp_path, H100, str(directory))
     assert "model.safetensors: is Git LFS's pointer" in found["model"]["found"]
     assert "git lfs pull" in found["model"]["found"]
-
-
-def test_a_config_nested_too_deep_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("[" * 100_000)
-    _, found = doctor(tmp_path, H100, str(tmp_path))
-    assert "is no JSON" in found["engine"]["found"]
-
-
-def tar_of(name: str) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        tar.addfile(tarfile.TarInfo(name))
-    return buffer.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -260,6 +232,6 @@ def test_the_disk_holds_fetch_and_unpacking(
     wanted = Target(
         name="x", what="image", pull=100 * 10**9, unpacked=size, place=tmp_path / "not" / "yet"
     )
-    found = fit_checks.disk(wanted, lambda _: free * 10**9)
+    found = subject.disk(wanted, lambda _: free * 10**9)
     assert found.state.value == state
     assert ("compressed layers do not tell" in found.found) is (unpacked is None)

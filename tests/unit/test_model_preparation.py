@@ -26,13 +26,13 @@ from cog_triton.errors import (
     ModelUnavailable,
     TritonStartFailed,
 )
-from cog_triton.models import conversion, family_choice, hub_model, preparation
+from cog_triton.models import conversion, family_choice, preparation
 from cog_triton.models.conversion import Conversion
 from cog_triton.models.family_choice import VLLMInstallation
-from cog_triton.models.model_name import recognize
 from cog_triton.models.preparation import DEMO_MODEL, Preparation, Prepared, default_model
 from cog_triton.settings import Settings
 from cog_triton.sizing import gpu_table
+from cog_triton.sources.source import Network, Source, Tar
 from cog_triton.system.ports import free_ports
 
 CONFIG = TinyModel.make("LlamaForCausalLM").config
@@ -59,7 +59,6 @@ def hub() -> Iterator[Hub]:
 @pytest.fixture(autouse=True)
 def home(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ask_hub(monkeypatch, hub.url, tmp_path)
-    monkeypatch.setattr(hub_model, "RetryPolicy", lambda: RetryPolicy(2, 2, 0.001))
     monkeypatch.setattr(family_choice, "visible_gpus", list)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -91,10 +90,14 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VLLMInstallation:
     return found
 
 
+def named(text: str) -> Source:
+    return Source.open(text, Network(retry=RetryPolicy(2, 2, 0.001)))
+
+
 def prepare(home: Path, text: str, **options: Any) -> tuple[Prepared, list[str]]:
     lines: list[str] = []
     settings = Settings(cog_triton_work_dir=home / "work")
-    return Preparation(settings, lines.append, **options).prepare(recognize(text)), lines
+    return Preparation(settings, lines.append, **options).prepare(named(text)), lines
 
 
 def refusal(home: Path, hub: Hub, text: str, kind: type[CogTritonError], **options: Any) -> str:
@@ -170,14 +173,14 @@ def test_an_architecture_that_openvino_lacks_is_refused_before_the_download(
 
 def test_a_config_that_is_no_object_is_refused(home: Path, hub: Hub) -> None:
     hub.files[MAIN]["config.json"] = b"[]"
-    assert "config.json is not a JSON object" in refusal(home, hub, ID, ModelUnavailable)
+    assert "config.json: must hold an object" in refusal(home, hub, ID, ModelUnavailable)
 
 
 @pytest.mark.parametrize(
     ("there", "told"),
     [
-        ({"pytorch_model.bin": WEIGHTS}, "has its weights pickled alone (pytorch_model.bin)"),
-        ({"a.gguf": WEIGHTS}, "has GGUF files alone (a.gguf): download one"),
+        ({"pytorch_model.bin": WEIGHTS}, "it holds config.json, pytorch_model.bin"),
+        ({"a.gguf": WEIGHTS}, "download a .gguf file, and name it"),
         ({"README.md": b""}, "has no *.safetensors at its top"),
         ({"model.safetensors": WEIGHTS, "config.json": None}, "has no config.json"),
     ],
@@ -216,7 +219,7 @@ def test_the_demo_model_is_what_its_build_config_makes(
     assert default_model(Settings(cog_weights="engine.tar")) is None
     assert default_model(Settings(cog_triton_engine="mock")) is None
     assert default_model(Settings(engine_dir=home)) is None
-    assert default_model(Settings()) == recognize(DEMO_MODEL)
+    assert default_model(Settings()).name == DEMO_MODEL
     assert prepare(home, DEMO_MODEL)[0].served_model_name == DEMO_MODEL
     from cog_triton.builder.config import load_config
 
@@ -299,7 +302,7 @@ def test_an_engine_is_served_as_it_is(home: Path, monkeypatch: pytest.MonkeyPatc
     (home / "engine.tar").write_bytes(b"")
     with pytest.raises(CogTritonError, match="E1306"):
         prepare(home, "engine.tar")
-    monkeypatch.setattr(preparation, "_family_of_tar", lambda _name: "openvino")
+    monkeypatch.setattr(Tar, "family", lambda _self: "openvino")
     assert prepare(home, "engine.tar")[0] == Prepared("engine.tar")
 
 
@@ -325,5 +328,5 @@ def test_a_model_that_the_hub_lacks_may_be_a_path_that_is_not_here(home: Path, h
 def test_a_wrong_serve_config_is_told_before_anything_is_fetched(home: Path, hub: Hub) -> None:
     settings = Settings(cog_triton_work_dir=home / "work", cog_triton_config=home / "none.yaml")
     with pytest.raises(InvalidPredictorConfig, match=r"none\.yaml"):
-        prepared(settings, recognize(ID), None, False, None)
+        prepared(settings, named(ID), None, False, None)
     assert not hub.requests

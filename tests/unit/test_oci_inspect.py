@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 
 from cog_triton.artifact import engine_manifest
 from cog_triton.cli.app import app
-from cog_triton.oci import layer_blobs, small_files
+from cog_triton.oci import layer_blobs
 from cog_triton.oci.engine_push import Form, as_cog_weight, as_image, push
 from cog_triton.oci.reference import Reference
+from cog_triton.sources import source
 
 COG = partial(as_cog_weight, name="llm", target="/src/weights")
 TITLE = "org.opencontainers.image.title"
@@ -183,7 +184,7 @@ def test_two_layers_of_one_name_are_refused(double: RegistryDouble, engine: Path
 def test_large_layers_are_not_fetched(
     double: RegistryDouble, engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small_files, "MAX_BYTES", 1 << 10)
+    monkeypatch.setattr(source, "MAX_LAYER", 1 << 10)
     send(double.address, "me/llm:v1", engine)
     assert "must be at most 1024" in refusal(double)
     double.tag("v1", [double.add(tar(a=bytes(range(256)) * 8))])
@@ -193,10 +194,10 @@ def test_large_layers_are_not_fetched(
 
 
 def test_a_layer_that_unpacks_to_too_much_is_refused(double: RegistryDouble) -> None:
-    bomb = gzip.compress(tar(cog__triton__json=bytes(small_files.MAX_BYTES), more=b"x"))
+    bomb = gzip.compress(tar(cog__triton__json=bytes(source.MAX_LAYER), more=b"x"))
     kind = "application/vnd.oci.image.layer.v1.tar+gzip"
     double.tag("v1", [titled(double.add(bomb, kind), "cog-triton.json")])
-    assert f"has over {small_files.MAX_BYTES} bytes in it" in refusal(double)
+    assert f"has over {source.MAX_LAYER} bytes in it" in refusal(double)
 
 
 @pytest.mark.parametrize(
@@ -223,10 +224,3 @@ def test_a_login_is_used_and_asked_for(double: RegistryDouble, engine: Path, hom
     config = {"auths": {double.address: {"auth": basic}}}
     (home / ".docker/config.json").write_text(json.dumps(config))
     assert document(f"oci://{double.address}/me/llm:v1")["model_id"] == "Qwen/Qwen3-8B"
-
-
-def test_what_is_no_reference_or_not_there_is_said(double: RegistryDouble) -> None:
-    status, output = inspect("oci://llm")
-    assert status == 1
-    assert "must be [oci://]REGISTRY/REPOSITORY" in output
-    assert "there is no such repository, tag or digest" in refusal(double, "E1304")

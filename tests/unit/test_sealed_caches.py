@@ -26,7 +26,7 @@ from sealed_engines import (
 )
 
 from cog_triton.artifact.seal import DIRECTORY
-from cog_triton.doctor import engine_check
+from cog_triton.doctor import subject
 from cog_triton.doctor.report import State
 from cog_triton.engines.vllm import compiler_caches
 from cog_triton.engines.vllm.compiler_caches import REQUIRED, TRUSTED
@@ -38,11 +38,11 @@ from cog_triton.engines.vllm.sealed_caches import (
     remember,
 )
 from cog_triton.errors import CogTritonError, EngineCorrupt, EngineIncompatible
-from cog_triton.inspection import engine_contents, engine_description, report
-from cog_triton.models import preparation
-from cog_triton.models.model_name import recognize
+from cog_triton.inspection import report
+from cog_triton.inspection.description import describe
 from cog_triton.serving import sealed_engine
 from cog_triton.settings import Settings
+from cog_triton.sources.source import Source
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
 PLACE = f"{DIRECTORY}/{SEAL}"
@@ -101,8 +101,8 @@ def test_nothing_is_compiled_twice_and_equal_parts_make_equal_tars(builds: Seale
 def test_inspect_tells_of_seals_and_of_the_digest_to_pin(
     builds: SealedBuilds, engine: Path
 ) -> None:
-    described = engine_description.describe(engine_contents.read(builds.directory / "engine.tar"))
-    told = json.loads(report.as_json(described, engine_description.check_gpus(described, [100])))
+    described = describe(Source.open(str(builds.directory / "engine.tar")))
+    told = json.loads(report.as_json(described, [100]))
     assert told["manifest_sha256"] == digest_of(engine)
     assert told["seals"][SEAL]["environment"]["gpu_name"] == H200
     assert told["gpu_check"]["problem"] is None  # elsewhere it compiles
@@ -114,9 +114,10 @@ def test_inspect_tells_of_seals_and_of_the_digest_to_pin(
 
 
 def test_a_sealed_tar_is_known_as_vllms_before_its_weights(builds: SealedBuilds) -> None:
-    name = recognize(str(builds.directory / "engine.tar"))
-    assert preparation._family_of_tar(name) == "vllm"
-    needs = engine_check.needs_of(builds.directory / "engine.tar")
+    source = Source.open(str(builds.directory / "engine.tar"))
+    assert source.family() == "vllm"
+    needs, _ = subject.engine(source, None)
+    assert needs is not None
     assert (needs.backend, needs.world_size) == ("python", 0)
 
 
@@ -125,13 +126,13 @@ def test_doctor_tells_whether_a_seal_is_trusted(
 ) -> None:
     at_home = Settings(COG_TRITON_WORK_DIR=str(builds.directory / "home"))
     for path in (engine, builds.directory / "engine.tar"):
-        trusted = engine_check.check_seals(path, at_home)
-        other = engine_check.check_seals(path, settings(tmp_path))
+        trusted = subject.seals(Source.open(str(path)), at_home)
+        other = subject.seals(Source.open(str(path)), settings(tmp_path))
         assert trusted is not None
         assert other is not None
         assert (trusted.state, other.state) == (State.OK, State.WARN)
         assert f"set SEAL_SHA256={digest_of(engine)}" in other.found
-        signed = engine_check.check_seals(path, settings(tmp_path, SEAL_SIGNER="cosign.pub"))
+        signed = subject.seals(Source.open(str(path)), settings(tmp_path, SEAL_SIGNER="cosign.pub"))
         assert signed is not None
         assert "; SEAL_SIGNER=cosign.pub: is for an engine in a registry" in signed.found
 

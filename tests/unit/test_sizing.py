@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import ID, MAIN, ask_hub, serving_hub
 
 from cog_triton.errors import BuildConfigInvalid, EngineIncompatible, InvalidArgument
 from cog_triton.sizing import fit, gpu_table, model_files
 from cog_triton.sizing.memory_sum import AS_STORED, FP8, GIB, INT4_AWQ, INT8, memory_sum, read_shape
 from cog_triton.sizing.model_files import ModelFiles
+from cog_triton.sources.source import Source
 
 # The public config.json of each, as far as memory depends on it.
 LLAMA_8B: dict[str, Any] = {
@@ -209,11 +209,11 @@ def test_heads_that_cannot_be_split_are_named() -> None:
 
 def test_a_directory_without_weights_is_summed_by_its_shape(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    found = model_files.describe(str(tmp_path))
+    found = model_files.describe(Source.open(str(tmp_path)))
     assert (found.name, found.weight_bytes) == (str(tmp_path), found.shape.parameters * 2)
     (tmp_path / "a.safetensors").write_bytes(b"x" * 1000)
     (tmp_path / "pytorch_model.bin").write_bytes(b"x" * 70)
-    assert model_files.describe(str(tmp_path)).weight_bytes == 1000
+    assert model_files.describe(Source.open(str(tmp_path))).weight_bytes == 1000
 
 
 @pytest.mark.parametrize(
@@ -225,14 +225,3 @@ def test_an_engine_says_how_wide_its_kv_cache_is(quantization: object, kv: int) 
     text, sizes = json.dumps(config).encode(), {"rank0.engine": 1000}
     files, precision = model_files.of_engine("it", text, sizes, 4096)
     assert (precision.kv, files.weight_bytes, files.shape.max_len) == (kv, 1000, 4096)
-
-
-def test_a_model_of_the_hub_is_described_without_its_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = {"config.json": json.dumps(LLAMA_8B).encode(), "model.safetensors": b"x" * 5000}
-    with serving_hub(content) as hub:
-        ask_hub(monkeypatch, hub.url, tmp_path)
-        found = model_files.describe(ID)
-    assert (found.weight_bytes, found.commit) == (5000, MAIN)
-    assert not any("model.safetensors" in request for request in hub.requests)

@@ -52,6 +52,7 @@ import dataclasses
 
 from cog_triton.sizing.memory_sum import AS_STORED, FP8
 from cog_triton.sizing.model_files import ModelFiles
+from cog_triton.sources.source import Directory
 
 # vllm/config/cache.py; a share of a GPU's memory.
 MEMORY_SHARE = 0.92
@@ -250,7 +251,8 @@ class VLLMFamily(EngineFamily):
         if not weight_bytes(self.model_dir):
             model = self.model.arguments["model"]
             raise ModelUnavailable(f"{model}: its weights are not here yet")
-        return demand_of(model_files.describe(str(self.model_dir)), self.model.arguments)
+        files = model_files.describe(Directory(str(self.model_dir), self.model_dir))
+        return demand_of(files, self.model.arguments)
 
     @classmethod
     def matches(cls, directory: Path) -> bool:

@@ -1,0 +1,308 @@
+"""Checks of an engine, a model or an image against this machine; its weights are not fetched."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cog_triton.artifact import compatibility
+from cog_triton.artifact.compatibility import Machine, Needs, gpu_problem
+from cog_triton.artifact.engine_config import CONFIG_NAME
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, SEALED_ENGINE
+from cog_triton.doctor import machine
+from cog_triton.doctor.report import Check, fail, ok, warn
+from cog_triton.engines.registry import FAMILIES, open_engine
+from cog_triton.engines.vllm.family import VLLMFamily
+from cog_triton.engines.vllm.sealed_caches import SealedManifest, checked_pins
+from cog_triton.errors import (
+    BuildConfigInvalid,
+    CogTritonError,
+    EngineCorrupt,
+    EngineIncompatible,
+    ModelUnavailable,
+)
+from cog_triton.inspection.description import describe
+from cog_triton.serving.sealed_engine import unsigned
+from cog_triton.settings import Settings
+from cog_triton.sizing import fit, gpu_table, model_files
+from cog_triton.sizing.memory_sum import AS_STORED, GIB, Precision
+from cog_triton.sizing.model_files import ModelFiles
+from cog_triton.sources.source import URL, Image, Source
+from cog_triton.system import gpus
+from cog_triton.system.host_memory import host_memory
+
+COMPAT = "_CUDA_COMPAT_PATH"
+"""Variable of images that carry CUDA's forward compatibility package."""
+_STORES = ("/var/lib/containerd", "/var/lib/docker", "/var/lib/containers")
+_GB = 1e9
+_SPARE = int(0.5 * _GB)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is to run on this machine; None is what nothing says.
+
+    Attributes:
+        sm: as COG_TRITON_SM.
+        gpus: number of GPUs of an engine; None for a model, which is fitted.
+        files: its weights and shape; `unknown` says why there are none.
+        pull, unpacked: bytes that are still to come, into `place`.
+    """
+
+    name: str
+    what: str
+    place: Path
+    sm: str | None = None
+    cuda: str | None = None
+    compat: bool = False
+    gpus: int | None = None
+    precision: Precision | None = None
+    files: ModelFiles | None = None
+    unknown: str = ""
+    pull: int = 0
+    unpacked: int | None = 0
+
+
+def target(source: Source, work: Path) -> Target:
+    """The needs of `source`; raises ModelUnavailable, EngineCorrupt or BuildConfigInvalid."""
+    if isinstance(source, Image):
+        return _image(source)
+    if source.is_engine:
+        return _engine(source, work)
+    wanted = Target(name=source.name, what="model", place=work)
+    if source.kind in ("file", "package") and source.read(CONFIG_NAME) is None:
+        return dataclasses.replace(wanted, sm="cpu", unknown="a GGUF file is for the CPU")
+    files = model_files.describe(source)
+    pull = files.weight_bytes if source.kind == "hub" else 0
+    return dataclasses.replace(wanted, name=files.name, files=files, pull=pull)
+
+
+def _image(source: Image) -> Target:
+    labels, environment = source.facts
+    sm = labels.get("cog-triton.sm") or environment.get("COG_TRITON_SM")
+    return Target(
+        name=source.name,
+        what="image",
+        place=next(filter(Path.exists, map(Path, _STORES)), Path("/var/lib")),
+        sm=None if sm == "any" else sm,
+        cuda=labels.get("cog-triton.cuda") or environment.get("CUDA_VERSION"),
+        compat=COMPAT in environment,
+        unknown="an image names no model: ask for the engine or the model, too",
+        pull=sum(layer.size for layer in source.files().values()),
+        unpacked=source.unpacked,
+    )
+
+
+def _engine(source: Source, work: Path) -> Target:
+    wanted = Target(name=source.name, what="engine", place=work)
+    if source.family() == SEALED_ENGINE and source.read(MANIFEST_NAME) is None:
+        assert source.path is not None
+        family = VLLMFamily.open(source.path)
+        wanted = dataclasses.replace(wanted, gpus=family.gpus or 1)
+        try:
+            demand = family.memory()
+        except (BuildConfigInvalid, ModelUnavailable) as error:
+            return dataclasses.replace(wanted, unknown=error.detail)
+        return dataclasses.replace(
+            wanted, gpus=demand.gpus, files=demand.files, precision=demand.precision
+        )
+    found = describe(source, checksums=False)
+    size = max(found.size, source.size if isinstance(source, URL) else 0)
+    pull = 0 if source.path else size
+    manifest = found.manifest
+    if manifest is None:
+        why = f"an engine without {MANIFEST_NAME}: what it needs is not recorded"
+        sm = "cpu" if found.on_cpu else None
+        return dataclasses.replace(wanted, sm=sm, unknown=why, pull=pull, unpacked=size)
+    sizes = {file: entry.size for file, entry in manifest.files.items()}
+    elsewhere = manifest.weights.files if manifest.weights else {}  # which a start fetches
+    sizes |= {file: entry.size for file, entry in elsewhere.items()}
+    files, precision, unknown = None, AS_STORED, "it is for the CPU"
+    if not found.on_cpu:
+        try:
+            config = source.read(CONFIG_NAME)
+            files, precision = model_files.of_engine(
+                source.name, config, sizes, manifest.max_seq_len
+            )
+        except (BuildConfigInvalid, ModelUnavailable) as error:
+            unknown = error.detail
+    sms = [] if manifest.engine == SEALED_ENGINE else manifest.sm  # it compiles for others
+    return dataclasses.replace(
+        wanted,
+        sm="cpu" if found.on_cpu else ",".join(map(str, sms)) or None,
+        cuda=manifest.versions.get("cuda"),
+        gpus=manifest.world_size,
+        precision=precision,
+        files=files,
+        unknown=unknown,
+        pull=pull + sum(entry.size for entry in elsewhere.values()),
+        unpacked=0 if source.kind == "directory" else sum(sizes.values()),
+    )
+
+
+def before(
+    source: Source, settings: Settings, here: Sequence[int] | EngineIncompatible
+) -> Iterator[Check]:
+    """Driver, GPU, memory and disk against `source`, before it is fetched.
+
+    `here` are the SMs of this machine's GPUs, or why they are not known.
+    """
+    try:
+        wanted = target(source, settings.work_dir)
+    except CogTritonError as error:
+        yield unknown(source, error)
+        return
+    if wanted.sm != "cpu":
+        yield _gpu(wanted, here)
+        names = [] if isinstance(here, EngineIncompatible) else gpus.gpu_names()
+        yield machine.cuda_driver(wanted.cuda, wanted.what, names, compat=wanted.compat)
+    if not isinstance(here, EngineIncompatible):
+        yield memory(wanted)
+    yield disk(wanted)
+
+
+def unknown(source: Source | None, error: CogTritonError) -> Check:
+    """The check that fails as what was named is nothing, or cannot be had."""
+    model = source is not None and not source.is_engine and source.kind != "image"
+    advice = "name an image, an engine or a model (ORG/NAME) that can be had"
+    return fail("model" if model else "engine", str(error), advice)
+
+
+def _gpu(wanted: Target, here: Sequence[int] | EngineIncompatible) -> Check:
+    if wanted.what != "engine" or isinstance(here, EngineIncompatible):
+        return machine.gpu(wanted.sm, here)
+    sms = [int(sm) for sm in wanted.sm.split(",")] if wanted.sm else []
+    if problem := gpu_problem(wanted.name, sms, wanted.gpus or 1, 1, here):
+        return fail("GPU", problem, "serve it on the machine that it is for")
+    return machine.gpu(None, here)
+
+
+def memory(wanted: Target) -> Check:
+    """Weights, KV cache and activations against the GPUs' free memory; memory without GPU."""
+    files = wanted.files
+    if files is None:
+        found, name = f"not compared: {wanted.unknown}", "memory of the GPU"
+        if wanted.what == "image" or wanted.sm == "cpu":
+            return ok(name, found)
+        return warn(name, found, "the engine's log says what it takes, once it has loaded")
+    try:
+        here = gpu_table.gpu_here()
+        if here is None:
+            return _on_the_cpu(files)
+        gpu, count = here
+        gpu_table.require_supported(gpu)
+        counts = [wanted.gpus] if wanted.gpus else [n for n in gpu_table.COUNTS if n <= count]
+        precisions = [wanted.precision] if wanted.precision else fit.precisions_of(files, gpu)
+        best = fit.choose(files, gpu, counts, precisions)
+    except EngineIncompatible as error:
+        return fail(wanted.what, error.detail, "another GPU, more of them, or a smaller model")
+    one = best.memory
+    found = (
+        f"{files.name} fits {one.gpus} of {count} x {gpu.name} with {one.precision.title}:"
+        f" {best.max_batch_size} sequences at once, {one.kv_tokens} tokens in the KV cache;"
+        f" the largest max_model_len is {min(best.longest, files.shape.max_len)}"
+    )
+    if gpu.free is None:
+        return ok(wanted.what, f"{found} (what is free of the GPU's memory is not known)")
+    if one.usable < gpu.free:
+        return ok(wanted.what, found)
+    share = gpu.free * 100 // gpu.memory / 100
+    taken = f"{found}; others hold {(gpu.memory - gpu.free) / GIB:.1f} GiB of the GPU"
+    return warn(wanted.what, taken, f"end them, or set gpu_memory_utilization to {share}")
+
+
+def _on_the_cpu(files: ModelFiles) -> Check:
+    free = host_memory().free
+    found = (
+        f"{files.name}: {files.weight_bytes / GIB:.1f} GiB of weights, {free / GIB:.1f} GiB of"
+        f" memory free, no GPU. {fit.would_do(files)}"
+    )
+    if files.weight_bytes > free:
+        return fail("model", found, "a machine with such a GPU, or a smaller model")
+    if files.weight_bytes > free // 2:
+        return warn("model", found, "a smaller model, or such a GPU: other programs need memory")
+    return ok("model", f"{found}; the memory here holds it, too")
+
+
+def disk(wanted: Target, usage: Callable[[Path], int] | None = None) -> Check:
+    """Check the disk for what is to be fetched, and for its unpacking."""
+    free_of = usage or (lambda path: shutil.disk_usage(path).free)
+    place = next(path for path in (wanted.place, *wanted.place.parents) if path.exists())
+    free, unpacked = free_of(place), wanted.unpacked
+    needed = wanted.pull + (wanted.pull if unpacked is None else unpacked) + _SPARE
+    found = f"{free / _GB:.1f} GB free at {place}; {wanted.pull / _GB:.1f} GB to fetch, " + (
+        "unpacked at least as much: compressed layers do not tell"
+        if unpacked is None
+        else f"{unpacked / _GB:.1f} GB unpacked"
+    )
+    if free >= needed:
+        return ok("disk for it", found)
+    setting = "COG_TRITON_WORK_DIR, or HF_HOME for a model,"
+    if wanted.what == "image":
+        setting = "the data root of the container engine"
+    advice = f"free {(needed - free) / _GB:.1f} GB, or set {setting} to a larger disk"
+    return fail("disk for it", found, advice)
+
+
+def engine(source: Source, here: Machine | None) -> tuple[Needs | None, Check]:
+    """The engine's requirements (None if it is none), and whether `here` meets them.
+
+    `here` is None without Triton: then nothing is compared.
+    """
+    try:
+        needs = _needs(source)
+    except CogTritonError as error:
+        return None, fail("engine", str(error), "name an engine that is whole: build or fetch it")
+    ranks = f", {needs.world_size} ranks" if needs.world_size > 1 else ""
+    found = f"{source.name}: {needs.backend} backend{ranks}"
+    if here is None:
+        return needs, warn("engine", f"{found}; not compared", "get a tritonserver first")
+    try:
+        remarks = compatibility.require_engine(needs, here)
+    except EngineIncompatible as error:
+        return needs, fail("engine", error.detail, "serve it on the machine that it is for")
+    if remarks:
+        return needs, warn("engine", f"{found}; {'; '.join(remarks)}", "build it with cog-triton")
+    return needs, ok("engine", f"{found}; it fits, and its files' sizes are right")
+
+
+def _needs(source: Source) -> Needs:
+    if source.kind == "directory" and source.path is not None:
+        family = open_engine(source.path)
+        given = (family.backend, family.world_size, family.versions)
+        return compatibility.needs_of(source.path, *given)
+    found = describe(source, checksums=False)
+    backends = {family.name: family.backend for family in FAMILIES}
+    if found.engine not in backends:
+        rule = f"must be one of {', '.join(backends)}"
+        raise EngineCorrupt(f"{source.name}: engine: {found.engine!r}: {rule}")
+    no_gpu = found.on_cpu or found.engine == SEALED_ENGINE
+    return Needs(
+        engine=source.name,
+        backend=backends[found.engine],
+        world_size=0 if no_gpu else found.world_size or 1,
+        sm=found.sm,
+        versions=found.versions,
+    )
+
+
+def seals(source: Source, settings: Settings) -> Check | None:
+    """Whether compiled code of the engine is used; None if it has none, or is none."""
+    try:
+        text = source.read(MANIFEST_NAME)
+        found = None if text is None else SealedManifest.parse(text, Path(source.name))
+        if found is None or not found.manifest.seals:
+            return None
+        pins = checked_pins(settings.seal_sha256)
+        why = found.distrust(settings.work_dir, pins, source.digest)
+    except CogTritonError as error:
+        return fail("seal", error.detail, "name an engine that is whole")
+    sealed = f"for {', '.join(found.manifest.seals)}"
+    if why is not None and settings.seal_signer is not None:
+        why = f"{why}; {unsigned(settings, settings.seal_signer, None)}"
+    if why is not None:
+        return warn("seal", f"{sealed}: left unread: {why}", "pin it, if you trust its maker")
+    return ok("seal", f"{sealed}: trusted; the start says whether it fits")

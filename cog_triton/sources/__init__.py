@@ -1,0 +1,1 @@
+"""Sources: what a user names, wherever it is."""

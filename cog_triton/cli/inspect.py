@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from typing import Annotated
 
@@ -52,10 +53,10 @@ def inspect_engine(
         source = Source.open(engine, Network(echo, load_settings().plain_http_registries))
         with err.status("Reading every byte of it") if source.path else nullcontext():
             found = description.describe(source)
-        here = visible_gpus() if check_gpu else None
+        facts = found.facts(visible_gpus() if check_gpu else None)
         if as_json:
-            typer.echo(report.as_json(found, here))
+            typer.echo(json.dumps(facts, indent=2))
         else:
-            Console(highlight=False, emoji=False).print(report.as_table(found, here))
-        if here is not None and (problem := found.gpu_problem(here)):
+            Console(highlight=False, emoji=False).print(report.as_table(found, facts))
+        if check_gpu and (problem := facts["gpu_check"]["problem"]):
             raise EngineIncompatible(problem)

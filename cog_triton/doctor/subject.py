@@ -110,7 +110,8 @@ def _engine(source: Source, work: Path) -> Target:
             wanted, gpus=demand.gpus, files=demand.files, precision=demand.precision
         )
     found = describe(source, checksums=False)
-    size = max(found.size, source.size if isinstance(source, URL) else 0)
+    files = sum(file.size for file in found.files.values())
+    size = max(files, source.size if isinstance(source, URL) else 0)
     pull = 0 if source.path else size
     manifest = found.manifest
     if manifest is None:
@@ -120,11 +121,11 @@ def _engine(source: Source, work: Path) -> Target:
     sizes = {file: entry.size for file, entry in manifest.files.items()}
     elsewhere = manifest.weights.files if manifest.weights else {}  # which a start fetches
     sizes |= {file: entry.size for file, entry in elsewhere.items()}
-    files, precision, unknown = None, AS_STORED, "it is for the CPU"
+    model, precision, unknown = None, AS_STORED, "it is for the CPU"
     if not found.on_cpu:
         try:
             config = source.read(CONFIG_NAME)
-            files, precision = model_files.of_engine(
+            model, precision = model_files.of_engine(
                 source.name, config, sizes, manifest.max_seq_len
             )
         except (BuildConfigInvalid, ModelUnavailable) as error:
@@ -136,7 +137,7 @@ def _engine(source: Source, work: Path) -> Target:
         cuda=manifest.versions.get("cuda"),
         gpus=manifest.world_size,
         precision=precision,
-        files=files,
+        files=model,
         unknown=unknown,
         pull=pull + sum(entry.size for entry in elsewhere.values()),
         unpacked=0 if source.kind == "directory" else sum(sizes.values()),
@@ -283,7 +284,7 @@ def _needs(source: Source) -> Needs:
     return Needs(
         engine=source.name,
         backend=backends[found.engine],
-        world_size=0 if no_gpu else found.world_size or 1,
+        world_size=0 if no_gpu else found.limits["world_size"] or 1,
         sm=found.sm,
         versions=found.versions,
     )

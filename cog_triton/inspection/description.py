@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cog_triton.artifact import engine_config, engine_manifest, engine_tar
 from cog_triton.artifact.compatibility import gpu_problem
@@ -18,48 +19,54 @@ from cog_triton.sources.source import File, Source, no_engine
 
 _MAX_SHOWN = 5
 _OURS = (TENSORRT_LLM, *CPU_FAMILIES)
+_RECORDED = ("runtime", "lora_adapters", "seals", "weights")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Description:
-    """A complete engine, or a model; lengths in tokens. None, and no `sm`, means not recorded.
+    """A complete engine, or a model.
 
     An engine has a `manifest`, unless the original cog-triton made it, or a `config`, unless its
-    family has none of ours; a model has neither, and no `engine`, but mostly a `shape`.
+    family has none of ours; a model has neither, but mostly a `shape`.
     """
 
     source: Source
     files: Mapping[str, File]
     manifest: Manifest | None = None
-    manifest_sha256: str | None = None
     config: EngineConfig | None = None
     shape: ModelShape | None = None
-    engine: str | None = None
-    versions: Mapping[str, str]
-    world_size: int | None = None
-    max_input_len: int | None = None
-    max_seq_len: int | None = None
-    max_batch_size: int | None = None
 
     @property
-    def sm(self) -> list[int]:
-        """Compute capabilities that it was built for; 90 means 9.0."""
-        return self.manifest.sm if self.manifest else []
-
-    @property
-    def longest_prompt(self) -> int | None:
-        """Longest prompt in tokens that the engine takes without chunked context."""
-        return self.config.longest_prompt(chunked=False) if self.config else self.max_input_len
+    def engine(self) -> str | None:
+        """The family; None for a model."""
+        return getattr(self.manifest or self.config, "engine", None)
 
     @property
     def on_cpu(self) -> bool:
-        """Whether it needs no GPU."""
+        """Whether it is an engine that needs no GPU."""
         return self.engine in CPU_FAMILIES
 
     @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return sum(file.size for file in self.files.values())
+    def versions(self) -> Mapping[str, str]:
+        """Versions of what built it."""
+        if self.manifest is not None or self.config is None or not self.config.version:
+            return self.manifest.versions if self.manifest else {}
+        writer = TENSORRT_LLM if self.engine == TENSORRT_LLM else "cog_triton"
+        return {writer: self.config.version}
+
+    @property
+    def sm(self) -> list[int]:
+        """Compute capabilities that it was built for, 90 for 9.0; empty if not recorded."""
+        return self.manifest.sm if self.manifest else []
+
+    @property
+    def limits(self) -> Mapping[str, int | None]:
+        """Ranks, lengths in tokens, and sequences of a batch."""
+        if self.manifest is not None:
+            return {key: getattr(self.manifest, key) for key in _limits(None)}
+        if self.config is None and self.shape is not None:
+            return {**_limits(None), "max_seq_len": self.shape.max_len}
+        return _limits(self.config)
 
     def verified(self, name: str) -> bool:
         """Whether the file was read, and has a checksum in the manifest, which it matched."""
@@ -72,20 +79,77 @@ class Description:
         Raises:
             InvalidArgument: it is a model.
         """
-        name = self.source.name
+        name, ranks = self.source.name, self.limits["world_size"] or 1
         if self.engine is None:
             raise InvalidArgument(
                 f"--check-gpu: is for engines, and {name} is a model: run cog-triton doctor {name}"
             )
         if self.on_cpu:
             return None
-        ranks = self.world_size or 1
-        if self.engine == SEALED_ENGINE:  # which compiles where no seal fits
-            return gpu_problem(name, (), ranks, 1, here)
-        if not self.sm:
+        if not self.sm and self.engine != SEALED_ENGINE:
             why = "its manifest names none" if self.manifest else f"it has no {MANIFEST_NAME}"
             return f"{name}: the GPU that it was built for is not recorded: {why}"
-        return gpu_problem(name, self.sm, ranks, 1, here)
+        sm = () if self.engine == SEALED_ENGINE else self.sm  # which compiles where no seal fits
+        return gpu_problem(name, sm, ranks, 1, here)
+
+    def facts(self, here: Sequence[int] | None = None) -> dict[str, Any]:
+        """All that is known, for JSON; sizes in bytes, None for what is not recorded.
+
+        Args:
+            here: SMs of this machine's GPUs, to be compared.
+        """
+        source, manifest, config = self.source, self.manifest, self.config
+        model = config.pretrained_config if config else self.shape
+        pretrained = config.pretrained_config if config else None
+        quantization = pretrained.quantization if pretrained else None
+        text = source.read(MANIFEST_NAME) if manifest else None
+        longest = config.longest_prompt(chunked=False) if config else self.limits["max_input_len"]
+        found = {
+            "engine": self.engine,
+            "path": source.name,
+            "kind": source.kind,
+            "digest": source.digest,
+            "compression": source.compression,
+            "whole": source.whole,
+            **_values(manifest, "model_id", "revision", "config_sha256"),
+            **_values(model, "architecture", "dtype", "parameters"),
+            "quantization": quantization.model_dump() if quantization else None,
+            **_values(manifest, "sm", "gpu_name"),
+            "versions": self.versions,
+            **self.limits,
+            "longest_prompt": longest,
+            **_values(config.build_config if config else None, "max_beam_width", "max_num_tokens"),
+            "mapping": pretrained.mapping.model_dump(exclude={"world_size"})
+            if pretrained
+            else None,
+            **(
+                manifest.model_dump(include={*_RECORDED}) if manifest else _values(None, *_RECORDED)
+            ),
+            "manifest": manifest is not None,
+            "manifest_sha256": hashlib.sha256(text).hexdigest() if text else None,
+            "size": sum(file.size for file in self.files.values()),
+            "files": {
+                name: {**file._asdict(), "verified": self.verified(name)}
+                for name, file in self.files.items()
+            },
+        }
+        if here is not None:
+            found["gpu_check"] = {"here": list(here), "problem": self.gpu_problem(here)}
+        return found
+
+
+def _values(of: object, *keys: str) -> dict[str, Any]:
+    return {key: getattr(of, key, None) for key in keys}
+
+
+def _limits(config: EngineConfig | None) -> dict[str, int | None]:
+    limits = config.build_config if config else None
+    return {
+        "world_size": config.pretrained_config.mapping.ranks if config else None,
+        "max_input_len": limits.max_input_len if limits else None,
+        "max_seq_len": limits.seq_len if limits else None,
+        "max_batch_size": limits.max_batch_size if limits else None,
+    }
 
 
 def describe(source: Source, *, checksums: bool = True) -> Description:
@@ -100,10 +164,13 @@ def describe(source: Source, *, checksums: bool = True) -> Description:
         ModelUnavailable: it cannot be had.
     """
     files = source.files(checksums=checksums)
+    if not source.is_engine:
+        try:
+            return Description(source, files, shape=model_files.describe(source).shape)
+        except (BuildConfigInvalid, ModelUnavailable):  # a GGUF, or of an unusual architecture
+            return Description(source, files)
     manifest = config = None
     name, text = source.name, source.read(MANIFEST_NAME)
-    if not source.is_engine:
-        return _model(source, files)
     if text is not None:
         manifest = engine_manifest.parse(text, f"{name}: {MANIFEST_NAME}")
         compare = engine_tar if source.kind in ("tar", "url") else engine_manifest
@@ -115,48 +182,14 @@ def describe(source: Source, *, checksums: bool = True) -> Description:
         raise EngineCorrupt(no_engine(source))
     if manifest is None or manifest.engine in _OURS:
         config = _config(source, files)
-    if config is not None and config.engine == TENSORRT_LLM:
-        runtime_settings.of_manifest(manifest, name)
-    if manifest is not None and config is not None:
-        _check_agreement(name, manifest, config)
-    if manifest is None:
-        assert config is not None
-        limits = _limits(config)
-        writer = TENSORRT_LLM if config.engine == TENSORRT_LLM else "cog_triton"
-        return Description(
-            source=source,
-            files=files,
-            config=config,
-            engine=config.engine,
-            versions={writer: config.version} if config.version else {},
-            world_size=limits["world_size"],
-            max_input_len=limits["max_input_len"],
-            max_seq_len=limits["max_seq_len"],
-            max_batch_size=limits["max_batch_size"],
-        )
-    assert text is not None
-    return Description(
-        source=source,
-        files=files,
-        manifest=manifest,
-        manifest_sha256=hashlib.sha256(text).hexdigest(),
-        config=config,
-        engine=manifest.engine,
-        versions=manifest.versions,
-        world_size=manifest.world_size,
-        max_input_len=manifest.max_input_len,
-        max_seq_len=manifest.max_seq_len,
-        max_batch_size=manifest.max_batch_size,
-    )
-
-
-def _model(source: Source, files: Mapping[str, File]) -> Description:
-    try:
-        shape = model_files.describe(source).shape
-    except (BuildConfigInvalid, ModelUnavailable):  # a GGUF, or of an unusual architecture
-        shape = None
-    longest = shape.max_len if shape else None
-    return Description(source=source, files=files, shape=shape, versions={}, max_seq_len=longest)
+        if config.engine == TENSORRT_LLM:
+            runtime_settings.of_manifest(manifest, name)
+        for key, found in {"engine": config.engine, **_limits(config)}.items():
+            if manifest is not None and (said := getattr(manifest, key)) != found:
+                raise EngineCorrupt(
+                    f"{name}: {key}: {MANIFEST_NAME} says {said!r}, {CONFIG_NAME} {found!r}"
+                )
+    return Description(source, files, manifest, config)
 
 
 def _config(source: Source, files: Mapping[str, File]) -> EngineConfig:
@@ -165,27 +198,9 @@ def _config(source: Source, files: Mapping[str, File]) -> EngineConfig:
         raise EngineCorrupt(f"{name}: {CONFIG_NAME} is missing: every engine has one")
     config = engine_config.parse(text, f"{name}: {CONFIG_NAME}")
     if config.engine not in _OURS:
-        raise EngineCorrupt(
-            f"{name}: {CONFIG_NAME}: engine: {config.engine!r}: must be one of {', '.join(_OURS)}"
-        )
+        rule = f"must be one of {', '.join(_OURS)}"
+        raise EngineCorrupt(f"{name}: {CONFIG_NAME}: engine: {config.engine!r}: {rule}")
     sizes = {file: found.size for file, found in files.items()}
     if source.whole and (problem := engine_config.missing_file(config, sizes)):
         raise EngineCorrupt(f"{name}: {problem}")
     return config
-
-
-_LIMITS = ("world_size", "max_input_len", "max_seq_len", "max_batch_size")
-
-
-def _limits(config: EngineConfig) -> dict[str, int]:
-    limits = config.build_config
-    lengths = (limits.max_input_len, limits.seq_len, limits.max_batch_size)
-    return dict(zip(_LIMITS, (config.pretrained_config.mapping.ranks, *lengths), strict=True))
-
-
-def _check_agreement(name: str, manifest: Manifest, config: EngineConfig) -> None:
-    for key, found in {"engine": config.engine, **_limits(config)}.items():
-        if (said := getattr(manifest, key)) != found:
-            raise EngineCorrupt(
-                f"{name}: {key}: {MANIFEST_NAME} says {said!r}, {CONFIG_NAME} {found!r}"
-            )

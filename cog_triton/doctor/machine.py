@@ -8,8 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from cog_triton.artifact import cuda_support
@@ -27,7 +29,6 @@ from cog_triton.triton import launch
 from cog_triton.triton.installation import TritonInstallation, missing_libpython
 
 _PROC = Path("/proc")
-_SOCKET = re.compile(r"socket:\[(\d+)\]")
 _SERVERS = {b"cog_triton.front.server", b"--triton-only"}
 _GB = 1e9
 _QUERY = "gpu=name,memory.total,driver_version"
@@ -35,25 +36,15 @@ _OUR_REGIONS = re.compile(r"cog_triton_(\d+)_")
 
 
 def own_server(ports: Collection[int]) -> dict[int, int]:
-    """Process id of the server for each of `ports` that it, or a child of it, listens on.
-
-    Only what this user may see of other processes is known.
-    """
-    inodes = {str(inode): port for port, inode in tcp_ports.listening_sockets() if port in ports}
+    """Process id of the server for each of `ports` that it, or a child of it, listens on."""
+    listening = tcp_ports.listening_sockets()
+    inodes = {f"socket:[{inode}]": port for port, inode in listening if port in ports}
     found: dict[int, int] = {}
-    if not inodes:
-        return found
-    for process in _PROC.iterdir():
-        if not process.name.isdecimal():
-            continue
+    for process in _PROC.glob("[0-9]*") if inodes else ():
         with suppress(OSError):  # it ended, or is another user's
             for descriptor in (process / "fd").iterdir():
-                match = _SOCKET.fullmatch(str(descriptor.readlink()))
-                if (
-                    match
-                    and (port := inodes.get(match[1]))
-                    and (server := _server(int(process.name)))
-                ):
+                port = inodes.get(str(descriptor.readlink()))
+                if port and (server := _server(int(process.name))):
                     found[port] = server
     return found
 
@@ -88,7 +79,7 @@ def gpu(image_sm: str | None, here: Sequence[int] | EngineIncompatible) -> Check
 
 
 def memory(here: HostMemory | None = None) -> Check:
-    """Check the memory that machine and container leave."""
+    """Memory that machine and container leave."""
     here = here or host_memory()
     free, found = here.free, f"{here.free / _GB:.1f} GB free ({here.limits})"
     if free < 1 * _GB:
@@ -107,14 +98,15 @@ def shared_memory(ranks: int, directory: Path = Path("/dev/shm")) -> Check:
     advice = "docker run --shm-size=2g, or an emptyDir of medium Memory on Kubernetes"
     if usage.free < 0.03 * _GB:
         return fail("shared memory", found, advice)
-    left = _leftovers(directory)
+    left, size = set(), 0
+    for path in directory.iterdir():
+        match = _OUR_REGIONS.match(path.name)
+        if match and not Path("/proc", match[1]).exists():
+            left.add(f"{directory / match[0]}*")
+            size += path.stat().st_size
     if left:
-        size = sum(path.stat().st_size for path in left)
-        return warn(
-            "shared memory",
-            f"{found}; servers that are gone left {len(left)} regions, {size / 1e6:.1f} MB",
-            f"rm -r {' '.join(sorted({_pattern(path) for path in left}))}",
-        )
+        found = f"{found}; servers that are gone left {size / 1e6:.1f} MB"
+        return warn("shared memory", found, f"rm -r {' '.join(sorted(left))}")
     if ranks > 1 and usage.free < 1 * _GB:
         return warn("shared memory", f"{found}; NCCL wants 1 GB", advice)
     return ok("shared memory", found)
@@ -169,28 +161,12 @@ def free_ports(wanted: Mapping[str, tuple[str, int]]) -> list[Check]:
 
 
 def summarize(gpus: Iterable[Sequence[str]]) -> list[str]:
-    """Summarize rows of nvidia-smi (name, MiB, driver): a line and count for each kind of GPU."""
-    counts: dict[str, int] = {}
+    """Lines of rows of nvidia-smi (name, MiB, driver), with a count of each kind of GPU."""
+    kinds = []
     for name, mib, driver in gpus:
         size = f" {int(mib) * 2**20 / _GB:.0f} GB" if mib.isdecimal() else ""
-        kind = f"{name}{size}, driver {driver}"
-        counts[kind] = counts.get(kind, 0) + 1
-    return [f"{count} x {kind}" for kind, count in counts.items()]
-
-
-def _leftovers(directory: Path) -> list[Path]:
-    """Shared memory regions of our servers whose process has ended."""
-    return [
-        path
-        for path in directory.iterdir()
-        if (match := _OUR_REGIONS.match(path.name)) and not Path("/proc", match[1]).exists()
-    ]
-
-
-def _pattern(path: Path) -> str:
-    match = _OUR_REGIONS.match(path.name)
-    assert match is not None
-    return f"{path.parent / match[0]}*"
+        kinds.append(f"{name}{size}, driver {driver}")
+    return [f"{count} x {kind}" for kind, count in Counter(kinds).items()]
 
 
 _PYTHONS = ((3, 11), (3, 12))
@@ -221,35 +197,28 @@ def tritonserver(triton: TritonInstallation | None, error: TritonStartFailed | N
     if triton is None:
         detail = error.detail if error else "not found"
         return fail("Triton", detail, "`make setup` installs one, images have their own")
-    reason = _does_not_start([str(triton.binary), "--help"], triton.environment)
-    if reason is not None:
-        return fail(
-            "Triton", f"{triton.binary}: {reason}", "set TRITONSERVER to one that runs here"
-        )
+    if reason := _does_not_start([str(triton.binary), "--help"], triton.environment):
+        found = f"{triton.binary}: {reason}"
+        return fail("Triton", found, "set TRITONSERVER to one that runs here")
     return ok("Triton", f"{_triton_version(triton)}: {triton.binary}")
 
 
 def backends(triton: TritonInstallation) -> Check:
     """Check for the python backend; an engine's own backend is checked with the engine."""
     found = backends_in(triton.backend_directory)
-    if "python" not in found:
-        return fail(
-            "backends",
-            f"{', '.join(found) or 'none'} in {triton.backend_directory}",
-            "the text models need the python backend: use NVIDIA's *-py3 images or a runner image",
-        )
-    return ok("backends", ", ".join(found))
+    if "python" in found:
+        return ok("backends", ", ".join(found))
+    here = f"{', '.join(found) or 'none'} in {triton.backend_directory}"
+    advice = "the text models need the python backend: use NVIDIA's *-py3 or a runner image"
+    return fail("backends", here, advice)
 
 
 def cuda_driver(cuda: str | None, what: str, gpus: Sequence[str] = (), *, compat: bool) -> Check:
     """Check the driver against `cuda` in `what`, as `cuda_support.require_driver` does."""
     here = installed_driver()
     if here.cuda is None and here.version is None:
-        return warn(
-            "CUDA driver",
-            "no libcuda.so.1: engines for the CPU only",
-            "for a GPU install NVIDIA's driver, and start containers with --gpus=all",
-        )
+        advice = "for a GPU install NVIDIA's driver, and start containers with --gpus=all"
+        return warn("CUDA driver", "no libcuda.so.1: engines for the CPU only", advice)
     if cuda is None:
         return ok("CUDA driver", str(here))
     try:
@@ -263,15 +232,14 @@ def cuda_driver(cuda: str | None, what: str, gpus: Sequence[str] = (), *, compat
 
 def mpirun(settings: Settings, ranks: int) -> Check:
     """Check for mpirun, which only engines of several ranks need."""
-    wanted = ranks > 1
     try:
         path = launch.find_mpirun(settings)
     except TritonStartFailed as error:
-        if wanted or settings.mpirun:
+        if ranks > 1 or settings.mpirun:
             return fail("mpirun", error.detail, "on Debian: apt-get install openmpi-bin")
         return ok("mpirun", "not here; only engines of several ranks need it")
     reason = _does_not_start([path, "--version"], os.environ)
-    if reason is not None and wanted:
+    if reason is not None and ranks > 1:
         return fail("mpirun", f"{path}: {reason}", "set MPIRUN to one that runs here")
     return ok("mpirun", f"{path}{f', which does not run: {reason}' if reason else ''}")
 
@@ -292,15 +260,9 @@ def compiler_caches(settings: Settings) -> Check:
 
 
 def _does_not_start(command: list[str], environment: Mapping[str, str]) -> str | None:
+    run = partial(subprocess.run, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     try:
-        done = subprocess.run(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
+        done = run(command, env=dict(environment), timeout=_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if done.returncode in (0, 1):  # some versions of tritonserver end their --help with 1

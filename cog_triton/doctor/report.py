@@ -1,14 +1,14 @@
-"""Results of checks, and their report: a terminal table, log lines, or JSON."""
+"""Results of checks, and their report: lines or JSON."""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from cog_triton.system.printable import printable
@@ -47,11 +47,7 @@ def fail(name: str, found: str, advice: str) -> Check:
     return Check(name, State.FAIL, found, advice)
 
 
-_SYMBOLS = {
-    State.OK: ("✓", "green"),
-    State.WARN: ("!", "yellow"),
-    State.FAIL: ("✗", "bold red"),
-}
+_STYLES = {State.OK: "green", State.WARN: "yellow", State.FAIL: "bold red"}
 
 
 def healthy(checks: Sequence[Check]) -> bool:
@@ -61,49 +57,20 @@ def healthy(checks: Sequence[Check]) -> bool:
 
 def as_json(checks: Sequence[Check]) -> str:
     """JSON with `healthy`, and each check with its state and advice."""
-    found = [
-        {"name": c.name, "state": c.state.value, "found": c.found, "advice": c.advice}
-        for c in checks
-    ]
+    found = [dataclasses.asdict(check) for check in checks]
     return json.dumps({"healthy": healthy(checks), "checks": found}, indent=2)
 
 
 def print_to(console: Console, checks: Sequence[Check]) -> None:
-    """Print a line for each check: folded in a terminal, whole and without colour in a log."""
-    if console.is_terminal:
-        console.print(_table(checks))
-    else:
-        for check in checks:
-            advice = f"; to do: {check.advice}" if check.advice else ""
-            line = f"{check.state.value:4}  {check.name}: {check.found}{advice}"
-            console.print(_text(line), soft_wrap=True)
-    console.print(_verdict(checks))
-
-
-def _text(text: str) -> Text:
-    """What is told of files and registries, which may hold what a terminal obeys."""
-    return Text(printable(text, keep="\n"))
-
-
-def _table(checks: Sequence[Check]) -> Table:
-    table = Table.grid(padding=(0, 1))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
+    """Print a line for each check, without what a terminal obeys, and the verdict."""
     for check in checks:
-        symbol, style = _SYMBOLS[check.state]
-        told = _text(check.found)
-        if check.advice:
-            colour = "yellow" if style == "yellow" else "red"
-            told.append(f"\n→ {printable(check.advice)}", style=colour)
-        table.add_row(Text(symbol, style=style), check.name, told)
-    return table
-
-
-def _verdict(checks: Sequence[Check]) -> Text:
-    missing = [check.name for check in checks if check.state is State.FAIL]
-    if missing:
-        return Text(f"Not ready to serve: see {', '.join(missing)}.", style="bold")
-    warned = [check.name for check in checks if check.state is State.WARN]
-    limits = f"; mind {', '.join(warned)}" if warned else ""
-    return Text(f"Ready to serve{limits}.", style="bold")
+        advice = f"; to do: {check.advice}" if check.advice else ""
+        line = Text(f"{check.state.value:4}  ", style=_STYLES[check.state])
+        line.append(printable(f"{check.name}: {check.found}{advice}", keep="\n"), style="none")
+        console.print(line, soft_wrap=True)
+    found = {state: [c.name for c in checks if c.state is state] for state in State}
+    verdict = f"Not ready to serve: see {', '.join(found[State.FAIL])}."
+    if healthy(checks):
+        limits = f"; mind {', '.join(found[State.WARN])}" if found[State.WARN] else ""
+        verdict = f"Ready to serve{limits}."
+    console.print(Text(verdict, style="bold"))

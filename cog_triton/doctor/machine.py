@@ -11,8 +11,8 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cog_triton.artifact import cuda_support
 from cog_triton.artifact.compatibility import backends_in, require_gpu, sm_names
@@ -260,9 +260,10 @@ def compiler_caches(settings: Settings) -> Check:
 
 
 def _does_not_start(command: list[str], environment: Mapping[str, str]) -> str | None:
-    run = partial(subprocess.run, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    pipes: Any = {"stdin": subprocess.DEVNULL, "capture_output": True}
+    env = dict(environment)
     try:
-        done = run(command, env=dict(environment), timeout=_TIMEOUT_S)
+        done = subprocess.run(command, env=env, timeout=_TIMEOUT_S, check=False, **pipes)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if done.returncode in (0, 1):  # some versions of tritonserver end their --help with 1

@@ -81,7 +81,7 @@ def target(source: Source, work: Path) -> Target:
 
 
 def _image(source: Image) -> Target:
-    labels, environment = source.facts
+    labels, environment = source.labels, source.environment
     sm = labels.get("cog-triton.sm") or environment.get("COG_TRITON_SM")
     return Target(
         name=source.name,

@@ -27,7 +27,7 @@ from cog_triton.text.guide import Guide, GuideKind
 
 if TYPE_CHECKING:
     from cog_triton.settings import Settings
-    from cog_triton.sizing.demand import Demand
+    from cog_triton.sizing.fit import Demand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

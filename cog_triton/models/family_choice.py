@@ -29,7 +29,6 @@ _GENERATING = (
     "_TRANSFORMERS_SUPPORTED_MODELS",
     "_TRANSFORMERS_BACKEND_MODELS",
 )
-_GONE = "_PREVIOUSLY_SUPPORTED_MODELS"
 
 
 @dataclass(frozen=True)
@@ -64,31 +63,30 @@ def choose(
     if source.kind in ("file", "package"):  # which needs no GPU, be its driver as it may
         if forced == "vllm":
             raise InvalidArgument(
-                f"--family vllm: {source.name} is a GGUF file, which only openvino takes here; name"
+                f"--family vllm: {source.name} is a GGUF file, which only openvino takes here: name"
                 " the Hugging Face model that it was made of"
             )
         return FamilyChoice("openvino", "it takes GGUF files", "for vllm: name safetensors")
-    gpus = [] if on_cpu or forced == "openvino" else visible_gpus()
-    if forced == "vllm" and not gpus:
-        raise EngineIncompatible("--family vllm: this machine has no NVIDIA GPU that CUDA can see")
-    vllm = find_vllm(work_dir)
     if forced == "openvino":
         return FamilyChoice("openvino", "--family says so", "without that: by machine")
-    if vllm is not None and gpus:
-        cuda_support.require_packages([str(vllm.site)], f"vLLM in {vllm.site}")
-        why = "--family says so" if forced else "this machine has a GPU and vLLM"
-        return FamilyChoice("vllm", why, "for the CPU: --family openvino", vllm)
-    if forced == "vllm":
+    gpus, vllm = [] if on_cpu else visible_gpus(), find_vllm(work_dir)
+    if forced == "vllm" and not gpus:
+        raise EngineIncompatible("--family vllm: this machine has no NVIDIA GPU that CUDA can see")
+    if forced == "vllm" and vllm is None:
         raise MissingExtra(f"--family vllm: vLLM is not set up here: run {SETUP}")
-    if gpus:
+    if not gpus:
+        return FamilyChoice("openvino", "this machine has no GPU", f"for vllm: a GPU, and {SETUP}")
+    if vllm is None:
         return FamilyChoice("openvino", "vLLM is not set up here", f"for the GPU: {SETUP}")
-    return FamilyChoice("openvino", "this machine has no GPU", f"for vllm: a GPU, and {SETUP}")
+    cuda_support.require_packages([str(vllm.site)], f"vLLM in {vllm.site}")
+    why = "--family says so" if forced else "this machine has a GPU and vLLM"
+    return FamilyChoice("vllm", why, "for the CPU: --family openvino", vllm)
 
 
 def require_architecture(config: Mapping[str, Any], site: Path, name: str) -> None:
     """Refuse a model that vLLM in the site-packages `site` cannot serve; `config` is config.json.
 
-    vLLM also takes what its Transformers knows. Where its registry cannot be read, vLLM itself
+    vLLM also takes what its Transformers knows. If its registry cannot be read, vLLM itself
     refuses, after the download.
 
     Raises:
@@ -101,12 +99,9 @@ def require_architecture(config: Mapping[str, Any], site: Path, name: str) -> No
     if not known or any(one in known for one in wanted):
         return
     shown = ", ".join(wanted) or "none"
-    if gone := [one for one in wanted if one in tables.get(_GONE, ())]:
-        raise EngineIncompatible(f"{name}: this vLLM no longer has {', '.join(gone)}")
-    if others := [one for one in wanted if any(one in table for table in tables.values())]:
-        raise EngineIncompatible(
-            f"{name}: {', '.join(others)} makes no text; vLLM has it for other tasks"
-        )
+    for table, others in tables.items():
+        if {*others} & {*wanted}:
+            raise EngineIncompatible(f"{name}: {shown}: vLLM has it in {table.strip('_')} only")
     kind = str(config.get("model_type") or "").replace("-", "_")
     if wanted and kind.isidentifier() and (site / "transformers" / "models" / kind).is_dir():
         return

@@ -13,7 +13,7 @@ import json
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import EngineCorrupt, ModelUnavailable, nearest
 from cog_triton.oci.reference import DIGEST, Reference, is_oci
 from cog_triton.system.paths import expanded
-from cog_triton.system.printable import first_problem, printable
+from cog_triton.system.printable import first_problem, printable, shortened
 from cog_triton.system.redaction import redact_address
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ _SERVE_KEYS = {
     *("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls"),
     *("vllm_model", "lora_adapters", "instantiate"),
 }
+_LAYER = "application/vnd.oci.image.layer.v1"
 _PLATFORM = {"os": "linux", "architecture": "amd64"}
 
 
@@ -299,6 +300,10 @@ class URL(Tar):
                 self.path = None
 
 
+Layers = Sequence[tuple[str | None, "Descriptor"]]
+"""Layers, each with the name of a file in it; None for what is not said to be in it."""
+
+
 class InRegistry(Source):
     """An engine in a registry: its manifest and config.json are fetched, and nothing else."""
 
@@ -317,10 +322,10 @@ class InRegistry(Source):
         with _registry(self.reference, self._network) as (registry, scratch):
             digest, body = registry.manifest()
             image = image_manifest.parse(body, self.name)
-            layers = [(layer.title, layer) for layer in image.layers]
+            layers: Layers = [(layer.title, layer) for layer in image.layers]
             if image.config is not None and image.config.mediaType == image_manifest.COG_CONFIG:
                 config = _fetched(image.config, registry, scratch).read_bytes()
-                layers = self._listed(config, {layer.digest: layer for layer in image.layers})
+                layers = self._listed(config, image.layers)
             for layer in self._wanted(layers):
                 contents |= self._members(_fetched(layer, registry, scratch), layer.digest)
         self.digest, self.name = digest, str(self.reference.pinned(digest))
@@ -351,25 +356,18 @@ class InRegistry(Source):
     def was_read(self, name: str) -> bool:
         return name in self._texts
 
-    def _listed(
-        self, config: bytes, layers: Mapping[str, Descriptor]
-    ) -> list[tuple[str | None, Descriptor]]:
-        """The layers of the files that Cog's config names."""
+    def _listed(self, config: bytes, layers: Sequence[Descriptor]) -> Layers:
+        """The layers of the files that the config of a Cog weight names."""
+        known = {layer.digest: layer for layer in layers}
         try:
-            files = _CogConfig.model_validate_json(config).files
-        except ValidationError as error:
-            why = first_problem(error)
-            raise EngineCorrupt(f"{self.name}: its config is not Cog's: {why}") from None
-        if lost := next((file for file in files if file.layer not in layers), None):
-            raise EngineCorrupt(
-                f"{self.name}: its config has {printable(lost.path)} in {printable(lost.layer)},"
-                " which is no layer of it"
-            )
-        return [(file.path, layers[file.layer]) for file in files]
+            files = json.loads(config)["files"]
+            return [(str(file["path"]), known[file["layer"]]) for file in files]
+        except (ValueError, RecursionError, TypeError, KeyError) as error:
+            why = f"its config is not Cog's: {shortened(error)}"
+            raise EngineCorrupt(f"{self.name}: {why}") from None
 
-    def _wanted(self, layers: Iterable[tuple[str | None, Descriptor]]) -> Iterable[Descriptor]:
+    def _wanted(self, layers: Layers) -> Iterable[Descriptor]:
         """Layers of the texts, else the smallest ones that have no title."""
-        layers = list(layers)
         silent = sorted((one for said, one in layers if said is None), key=lambda one: one.size)
         sizes = itertools.accumulate(one.size for one in silent)
         small = [one for one, size in zip(silent, sizes, strict=True) if size <= MAX_LAYER]
@@ -394,15 +392,6 @@ class InRegistry(Source):
             why = error.detail.removeprefix(f"{blob}: ")
             raise EngineCorrupt(f"{self.name}: layer {digest}: {why}") from None
         return found
-
-
-class _ListedFile(BaseModel):
-    path: str
-    layer: str
-
-
-class _CogConfig(BaseModel):
-    files: list[_ListedFile]
 
 
 @contextlib.contextmanager
@@ -436,56 +425,48 @@ class _ImageConfig(BaseModel):
 
 
 class Image(Source):
-    """A container image: its labels and environment, of an index those for linux/amd64."""
+    """A container image, of an index that for linux/amd64: its labels and environment."""
 
     kind = "image"
 
     def __init__(self, reference: Reference, network: Network) -> None:
         super().__init__(str(reference).removeprefix("oci://"))
-        self._network = network
-        self._reference = reference
+        self._reference, self._network = reference, network
 
-    @cached_property
-    def facts(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """Labels and environment; raises as `files`."""
-        return self._read[0]
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return self._read[0].Labels or {}
 
-    def files(self, *, checksums: bool = False) -> Mapping[str, File]:
-        """Its layers by digest."""
-        return self._read[1]
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return dict(line.partition("=")[::2] for line in self._read[0].Env or ())
 
     @property
     def unpacked(self) -> int | None:
         """Bytes of its files; None where layers are compressed, as nothing says what they hold."""
-        return self._read[2]
+        plain = all(layer.mediaType == f"{_LAYER}.tar" for layer in self._read[1])
+        return sum(layer.size for layer in self._read[1]) if plain else None
+
+    def files(self, *, checksums: bool = False) -> Mapping[str, File]:
+        """Its layers by digest."""
+        return {f"{n} {one.digest}": File(one.size) for n, one in enumerate(self._read[1])}
 
     @cached_property
-    def _read(
-        self,
-    ) -> tuple[tuple[Mapping[str, str], Mapping[str, str]], Mapping[str, File], int | None]:
-        from cog_triton.oci.image_manifest import TAR
+    def _read(self) -> tuple[_Container, Sequence[Descriptor]]:
         from cog_triton.oci.image_manifest import Image as Manifest
 
-        reference = self._reference
-        with _registry(reference, self._network) as (registry, scratch):
-            digest, body = registry.manifest()
+        with _registry(self._reference, self._network) as (registry, scratch):
+            self.digest, body = registry.manifest()
             if chosen := self._for_platform(body):
-                return Image(reference.pinned(chosen), self._network)._read
+                return Image(self._reference.pinned(chosen), self._network)._read
             try:
                 image = Manifest.model_validate_json(body)
                 if image.config is None:
                     raise EngineCorrupt(f"{self.name}: has no config")
                 text = _fetched(image.config, registry, scratch).read_bytes()
-                config = _ImageConfig.model_validate_json(text).config
+                return _ImageConfig.model_validate_json(text).config, image.layers
             except ValidationError as error:
                 raise EngineCorrupt(f"{self.name}: is no image: {first_problem(error)}") from None
-        self.digest = digest
-        size = sum(layer.size for layer in image.layers)
-        return (
-            (config.Labels or {}, dict(line.partition("=")[::2] for line in config.Env or ())),
-            {layer.digest: File(layer.size) for layer in image.layers},
-            size if all(layer.mediaType == TAR for layer in image.layers) else None,
-        )
 
     def _for_platform(self, body: bytes) -> str | None:
         """Digest of the image for linux/amd64 if `body` is an index, None if it is a manifest."""
@@ -591,13 +572,15 @@ class Package(Source):
 
 def no_engine(source: Source) -> str:
     """Error text: `source` has neither manifest nor config.json, but these files."""
-    files = source.files()
-    names = [printable(name) for name in itertools.islice(files, 8)]
-    more = f" and {len(files) - 8} more" if len(files) > 8 else ""
     return (
         f"{source.name}: not an engine: neither {MANIFEST_NAME} nor {CONFIG_NAME} at its top;"
-        f" it holds {', '.join(names) or 'nothing'}{more}"
+        f" it holds {_shown(source.files())}"
     )
+
+
+def _shown(names: Iterable[str]) -> str:
+    held = sorted(map(printable, names))
+    return (", ".join(held[:8]) or "nothing") + (f" and {len(held) - 8} more" if held[8:] else "")
 
 
 def _family(name: str, text: bytes) -> str | None:
@@ -608,11 +591,9 @@ def _family(name: str, text: bytes) -> str | None:
         return "vllm" if _SEALED.search(text) else None
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):
+        its = value.get("engine", {*value} & {"builder_config", "build_config"} and TENSORRT_LLM)
+    except (ValueError, RecursionError, AttributeError):
         return None
-    if not isinstance(value, dict):
-        return None
-    its = value.get("engine", TENSORRT_LLM if {*value} & {"builder_config", "build_config"} else 0)
     return its if isinstance(its, str) else None
 
 
@@ -626,12 +607,10 @@ def _directory(text: str, path: Path) -> Source:
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) == 1:
         return GGUF(text, ggufs[0])
-    held = sorted(printable(file.name) for file in path.iterdir())
-    shown = ", ".join(held[:8]) + (" and more" if len(held) > 8 else "")
+    hint = f" ({len(ggufs)} .gguf files: name one)" if ggufs else ""
     raise EngineCorrupt(
-        f"{text!r} is a directory with neither an engine nor a model"
-        f"{f' ({len(ggufs)} .gguf files: name one)' if ggufs else ''}; it holds"
-        f" {shown or 'nothing'}; {ACCEPTED}"
+        f"{text!r} is a directory with neither an engine nor a model{hint}; it holds"
+        f" {_shown(file.name for file in path.iterdir())}; {ACCEPTED}"
     )
 
 

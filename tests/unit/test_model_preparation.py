@@ -249,8 +249,8 @@ def test_a_gpu_with_vllm_gets_a_directory_for_it(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"architectures": ["BertModel"]}, "BertModel makes no text"),
-        ({"architectures": ["JAISLMHeadModel"]}, "this vLLM no longer has JAISLMHeadModel"),
+        ({"architectures": ["BertModel"]}, "BertModel: vLLM has it in EMBEDDING_MODELS only"),
+        ({"architectures": ["JAISLMHeadModel"]}, "PREVIOUSLY_SUPPORTED_MODELS only"),
         ({"architectures": ["LamaForCausalLM"]}, "did you mean 'LlamaForCausalLM'?"),
         ({"architectures": None}, "architectures none"),
     ],

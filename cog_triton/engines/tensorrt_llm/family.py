@@ -23,7 +23,7 @@ from cog_triton.engines.tensorrt_llm import (
 from cog_triton.engines.tensorrt_llm.adapter_modules import task_id
 from cog_triton.errors import ModelUnavailable
 from cog_triton.sizing import model_files
-from cog_triton.sizing.demand import Demand
+from cog_triton.sizing.fit import Demand
 
 _BECOMES = {"decoder_text_input": "decoder_input_ids"}
 """Inputs of the text models by the input of tensorrt_llm that they become."""

@@ -41,7 +41,7 @@ from cog_triton.errors import (
     ModelUnavailable,
 )
 from cog_triton.sizing import model_files
-from cog_triton.sizing.demand import Demand
+from cog_triton.sizing.fit import Demand
 from cog_triton.system.redaction import HUB_TOKENS
 from cog_triton.text import generation_config
 from cog_triton.text.sampling import ABILITIES

@@ -48,19 +48,16 @@ def library_versions(root: Path = Path("/")) -> dict[str, str]:
     TensorRT's is in TRT_VERSION in NVIDIA's containers; a package of this Python or of the
     container's tells it elsewhere, and TensorRT-LLM's.
     """
-    found = {"tensorrt": os.environ.get("TRT_VERSION", "")}
     paths = [*sys.path, *map(str, sorted(root.glob(_CONTAINER_PACKAGES)))]
-    for name in ("tensorrt_llm", "tensorrt"):
+    found = {"tensorrt": os.environ.get("TRT_VERSION", "")}
+    for name in _LIBRARIES:
         packages = importlib.metadata.distributions(name=name, path=paths)
         found[name] = found.get(name) or next((package.version for package in packages), "")
     return {name: version for name, version in found.items() if version}
 
 
 def require_image(image_sm: str | None) -> None:
-    """Raise E1305 unless the image that this runs in can use the driver and the GPUs here.
-
-    An image that is for no GPU may serve on the CPU, see `require_driver`.
-    """
+    """Raise E1305 unless the image that this runs in can use the driver and the GPUs here."""
     if image_sm not in (None, "", "cpu"):
         require_driver()
     require_gpu(image_sm)
@@ -94,16 +91,13 @@ def require_gpu(image_sm: str | None, read: Callable[[], Sequence[int]] | None =
             " `docker run --gpus=all`, on a machine with NVIDIA's driver and container toolkit"
         )
     if others:
+        sm = others[0]
+        advice = f"use the image cog-triton-runner-{sm}, for vLLM cog-triton-runner-vllm-{sm}"
+        if sm not in RUNNER_SMS:
+            advice = f"there are images for {sm_names(RUNNER_SMS)}, see docs/images.md"
         raise EngineIncompatible(
-            f"this image is for sm_{image_sm}, this GPU is {sm_names(others)}: {_image_for(others)}"
+            f"this image is for sm_{image_sm}, this GPU is {sm_names(others)}: {advice}"
         )
-
-
-def _image_for(sms: Sequence[int]) -> str:
-    """Advice: the image for the first of `sms`, if there is one."""
-    if sms[0] in RUNNER_SMS:
-        return f"use the image cog-triton-runner-{sms[0]}, for vLLM cog-triton-runner-vllm-{sms[0]}"
-    return f"there are images for {sm_names(RUNNER_SMS)}; docs/images.md tells how to make another"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from cog_triton.inspection.description import describe
 from cog_triton.serving.sealed_engine import unsigned
 from cog_triton.settings import Settings
 from cog_triton.sizing import fit, gpu_table, model_files
-from cog_triton.sizing.memory_sum import AS_STORED, GIB, Precision
+from cog_triton.sizing.memory_sum import GIB, Precision
 from cog_triton.sizing.model_files import ModelFiles
 from cog_triton.sources.source import URL, Image, Source
 from cog_triton.system import gpus
@@ -41,7 +40,7 @@ _GB = 1e9
 _SPARE = int(0.5 * _GB)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Target:
     """What is to run on this machine; None is what nothing says.
 
@@ -71,13 +70,15 @@ def target(source: Source, work: Path) -> Target:
     if isinstance(source, Image):
         return _image(source)
     if source.is_engine:
-        return _engine(source, work)
+        return _engine(source, Target(name=source.name, what="engine", place=work))
     wanted = Target(name=source.name, what="model", place=work)
     if source.kind in ("file", "package") and source.read(CONFIG_NAME) is None:
-        return dataclasses.replace(wanted, sm="cpu", unknown="a GGUF file is for the CPU")
-    files = model_files.describe(source)
-    pull = files.weight_bytes if source.kind == "hub" else 0
-    return dataclasses.replace(wanted, name=files.name, files=files, pull=pull)
+        wanted.sm, wanted.unknown = "cpu", "a GGUF file is for the CPU"
+        return wanted
+    wanted.files = model_files.describe(source)
+    wanted.name = wanted.files.name
+    wanted.pull = wanted.files.weight_bytes if source.kind == "hub" else 0
+    return wanted
 
 
 def _image(source: Image) -> Target:
@@ -96,52 +97,41 @@ def _image(source: Image) -> Target:
     )
 
 
-def _engine(source: Source, work: Path) -> Target:
-    wanted = Target(name=source.name, what="engine", place=work)
-    if source.family() == SEALED_ENGINE and source.read(MANIFEST_NAME) is None:
-        assert source.path is not None
-        family = VLLMFamily.open(source.path)
-        wanted = dataclasses.replace(wanted, gpus=family.gpus or 1)
+def _engine(source: Source, wanted: Target) -> Target:
+    directory = source.path if source.kind == "directory" else None
+    if directory and VLLMFamily.matches(directory) and source.read(MANIFEST_NAME) is None:
+        family = VLLMFamily.open(directory)
+        wanted.gpus = family.gpus or 1
         try:
             demand = family.memory()
+            wanted.gpus, wanted.files = demand.gpus, demand.files
+            wanted.precision = demand.precision
         except (BuildConfigInvalid, ModelUnavailable) as error:
-            return dataclasses.replace(wanted, unknown=error.detail)
-        return dataclasses.replace(
-            wanted, gpus=demand.gpus, files=demand.files, precision=demand.precision
-        )
+            wanted.unknown = error.detail
+        return wanted
     found = describe(source, checksums=False)
-    files = sum(file.size for file in found.files.values())
-    size = max(files, source.size if isinstance(source, URL) else 0)
-    pull = 0 if source.path else size
-    manifest = found.manifest
-    if manifest is None:
-        why = f"an engine without {MANIFEST_NAME}: what it needs is not recorded"
-        sm = "cpu" if found.on_cpu else None
-        return dataclasses.replace(wanted, sm=sm, unknown=why, pull=pull, unpacked=size)
-    sizes = {file: entry.size for file, entry in manifest.files.items()}
-    elsewhere = manifest.weights.files if manifest.weights else {}  # which a start fetches
-    sizes |= {file: entry.size for file, entry in elsewhere.items()}
-    model, precision, unknown = None, AS_STORED, "it is for the CPU"
-    if not found.on_cpu:
+    sizes = {name: file.size for name, file in found.files.items()}
+    size = max(sum(sizes.values()), source.size if isinstance(source, URL) else 0)
+    manifest, elsewhere = found.manifest, 0
+    wanted.unknown = f"without {MANIFEST_NAME}, what an engine needs is not recorded"
+    if manifest is not None:
+        if manifest.weights:  # which a start fetches
+            sizes |= {name: file.size for name, file in manifest.weights.files.items()}
+            elsewhere = sum(file.size for file in manifest.weights.files.values())
+        wanted.cuda, wanted.gpus = manifest.versions.get("cuda"), manifest.world_size
+        if manifest.engine != SEALED_ENGINE:  # which compiles for others
+            wanted.sm = ",".join(map(str, manifest.sm)) or None
         try:
-            config = source.read(CONFIG_NAME)
-            model, precision = model_files.of_engine(
-                source.name, config, sizes, manifest.max_seq_len
+            wanted.files, wanted.precision = model_files.of_engine(
+                source.name, source.read(CONFIG_NAME), sizes, manifest.max_seq_len
             )
         except (BuildConfigInvalid, ModelUnavailable) as error:
-            unknown = error.detail
-    sms = [] if manifest.engine == SEALED_ENGINE else manifest.sm  # it compiles for others
-    return dataclasses.replace(
-        wanted,
-        sm="cpu" if found.on_cpu else ",".join(map(str, sms)) or None,
-        cuda=manifest.versions.get("cuda"),
-        gpus=manifest.world_size,
-        precision=precision,
-        files=model,
-        unknown=unknown,
-        pull=pull + sum(entry.size for entry in elsewhere.values()),
-        unpacked=0 if source.kind == "directory" else sum(sizes.values()),
-    )
+            wanted.unknown = error.detail
+    if found.on_cpu:
+        wanted.sm, wanted.files, wanted.unknown = "cpu", None, "it is for the CPU"
+    wanted.pull = elsewhere + (0 if source.path else size)
+    wanted.unpacked = 0 if directory else size + elsewhere
+    return wanted
 
 
 def before(

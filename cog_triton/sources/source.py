@@ -126,14 +126,17 @@ class Source:
             if (local := local_path(text)) is None:
                 return URL(text)
             hub, path = None, local
+        there = False
         with contextlib.suppress(OSError, ValueError):  # too long, or with a NUL
-            if text.strip() and path.exists():
+            there = bool(text.strip()) and path.exists()
+        if there:
+            try:
                 found = _directory(text, path) if path.is_dir() else _file(text, path)
-                if hub is not None and not hub[2]:
-                    found.remark = (
-                        f"{text} is here, so it is not the hub's; that one is {text}@main"
-                    )
-                return found
+            except OSError as error:
+                raise ModelUnavailable(f"{text!r} cannot be read: {error.strerror}") from None
+            if hub is not None and not hub[2]:
+                found.remark = f"{text} is here, so it is not the hub's; that one is {text}@main"
+            return found
         if hub is not None and not hub[1].endswith(_FILES):
             return OnHub(hub[1], hub[2], network)
         if images and "/" in text:
@@ -192,7 +195,8 @@ class _Local(Source):
                 kept += piece
                 if len(kept) > MAX_TEXT:
                     raise EngineCorrupt(f"{self.name}: {name} has over {MAX_TEXT} bytes")
-        self._texts[name] = bytes(kept)
+        if name in _TEXTS:
+            self._texts[name] = bytes(kept)
         entry = sums.entry()
         return File(entry.size, entry.sha256)
 
@@ -617,11 +621,8 @@ def _directory(text: str, path: Path) -> Source:
 def _file(text: str, path: Path) -> Source:
     if not path.is_file():
         raise EngineCorrupt(f"{text!r}: must be a file or a directory, is neither")
-    try:
-        with path.open("rb") as file:
-            start = file.read(512)
-    except OSError as error:
-        raise ModelUnavailable(f"{text!r} cannot be read: {error.strerror}") from None
+    with path.open("rb") as file:
+        start = file.read(512)
     if start.startswith(_GGUF):
         return GGUF(text, path)
     if path.name.endswith(_TARS) or start.startswith(_COMPRESSED):

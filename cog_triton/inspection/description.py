@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from cog_triton.artifact.compatibility import gpu_problem
 from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES, TENSORRT_LLM, EngineConfig
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, SEALED_ENGINE, Manifest
 from cog_triton.engines.tensorrt_llm import runtime_settings
-from cog_triton.errors import BuildConfigInvalid, EngineCorrupt, InvalidArgument, ModelUnavailable
+from cog_triton.errors import BuildConfigInvalid, EngineCorrupt, InvalidArgument
 from cog_triton.sizing import model_files
 from cog_triton.sizing.memory_sum import ModelShape
 from cog_triton.sources.source import File, Source, no_engine
@@ -165,10 +166,10 @@ def describe(source: Source, *, checksums: bool = True) -> Description:
     """
     files = source.files(checksums=checksums)
     if not source.is_engine:
-        try:
-            return Description(source, files, shape=model_files.describe(source).shape)
-        except (BuildConfigInvalid, ModelUnavailable):  # a GGUF, or of an unusual architecture
-            return Description(source, files)
+        with suppress(BuildConfigInvalid):  # of an architecture that names its sizes otherwise
+            if source.read(CONFIG_NAME) is not None:
+                return Description(source, files, shape=model_files.describe(source).shape)
+        return Description(source, files)
     manifest = config = None
     name, text = source.name, source.read(MANIFEST_NAME)
     if text is not None:

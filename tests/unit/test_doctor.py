@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from cog_triton.cli.app import app
 from cog_triton.doctor import machine as machines
 from cog_triton.doctor import report, subject
 from cog_triton.doctor.report import Check, State
-from cog_triton.errors import EngineIncompatible, TritonStartFailed
+from cog_triton.errors import EngineIncompatible
 from cog_triton.serving.coglet import cog_server
 from cog_triton.settings import load_settings
 from cog_triton.sizing import gpu_table
@@ -55,26 +55,6 @@ def states(output: str) -> dict[str, str]:
     return {found["name"]: found["state"] for found in json.loads(output)["checks"]}
 
 
-def test_this_machine_passes() -> None:
-    code, said = doctor("--json")
-    found = json.loads(said)
-    assert (code, found["healthy"]) == (0, True)
-    names = [item["name"] for item in found["checks"]]
-    assert names[:2] == ["Python", "settings"]
-    assert {"Triton", "backends", "GPU", "memory", "shared memory", "disk", "ports"} <= {*names}
-    for item in found["checks"]:
-        assert (item["state"] == "ok") == (item["advice"] == "")
-
-
-def test_a_log_has_one_line_a_check() -> None:
-    code, said = doctor()
-    assert code == 0
-    lines = said.splitlines()
-    assert lines[0].startswith("ok    Python: 3.")
-    assert lines[-1].startswith("Ready to serve")
-    assert "\x1b" not in said
-
-
 def test_what_a_terminal_obeys_is_told_as_text() -> None:
     for terminal in (False, True):
         console = Console(file=io.StringIO(), width=200, force_terminal=terminal, no_color=True)
@@ -82,42 +62,6 @@ def test_what_a_terminal_obeys_is_told_as_text() -> None:
         assert isinstance(console.file, io.StringIO)
         assert "sm_\\x1b]0;x\\x07" in console.file.getvalue()
         assert "y\\x9b" in console.file.getvalue()
-
-
-def test_the_work_dir_is_left_empty(tmp_path: Path) -> None:
-    doctor()
-    assert not (tmp_path / "work").exists()
-
-
-@pytest.mark.parametrize(
-    ("version", "state"),
-    [((3, 10, 13), "fail"), ((3, 11, 0), "ok"), ((3, 12, 9), "ok"), ((3, 13, 0), "fail")],
-)
-def test_python_versions(version: tuple[int, ...], state: str) -> None:
-    assert machines.python(version).state.value == state
-
-
-def test_invalid_settings_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "many")
-    code, said = doctor("--json")
-    assert code == 1
-    assert states(said) == {"Python": "ok", "settings": "fail"}
-    assert "WORLD_SIZE='many'" in said
-
-
-def test_an_invalid_serve_config_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config = tmp_path / "serve.yaml"
-    config.write_text("a: [")
-    monkeypatch.setenv("COG_TRITON_CONFIG", str(config))
-    assert doctor()[0] == 1
-
-
-def test_a_program_that_is_no_tritonserver_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITONSERVER", "/nowhere/tritonserver")
-    code, said = doctor("--json")
-    assert code == 1
-    assert states(said)["Triton"] == "fail"
-    assert "/nowhere/tritonserver" in said
 
 
 def binary(directory: Path, script: str) -> TritonInstallation:
@@ -170,21 +114,6 @@ def test_gpus_are_checked_against_the_image(
     assert says in found.found
 
 
-def test_gpus_of_a_kind_are_counted() -> None:
-    h200 = ("NVIDIA H200", "143771", "580.1")
-    assert machines.summarize([h200, h200, ("Tesla T4", "[N/A]", "580.1")]) == [
-        "2 x NVIDIA H200 151 GB, driver 580.1",
-        "1 x Tesla T4, driver 580.1",
-    ]
-
-
-@pytest.mark.parametrize(("gb", "state"), [(8, "ok"), (2, "warn"), (0.5, "fail")])
-def test_free_memory_within_the_container_limit(gb: float, state: str) -> None:
-    here = HostMemory(int(gb * 1e9), "memory.max of 9.0 GB")
-    found = machines.memory(here)
-    assert (found.state.value, found.found) == (state, f"{gb:.1f} GB free (memory.max of 9.0 GB)")
-
-
 def test_leftover_shared_memory_of_dead_servers_is_a_warning(tmp_path: Path) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
@@ -210,12 +139,6 @@ def test_a_directory_that_cog_cannot_have_is_a_warning(
     assert found.found.startswith(f"{place} is no directory")
     assert found.found.endswith("PORT answers 503 then")
     assert found.advice.startswith("have its owner")
-
-
-def test_a_full_disk_fails(tmp_path: Path) -> None:
-    found = machines.disk(tmp_path / "not" / "yet", 10**18)
-    assert found.state is State.FAIL
-    assert "COG_TRITON_WORK_DIR" in found.advice
 
 
 @pytest.mark.parametrize("name", ["TRITON_GRPC_PORT", "OPENAI_PORT"])
@@ -279,90 +202,39 @@ def test_mpirun_is_needed_only_for_ranks(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert machines.mpirun(load_settings(), 2) == Check("mpirun", State.OK, str(path))
 
 
-def machine(*sm: int, versions: Mapping[str, str] = {}) -> Machine:
-    return Machine(sm, Path("/opt/tritonserver"), ["python", "tensorrtllm"], versions)
-
-
-def looked(path: Path, here: Machine | None) -> Check:
-    return subject.engine(Source.open(str(path)), here)[1]
-
-
-def test_a_matching_engine_passes(tmp_path: Path) -> None:
-    tar = sample_engines.packed(tmp_path)
-    versions = {"tensorrt_llm": "1.2.1", "tensorrt": "10.13.2"}
-    found = looked(tar, machine(90, 90, 90, 90, versions=versions))
-    assert found.state is State.OK, found
-    assert "tensorrtllm backend, 4 ranks; it fits" in found.found
+FULL = {"tensorrt_llm": "1.2.1", "tensorrt": "10.13.2"}
 
 
 @pytest.mark.parametrize(
-    ("here", "state", "says"),
+    ("sm", "versions", "state", "said"),
     [
-        (machine(86), "fail", "was built for sm_90, this machine has sm_86"),
-        (machine(90, 90, 90, 90), "warn", "is not known, so it was not compared"),
-        (None, "warn", "not compared"),
+        ([90] * 4, FULL, "ok", "tensorrtllm backend, 4 ranks; it fits"),
+        ([90] * 4, {}, "warn", "is not known, so it was not compared"),
+        ([86], {}, "fail", "was built for sm_90, this machine has sm_86"),
+        (None, {}, "warn", "not compared"),
     ],
 )
-def test_an_engine_for_another_machine_is_reported(
-    tmp_path: Path, here: Machine | None, state: str, says: str
+def test_an_engine_is_compared_with_this_machine(
+    sm: list[int] | None, versions: dict[str, str], state: str, said: str, tmp_path: Path
 ) -> None:
-    found = looked(sample_engines.packed(tmp_path), here)
-    assert found.state.value == state
-    assert says in found.found
+    here = sm and Machine(sm, Path("/opt/tritonserver"), ["python", "tensorrtllm"], versions)
+    _, found = subject.engine(Source.open(str(sample_engines.packed(tmp_path))), here or None)
+    assert found.state.value == state, found
+    assert said in found.found
 
 
-@pytest.mark.parametrize("kind", ["missing", "no engine", "garbage"])
-def test_a_path_without_an_engine_fails(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "engine.tar"
-    if kind == "no engine":
-        path.mkdir()
-        (path / "x").touch()
-    elif kind == "garbage":
-        path.write_bytes(b"x" * 4096)
-    code, said = doctor(path, "--json")
-    assert code == 1
-    assert states(said)["engine"] == "fail"
-    assert str(path) in said
-
-
-def test_an_engine_of_several_ranks_needs_mpirun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tar = sample_engines.packed(tmp_path)
-    monkeypatch.setenv("MPIRUN", "/nowhere/mpirun")
-    _, said = doctor(tar, "--json")
-    assert states(said)["mpirun"] == "fail"
-
-
-def test_a_missing_triton_is_reported_with_the_reason() -> None:
-    found = machines.tritonserver(None, TritonStartFailed("no tritonserver: set TRITONSERVER"))
-    assert (found.state, found.found) == (State.FAIL, "no tritonserver: set TRITONSERVER")
-
-
-def test_healthy_means_no_failed_check() -> None:
-    assert report.healthy([report.ok("a", "b"), report.warn("a", "b", "c")])
-    assert not report.healthy([report.ok("a", "b"), report.fail("a", "b", "c")])
-
-
-def _model(tmp_path: Path, layers: int = 32) -> str:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return str(tmp_path)
+MODEL = {
+    **{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256},
+}
+L4 = Gpu("L4", 89, 23034 << 20)
 
 
 @pytest.mark.parametrize(
     ("gpus", "layers", "state", "said"),
     [
-        ((Gpu("L4", 89, 23034 << 20), 2), 32, "ok", "fits 1 of 2 x L4 with FP8 weights"),
-        ((Gpu("L4", 89, 23034 << 20), 1), 320, "fail", "It would fit 1 x "),
+        ((L4, 2), 32, "ok", "fits 1 of 2 x L4 with FP8 weights"),
+        ((L4, 1), 320, "fail", "It would fit 1 x "),
         (None, 2, "ok", "no GPU. It would fit 1 x "),
         (None, 32000, "fail", "no GPU. No 8 GPUs of one kind hold it"),
     ],
@@ -376,8 +248,79 @@ def test_a_model_is_compared_with_this_machine(
     said: str,
 ) -> None:
     monkeypatch.setattr(gpu_table, "gpu_here", lambda: gpus)
-    _, output = doctor(_model(tmp_path, layers), "--json")
-    assert states(output)["model"] == state
-    check = next(c for c in json.loads(output)["checks"] if c["name"] == "model")
-    assert said in check["found"]
-    assert (check["advice"] == "") == (state == "ok")
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL, "num_hidden_layers": layers}))
+    found = subject.memory(subject.target(Source.open(str(tmp_path)), tmp_path))
+    assert (found.state.value, found.advice == "") == (state, state == "ok")
+    assert said in found.found
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "name", "failed", "said"),
+    [
+        ("WORLD_SIZE", "many", None, "settings", "WORLD_SIZE='many'"),
+        ("COG_TRITON_CONFIG", "none.yaml", None, "settings", "none.yaml"),
+        ("TRITONSERVER", "/nowhere/tritonserver", None, "Triton", "/nowhere/tritonserver"),
+        ("MPIRUN", "/nowhere/mpirun", "engine.tar", "mpirun", "/nowhere/mpirun"),
+        ("A", "", "none.tar", "engine", "E1304"),
+        ("A", "", "a.tar", "engine", "E1306"),
+        ("COG_WEIGHTS", "a.tar", None, "engine", "E1306"),
+    ],
+)
+def test_what_is_wrong_fails(
+    setting: str,
+    value: str,
+    name: str | None,
+    failed: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(setting, value)
+    sample_engines.packed(tmp_path)
+    Path("a.tar").write_bytes(b"x" * 4096)
+    code, output = doctor("--json", *([name] if name else []))
+    found = {check["name"]: check for check in json.loads(output)["checks"]}
+    assert (code, found[failed]["state"]) == (1, "fail")
+    assert said in found[failed]["found"]
+
+
+def test_this_machine_passes(tmp_path: Path) -> None:
+    code, said = doctor("--json")
+    found = json.loads(said)
+    assert (code, found["healthy"]) == (0, True)
+    names = [item["name"] for item in found["checks"]]
+    assert names[:2] == ["Python", "settings"]
+    assert {"Triton", "backends", "GPU", "memory", "shared memory", "disk", "ports"} <= {*names}
+    for item in found["checks"]:
+        assert (item["state"] == "ok") == (item["advice"] == "")
+    lines = doctor()[1].splitlines()
+    assert lines[0].startswith("ok    Python: 3.")
+    assert lines[-1].startswith("Ready to serve")
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("check", "state", "said"),
+    [
+        (lambda: machines.python((3, 10, 13)), "fail", "3.10.13"),
+        (lambda: machines.python((3, 12, 9)), "ok", "3.12.9"),
+        (lambda: machines.python((3, 13, 0)), "fail", "3.13.0"),
+        (lambda: machines.memory(HostMemory(8 * 10**9, "max")), "ok", "8.0 GB free (max)"),
+        (lambda: machines.memory(HostMemory(2 * 10**9, "max")), "warn", "2.0 GB free"),
+        (lambda: machines.memory(HostMemory(10**8, "max")), "fail", "0.1 GB free"),
+        (lambda: machines.disk(Path("/tmp/not/yet"), 10**18), "fail", "GB needed"),
+    ],
+)
+def test_limits(check: Callable[[], Check], state: str, said: str) -> None:
+    found = check()
+    assert found.state.value == state
+    assert said in found.found
+
+
+def test_gpus_of_a_kind_are_counted() -> None:
+    h200 = ("NVIDIA H200", "143771", "580.1")
+    assert machines.summarize([h200, h200, ("Tesla T4", "[N/A]", "580.1")]) == [
+        "2 x NVIDIA H200 151 GB, driver 580.1",
+        "1 x Tesla T4, driver 580.1",
+    ]

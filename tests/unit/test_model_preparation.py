@@ -171,17 +171,13 @@ def test_an_architecture_that_openvino_lacks_is_refused_before_the_download(
     assert refused.endswith("; vLLM may take it, on a GPU: cog-triton setup vllm")
 
 
-def test_a_config_that_is_no_object_is_refused(home: Path, hub: Hub) -> None:
-    hub.files[MAIN]["config.json"] = b"[]"
-    assert "config.json: must hold an object" in refusal(home, hub, ID, ModelUnavailable)
-
-
 @pytest.mark.parametrize(
     ("there", "told"),
     [
         ({"pytorch_model.bin": WEIGHTS}, "it holds config.json, pytorch_model.bin"),
         ({"a.gguf": WEIGHTS}, "download a .gguf file, and name it"),
         ({"README.md": b""}, "has no *.safetensors at its top"),
+        ({"model.safetensors": WEIGHTS, "config.json": b"[]"}, "config.json: must hold an object"),
         ({"model.safetensors": WEIGHTS, "config.json": None}, "has no config.json"),
     ],
 )

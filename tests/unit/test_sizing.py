@@ -99,16 +99,20 @@ def test_a_vision_model_is_measured_by_its_text_part() -> None:
     assert shape.hidden == 4096
 
 
-@pytest.mark.parametrize("value", [0, -1, "4096", 1.5, True])
-def test_a_size_that_is_none_is_named(value: object) -> None:
-    with pytest.raises(BuildConfigInvalid, match=r"E1300.*hidden_size: .*positive whole number"):
-        read_shape({**LLAMA_8B, "hidden_size": value}, "test")
-
-
-def test_a_missing_size_is_named() -> None:
-    config = {key: value for key, value in LLAMA_8B.items() if key != "vocab_size"}
-    with pytest.raises(BuildConfigInvalid, match=r"test: vocab_size: missing"):
-        read_shape(config, "test")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        *(
+            ({"hidden_size": value}, r"hidden_size: .*positive whole")
+            for value in (0, -1, "1", 1.5)
+        ),
+        ({"hidden_size": True}, r"hidden_size: True: must be a positive whole number"),
+        ({"vocab_size": None}, r"test: vocab_size: missing"),
+    ],
+)
+def test_a_size_that_is_none_is_named(change: dict[str, object], said: str) -> None:
+    with pytest.raises(BuildConfigInvalid, match=rf"E1300.*{said}"):
+        read_shape({**LLAMA_8B, **change}, "test")
 
 
 @pytest.mark.parametrize(

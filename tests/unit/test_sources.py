@@ -129,6 +129,7 @@ def test_names(text: str, kind: str, family: str | None) -> None:
         ("two", "E1306", "2 .gguf files: name one"),
         ("engine.tar", "E1306", "engine.tar: not a whole, readable tar"),
         ("packed", "E1306", "not a whole, readable tar"),
+        ("deep", "E1304", "deep: config.json: is no JSON"),
         ("vllm", "E1306", "neither cog-triton.json nor config.json at its top"),
         ("/dev/null", "E1306", "must be a file or a directory"),
         ("models/engine.tar", "E1304", "no such file or directory"),

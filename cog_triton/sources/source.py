@@ -56,11 +56,6 @@ _TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 _FILES = (*_TARS, ".gguf", ".yaml", ".yml", ".json", ".safetensors")
 _GGUF, _USTAR, _USTAR_AT = b"GGUF", b"ustar", 257
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")  # gzip, zstd
-_BUILD_KEYS = {"model_id", "example_name", "build"}
-_SERVE_KEYS = {
-    *("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls"),
-    *("vllm_model", "lora_adapters", "instantiate"),
-}
 _LAYER = "application/vnd.oci.image.layer.v1"
 _PLATFORM = {"os": "linux", "architecture": "amd64"}
 
@@ -633,28 +628,8 @@ def _file(text: str, path: Path) -> Source:
     if path.suffix == ".safetensors":
         what = "a file of weights: name its directory, with config.json and tokenizer.json"
     if path.suffix in (".yaml", ".yml"):
-        what = _config(text, path)
+        what = "a config: cog-triton build CONFIG builds an engine, serve --config CONFIG serves it"
     raise ModelUnavailable(f"{text!r} is {what}")
-
-
-def _config(text: str, path: Path) -> str:
-    """What a YAML file is, and what to do with it."""
-    import yaml
-
-    try:
-        with path.open("rb") as file:
-            value = yaml.safe_load(file.read(1 << 20))
-    except (OSError, ValueError, yaml.YAMLError):
-        value = None
-    keys = set(value) if isinstance(value, dict) else set()
-    if keys & _BUILD_KEYS:
-        return (
-            f"a build config: run cog-triton build {text} -o engine.tar, then"
-            " cog-triton serve engine.tar"
-        )
-    if keys & _SERVE_KEYS:
-        return f"a serve config: run cog-triton serve --config {text} ENGINE"
-    return f"a YAML file, and neither a build config nor a serve config; {ACCEPTED}"
 
 
 def _absent(text: str, path: Path) -> str:

@@ -188,7 +188,7 @@ def test_what_cannot_be_served_is_told_before_anything_is_started(tmp_path: Path
     )
     for engine, told in (
         ("nothing.tar", "E1304 ModelUnavailable: 'nothing.tar': no such file"),
-        (str(DEMO), "is a build config: run cog-triton build"),
+        (str(DEMO), "is a config: cog-triton build CONFIG builds"),
     ):
         done = subprocess.run(
             [sys.executable, "-c", code, "serve", engine],

@@ -169,11 +169,6 @@ def test_refusals_name_the_value(
     assert sorted(Path().iterdir()) == [Path("m")]
 
 
-def test_a_name_that_is_nothing_is_refused() -> None:
-    code, said = run("./nothing", "--gpu", "l4")
-    assert (code, "E1304" in said) == (1, True)
-
-
 def test_without_a_gpu_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_table, "gpu_here", lambda: None)
     code, said = run(model(LLAMA_8B))

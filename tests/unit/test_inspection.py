@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backports import zstd
 from sample_engines import (
     V0_7,
     V0_9,
@@ -112,20 +109,6 @@ def test_table_and_json_of_a_tar_with_a_manifest(tmp_path: Path) -> None:
     assert value["size"] == sum(sizes)
     (tmp_path / "engine" / "timing").write_bytes(b"x")
     assert "Not named there: 1." in table(tmp_path / "engine")
-
-
-@pytest.mark.parametrize(
-    ("name", "compression"), [("e.tar.gz", "gzip"), ("e.tgz", "gzip"), ("e.tar.zst", "zstd")]
-)
-def test_a_compressed_tar_is_described_like_a_plain_one(
-    name: str, compression: str, tmp_path: Path
-) -> None:
-    (tmp_path / "plain").mkdir()
-    of_plain = document(packed(tmp_path / "plain"))
-    tar = packed(tmp_path, name)
-    assert document(tar) == {**of_plain, "path": str(tar), "compression": compression}
-    tar = tar.rename(tmp_path / "engine.tar")
-    assert document(tar) == {**of_plain, "path": str(tar), "compression": compression}
 
 
 def test_a_packaged_engine_is_described(tmp_path: Path) -> None:
@@ -266,19 +249,6 @@ def test_a_family_without_our_config_is_described_by_its_manifest(tmp_path: Path
     with_manifest(engine, engine="vllm", model_id="a[red]\x1b[2J")
     assert r"a[red]\x1b[2J" in table(engine)
     assert document(engine)["architecture"] is None
-
-
-@pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.9, 0.999])
-@pytest.mark.parametrize("packing", [bytes, gzip.compress, zstd.compress])
-def test_a_truncated_tar_is_refused_and_nothing_is_written(
-    part: float, packing: Any, tmp_path: Path
-) -> None:
-    whole = packed(tmp_path).read_bytes().rstrip(b"\0")
-    shutil.rmtree(tmp_path / "engine")
-    content = packing(whole)
-    (tmp_path / "engine.tar").write_bytes(content[: int(len(content) * part)])
-    assert str(tmp_path / "engine.tar") in refusal(tmp_path / "engine.tar").replace("\n", "")
-    assert [path.name for path in tmp_path.iterdir()] == ["engine.tar"]
 
 
 CONTROL = "a\n\x1b[2Jb\u202e"

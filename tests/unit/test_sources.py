@@ -14,7 +14,7 @@ import pytest
 from http_replies import while_serving
 from hub_server import ID, MAIN, ask_hub, serving_hub
 from registry_double import RegistryDouble
-from sample_engines import V0_9, V1, directory, original_tar, packed, small_tar, with_manifest
+from sample_engines import V0_9, V1, directory, original_tar, pack, packed, small_tar, with_manifest
 from test_sizing import LLAMA_8B
 from typer.testing import CliRunner
 
@@ -29,9 +29,7 @@ from cog_triton.oci.engine_push import push
 from cog_triton.oci.reference import Reference
 from cog_triton.sources import source as sources
 from cog_triton.sources.source import Network, Source
-from cog_triton.triton import serve_config
 
-ROOT = Path(__file__).parents[2]
 CONFIG = json.dumps(LLAMA_8B).encode()
 
 
@@ -75,8 +73,6 @@ def files() -> None:
         "empty/.keep": b"",
         "org/name/config.json": CONFIG,
         "b.yaml": b"model_id: a/b\nexample_name: openvino",
-        "s.yml": b"tensorrt_llm: {args: {}}",
-        "o.yaml": b"a: [",
         "m.safetensors": b"\0",
         "notes.txt": b"words",
         "deep/config.json": b"[" * 100_000,
@@ -120,9 +116,7 @@ def test_names(text: str, kind: str, family: str | None) -> None:
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [
-        ("b.yaml", "E1304", "is a build config: run cog-triton bu"),
-        ("s.yml", "E1304", "is a serve config: run cog-triton serve --config"),
-        ("o.yaml", "E1304", "a YAML file, and neither a build config nor a serve config"),
+        ("b.yaml", "E1304", "is a config: cog-triton build CONFIG"),
         ("m.safetensors", "E1304", "is a file of weights: name its directory"),
         ("notes.txt", "E1304", "is a file, but neither a tar nor a GGUF"),
         ("empty", "E1306", "neither an engine nor a model; it holds .keep"),
@@ -155,15 +149,7 @@ def test_mistakes(text: str, code: str, said: str) -> None:
     assert said in told
 
 
-@pytest.mark.parametrize("folder", ["build", "serve"])
-def test_the_shipped_configs_are_named(folder: str) -> None:
-    for path in (ROOT / "configs" / folder).glob("*.yaml"):
-        assert f"is a {folder} config" in refusal(str(path))
-
-
 def test_the_marks_of_families_are_the_families_own() -> None:
-    known = {*serve_config.MODELS, *serve_config.FAMILY_MODELS, serve_config.ADAPTERS}
-    assert {*known, *serve_config._DEPLOYMENT_KEYS} - {"server"} == sources._SERVE_KEYS
     assert {mock_directory.MODEL_FILE, model_directory.MODEL_FILE} < {*sources._MARKS}
 
 
@@ -186,20 +172,25 @@ def test_an_engine_is_the_same_wherever_it_is(
     tmp_path: Path, url: str, double: RegistryDouble, home: Path
 ) -> None:
     packed(tmp_path)
+    for form in ("engine.tgz", "engine.tar.zst"):
+        pack(Path("engine"), Path(form))
+    Path("engine.tar.zst").rename("unnamed")
     name, stop = f"oci://{double.address}/me/llm:v1", threading.Event()
     push(Reference.parse(name), Path("engine"), tmp_path / "scratch", lambda _: None, stop)
     names = {
         "directory": "engine",
         "tar": "engine.tar",
+        "tar, gzip": "engine.tgz",
+        "tar, zstd": "unnamed",
         "url": f"{url}/engine.tar",
         "registry": name,
     }
     facts = [described(text) for text in names.values()]
-    assert [fact.pop("kind") for fact in facts] == [*names]
-    for fact in facts:
+    for kind, fact in zip(names, facts, strict=True):
+        assert kind == ", ".join(filter(None, (fact.pop("kind"), fact.pop("compression"))))  # type: ignore[arg-type]
         for key in ("path", "digest", "files"):
             del fact[key]
-    assert facts == facts[:1] * 4
+    assert facts == facts[:1] * 6
 
 
 def test_the_beginning_of_a_large_tar_is_described(

@@ -41,7 +41,7 @@ def inspect_engine(
 
     Example: cog-triton inspect oci://ghcr.io/me/llama-sm90:v1
     """
-    from cog_triton.inspection import description, report
+    from cog_triton.inspection.description import as_table, describe
     from cog_triton.settings import load_settings
     from cog_triton.sources.source import Network, Source
     from cog_triton.system.gpus import visible_gpus
@@ -52,11 +52,11 @@ def inspect_engine(
     with coded_errors():
         source = Source.open(engine, Network(echo, load_settings().plain_http_registries))
         with err.status("Reading every byte of it") if source.path else nullcontext():
-            found = description.describe(source)
+            found = describe(source)
         facts = found.facts(visible_gpus() if check_gpu else None)
         if as_json:
             typer.echo(json.dumps(facts, indent=2))
         else:
-            Console(highlight=False, emoji=False).print(report.as_table(found, facts))
+            Console(highlight=False, emoji=False).print(as_table(found, facts))
         if check_gpu and (problem := facts["gpu_check"]["problem"]):
             raise EngineIncompatible(problem)

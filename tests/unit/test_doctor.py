@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from cog_triton.artifact.compatibility import Machine
 from cog_triton.cli.app import app
 from cog_triton.doctor import machine as machines
-from cog_triton.doctor import report, subject
+from cog_triton.doctor import report, run_checks
 from cog_triton.doctor.report import Check, State
 from cog_triton.errors import EngineIncompatible
 from cog_triton.serving.coglet import cog_server
@@ -218,7 +218,7 @@ def test_an_engine_is_compared_with_this_machine(
     sm: list[int] | None, versions: dict[str, str], state: str, said: str, tmp_path: Path
 ) -> None:
     here = sm and Machine(sm, Path("/opt/tritonserver"), ["python", "tensorrtllm"], versions)
-    _, found = subject.engine(Source.open(str(sample_engines.packed(tmp_path))), here or None)
+    _, found = run_checks.engine(Source.open(str(sample_engines.packed(tmp_path))), here or None)
     assert found.state.value == state, found
     assert said in found.found
 
@@ -249,7 +249,7 @@ def test_a_model_is_compared_with_this_machine(
 ) -> None:
     monkeypatch.setattr(gpu_table, "gpu_here", lambda: gpus)
     (tmp_path / "config.json").write_text(json.dumps({**MODEL, "num_hidden_layers": layers}))
-    found = subject.memory(subject.target(Source.open(str(tmp_path)), tmp_path))
+    found = run_checks.memory(run_checks.target(Source.open(str(tmp_path)), tmp_path))
     assert (found.state.value, found.advice == "") == (state, state == "ok")
     assert said in found.found
 

@@ -17,8 +17,8 @@ from cuda_driver import gpu_driver, has_compiler
 from http_replies import while_serving
 from registry_double import RegistryDouble, digest_of
 
-from cog_triton.doctor import subject
-from cog_triton.doctor.subject import Target
+from cog_triton.doctor import run_checks
+from cog_triton.doctor.run_checks import Target
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
 
@@ -232,6 +232,6 @@ def test_the_disk_holds_fetch_and_unpacking(
     wanted = Target(
         name="x", what="image", pull=100 * 10**9, unpacked=size, place=tmp_path / "not" / "yet"
     )
-    found = subject.disk(wanted, lambda _: free * 10**9)
+    found = run_checks.disk(wanted, lambda _: free * 10**9)
     assert found.state.value == state
     assert ("compressed layers do not tell" in found.found) is (unpacked is None)

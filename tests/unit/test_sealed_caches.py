@@ -26,7 +26,7 @@ from sealed_engines import (
 )
 
 from cog_triton.artifact.seal import DIRECTORY
-from cog_triton.doctor import subject
+from cog_triton.doctor import run_checks
 from cog_triton.doctor.report import State
 from cog_triton.engines.vllm import compiler_caches
 from cog_triton.engines.vllm.compiler_caches import REQUIRED, TRUSTED
@@ -38,8 +38,7 @@ from cog_triton.engines.vllm.sealed_caches import (
     remember,
 )
 from cog_triton.errors import CogTritonError, EngineCorrupt, EngineIncompatible
-from cog_triton.inspection import report
-from cog_triton.inspection.description import describe
+from cog_triton.inspection.description import as_table, describe
 from cog_triton.serving import sealed_engine
 from cog_triton.settings import Settings
 from cog_triton.sources.source import Source
@@ -107,7 +106,7 @@ def test_inspect_tells_of_seals_and_of_the_digest_to_pin(
     assert told["seals"][SEAL]["environment"]["gpu_name"] == H200
     assert told["gpu_check"]["problem"] is None  # elsewhere it compiles
     console = Console(width=100, file=io.StringIO())
-    console.print(report.as_table(described, told))
+    console.print(as_table(described, told))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert f"sealed/{SEAL}: 9 files" in text
     assert "NVIDIA H200" in text
@@ -116,7 +115,7 @@ def test_inspect_tells_of_seals_and_of_the_digest_to_pin(
 def test_a_sealed_tar_is_known_as_vllms_before_its_weights(builds: SealedBuilds) -> None:
     source = Source.open(str(builds.directory / "engine.tar"))
     assert source.family() == "vllm"
-    needs, _ = subject.engine(source, None)
+    needs, _ = run_checks.engine(source, None)
     assert needs is not None
     assert (needs.backend, needs.world_size) == ("python", 0)
 
@@ -126,13 +125,15 @@ def test_doctor_tells_whether_a_seal_is_trusted(
 ) -> None:
     at_home = Settings(COG_TRITON_WORK_DIR=str(builds.directory / "home"))
     for path in (engine, builds.directory / "engine.tar"):
-        trusted = subject.seals(Source.open(str(path)), at_home)
-        other = subject.seals(Source.open(str(path)), settings(tmp_path))
+        trusted = run_checks.seals(Source.open(str(path)), at_home)
+        other = run_checks.seals(Source.open(str(path)), settings(tmp_path))
         assert trusted is not None
         assert other is not None
         assert (trusted.state, other.state) == (State.OK, State.WARN)
         assert f"set SEAL_SHA256={digest_of(engine)}" in other.found
-        signed = subject.seals(Source.open(str(path)), settings(tmp_path, SEAL_SIGNER="cosign.pub"))
+        signed = run_checks.seals(
+            Source.open(str(path)), settings(tmp_path, SEAL_SIGNER="cosign.pub")
+        )
         assert signed is not None
         assert "; SEAL_SIGNER=cosign.pub: is for an engine in a registry" in signed.found
 

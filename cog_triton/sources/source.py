@@ -601,11 +601,11 @@ def _directory(text: str, path: Path) -> Source:
     if found.is_engine or (path / MANIFEST_NAME).is_file():
         found.is_engine = True
         return found
+    ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) == 1 and not any(path.glob("*.safetensors")):
+        return GGUF(text, ggufs[0])
     if (path / CONFIG_NAME).is_file():
         return found
-    ggufs = sorted(path.glob("*.gguf"))
-    if len(ggufs) == 1:
-        return GGUF(text, ggufs[0])
     hint = f" ({len(ggufs)} .gguf files: name one)" if ggufs else ""
     raise EngineCorrupt(
         f"{text!r} is a directory with neither an engine nor a model{hint}; it holds"

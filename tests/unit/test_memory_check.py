@@ -92,12 +92,6 @@ def test_the_driver_of_another_image_counts_for_engines_of_gpus(tmp_path: Path) 
     assert "this image has CUDA 13.1.0, which needs driver 580.65.06" in said
 
 
-def test_what_fits_is_one_line(tmp_path: Path, told: Told) -> None:
-    said = told(vllm_engine(tmp_path), [gpu(80, 79)])
-    assert said.startswith("INFO ")
-    assert said.count("by an estimate") == 1
-
-
 @pytest.mark.parametrize(
     ("memory", "free", "more", "said"),
     [
@@ -134,23 +128,36 @@ def test_only_what_cannot_run_is_refused(
     assert "so this is served" in told(engine, here)
 
 
-def test_a_copy_of_quantized_weights_in_another_format_is_not_counted(
-    tmp_path: Path, told: Told
+@pytest.mark.parametrize(
+    ("config", "weights", "given", "gpus", "said"),
+    [
+        ({}, 1, {}, [gpu(80, 79)], "by an estimate"),
+        ({}, 1, {"alone": False}, [gpu(80, 10)], "by an estimate"),  # it may be an engine of ours
+        ({}, 4, {}, [gpu(24)], "by an estimate"),  # copies of the weights, and 32 bits
+        ({"quantization_config": {"quant_method": "fp8"}}, 1, {}, [gpu(24)], "by an estimate"),
+        ({}, 1, {"gpu_device_ids": "1"}, [gpu(8)], "not compared: gpu_device_ids is given"),
+        ({"hidden_size": "wide"}, 1, {}, [gpu(1)], "memory of the GPU: not compared: "),
+        ({}, 1, {}, [], "memory of the GPU: not compared: "),
+    ],
+)
+def test_what_is_not_refused_is_one_line(
+    config: dict[str, Any],
+    weights: int,
+    given: dict[str, Any],
+    gpus: list[Gpu],
+    said: str,
+    tmp_path: Path,
+    told: Told,
 ) -> None:
-    engine = vllm_engine(tmp_path)
-    config = tmp_path / "model" / "config.json"
-    quantized = {"quant_method": "fp8"}
-    config.write_text(
-        json.dumps({**json.loads(config.read_text()), "quantization_config": quantized})
-    )
-    with (config.parent / "consolidated.safetensors").open("wb") as file:
-        file.truncate(WEIGHTS)
-    assert "by an estimate" in told(engine, [gpu(24)])
-
-
-def test_gpus_of_a_serve_config_are_not_the_first_ones(tmp_path: Path, told: Told) -> None:
-    said = told(vllm_engine(tmp_path), [gpu(8)], gpu_device_ids="1")
-    assert said.endswith("not compared: gpu_device_ids is given")
+    engine = vllm_engine(tmp_path, weights * WEIGHTS)
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+    if config.get("quantization_config"):  # Mistral's own copy
+        with (file.parent / "consolidated.safetensors").open("wb") as copy:
+            copy.truncate(WEIGHTS)
+    found = told(engine, gpus, **given)
+    assert found.startswith("INFO ")
+    assert found.count(said) == 1
 
 
 def test_a_driver_that_fails_does_not_refuse_what_is_to_skip_the_check(
@@ -166,31 +173,6 @@ def test_a_driver_that_fails_does_not_refuse_what_is_to_skip_the_check(
     monkeypatch.setenv("COG_TRITON_SKIP_PREFLIGHT", "1")
     require(family)
     assert "so this is served: E1305" in caplog.text
-
-
-def test_memory_that_an_engine_of_ours_may_hold_does_not_refuse(tmp_path: Path, told: Told) -> None:
-    said = told(vllm_engine(tmp_path), [gpu(80, 10)], alone=False)
-    assert "by an estimate" in said
-
-
-def test_copies_of_the_weights_and_32_bits_are_not_counted(tmp_path: Path, told: Told) -> None:
-    engine = vllm_engine(tmp_path, 4 * WEIGHTS)
-    assert "by an estimate" in told(engine, [gpu(24)])
-
-
-@pytest.mark.parametrize("change", [None, ("hidden_size", "wide")])
-def test_what_cannot_be_summed_is_not_compared(
-    change: tuple[str, str] | None,
-    tmp_path: Path,
-    told: Told,
-) -> None:
-    engine = vllm_engine(tmp_path)
-    config = tmp_path / "model" / "config.json"
-    if change:
-        config.write_text(json.dumps({**json.loads(config.read_text()), change[0]: change[1]}))
-    said = told(engine, [gpu(1)] if change else [])
-    assert said.startswith("INFO memory of the GPU: not compared: ")
-    assert said.count("not compared") == 1
 
 
 SHAPE = {

@@ -65,6 +65,7 @@ def files() -> None:
         "model/config.json": CONFIG,
         "model/model.safetensors": b"",
         "ggufs/a.gguf": b"GGUF",
+        "ggufs/config.json": CONFIG,
         "two/a.gguf": b"GGUF",
         "two/b.gguf": b"GGUF",
         "a.gguf": b"GGUF...",

@@ -152,41 +152,54 @@ def test_a_revision_is_pinned_until_an_update(
     assert len(converted) == 2
 
 
+LACKS = {"model.safetensors": None}
+
+
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("on_gpu", "config", "files", "told"),
     [
         (
+            False,
             {"architectures": ["GPT2LMHeadModel"]},
+            {},
             "architectures ['GPT2LMHeadModel']: the openvino family builds LlamaForCausalLM,",
         ),
-        ({"num_local_experts": 8}, "num_local_experts 8: mixture-of-experts is not supported"),
+        (False, {"num_local_experts": 8}, {}, "num_local_experts 8: mixture-of-experts is not sup"),
+        (False, {"num_local_experts": 8}, {}, "; vLLM may take it, on a GPU: cog-triton setup vl"),
+        (True, {"architectures": ["BertModel"]}, {}, "vLLM has it in EMBEDDING_MODELS only"),
+        (True, {"architectures": ["JAISLMHeadModel"]}, {}, "PREVIOUSLY_SUPPORTED_MODELS only"),
+        (True, {"architectures": ["LamaForCausalLM"]}, {}, "did you mean 'LlamaForCausalLM'?"),
+        (True, {"architectures": None}, {}, "architectures none"),
+        (False, {}, LACKS, "it holds config.json, pytorch_model.bin, tokenizer.json"),
+        (False, {}, {**LACKS, "a.gguf": WEIGHTS}, "download a .gguf file, and name it"),
+        (False, {}, {"config.json": b"[]"}, "config.json: must hold an object"),
+        (False, {}, {"config.json": None}, "has no config.json"),
     ],
 )
-def test_an_architecture_that_openvino_lacks_is_refused_before_the_download(
-    changes: dict[str, Any], told: str, home: Path, hub: Hub
+def test_a_model_is_refused_before_its_download(
+    on_gpu: bool,
+    config: dict[str, Any],
+    files: dict[str, Any],
+    told: str,
+    home: Path,
+    hub: Hub,
+    request: pytest.FixtureRequest,
 ) -> None:
-    with_config(hub, **changes)
-    refused = refusal(home, hub, ID, EngineIncompatible)
-    assert refused.startswith(f"{ID}: {told}")
-    assert refused.endswith("; vLLM may take it, on a GPU: cog-triton setup vllm")
+    if on_gpu:
+        request.getfixturevalue("vllm")
+    with_config(hub, **config)
+    for name, content in files.items():
+        hub.files[MAIN].pop(name, None)
+        hub.files[MAIN] |= {} if content is None else {name: content}
+    refused = refusal(home, hub, ID, CogTritonError)
+    assert told in refused
+    assert refused.startswith(ID)
 
 
-@pytest.mark.parametrize(
-    ("there", "told"),
-    [
-        ({"pytorch_model.bin": WEIGHTS}, "it holds config.json, pytorch_model.bin"),
-        ({"a.gguf": WEIGHTS}, "download a .gguf file, and name it"),
-        ({"README.md": b""}, "has no *.safetensors at its top"),
-        ({"model.safetensors": WEIGHTS, "config.json": b"[]"}, "config.json: must hold an object"),
-        ({"model.safetensors": WEIGHTS, "config.json": None}, "has no config.json"),
-    ],
-)
-def test_a_repository_without_safetensors_is_refused_by_name(
-    there: dict[str, Any], told: str, home: Path, hub: Hub
-) -> None:
-    files = {"config.json": FILES["config.json"], **there}
-    hub.files[MAIN] = {name: data for name, data in files.items() if data is not None}
-    assert told in refusal(home, hub, ID, ModelUnavailable)
+def test_a_model_that_neither_is_here_nor_on_the_hub(home: Path, hub: Hub) -> None:
+    told = refusal(home, hub, "org/none", ModelUnavailable)
+    assert told.startswith(f"{hub.url} has no model org/none")
+    assert told.endswith("; nor is there a file or directory org/none here")
 
 
 def test_what_does_not_fit_the_disk_is_refused_before_the_download(
@@ -242,36 +255,14 @@ def test_a_gpu_with_vllm_gets_a_directory_for_it(
     assert len(converted) == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"architectures": ["BertModel"]}, "BertModel: vLLM has it in EMBEDDING_MODELS only"),
-        ({"architectures": ["JAISLMHeadModel"]}, "PREVIOUSLY_SUPPORTED_MODELS only"),
-        ({"architectures": ["LamaForCausalLM"]}, "did you mean 'LlamaForCausalLM'?"),
-        ({"architectures": None}, "architectures none"),
-    ],
-)
-def test_an_architecture_that_vllm_lacks_is_refused_before_the_download(
-    changes: dict[str, Any], told: str, home: Path, hub: Hub, vllm: VLLMInstallation
-) -> None:
-    with_config(hub, **changes)
-    assert told in refusal(home, hub, ID, EngineIncompatible)
-
-
 def test_a_model_too_large_for_the_gpu_is_refused_before_the_download(
     home: Path, hub: Hub, vllm: VLLMInstallation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_table, "gpus_here", lambda: [gpu_table.Gpu("G", 90, 1000)])
     assert "weights on each" in refusal(home, hub, ID, EngineIncompatible)
     monkeypatch.setattr(gpu_table, "gpus_here", lambda: [gpu_table.Gpu("G", 90, 1 << 30, 0)])
+    with_config(hub, architectures=["NewForCausalLM"], model_type="known-kind")  # Transformers'
     assert prepare(home, ID)[0].vllm_python == vllm.python  # an engine of ours may hold it
-
-
-def test_what_transformers_knows_is_vllms_to_judge(
-    home: Path, hub: Hub, vllm: VLLMInstallation
-) -> None:
-    with_config(hub, architectures=["NewForCausalLM"], model_type="known-kind")
-    prepare(home, ID)
 
 
 def test_a_forced_family(
@@ -313,12 +304,6 @@ def test_a_python_without_libpython_is_refused_before_a_download(
         preparation.require_libpython(settings)
     other = settings.model_copy(update={"tritonserver": home / "tritonserver"})
     preparation.require_libpython(other)
-
-
-def test_a_model_that_the_hub_lacks_may_be_a_path_that_is_not_here(home: Path, hub: Hub) -> None:
-    told = refusal(home, hub, "org/none", ModelUnavailable)
-    assert told.startswith(f"{hub.url} has no model org/none")
-    assert told.endswith("; nor is there a file or directory org/none here")
 
 
 def test_a_wrong_serve_config_is_told_before_anything_is_fetched(home: Path, hub: Hub) -> None:

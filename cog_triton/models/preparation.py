@@ -21,7 +21,6 @@ from cog_triton.engines.vllm.model_directory import MODEL_FILE
 from cog_triton.errors import (
     BuildConfigInvalid,
     CogTritonError,
-    DiskFull,
     EngineIncompatible,
     InvalidArgument,
     ModelUnavailable,
@@ -87,15 +86,10 @@ class Preparation:
         self, settings: Settings, echo: Echo, family: str | None = None, *, update: bool = False
     ) -> None:
         """`update` asks the hub for the commit again that a pinned revision is now."""
-        self._work_dir = settings.work_dir
-        self._store = self._work_dir / "serve"
-        self._packages = self._work_dir / "packages"
-        self._echo = echo
-        self._family = family
-        self._update = update
-        self._skip = settings.cog_triton_skip_preflight
+        self._settings, self._work_dir = settings, settings.work_dir
+        self._store, self._packages = self._work_dir / "serve", self._work_dir / "packages"
+        self._echo, self._family, self._update = echo, family, update
         self._on_cpu = settings.cog_triton_sm == "cpu"
-        self._plain_http = settings.plain_http_registries
 
     def prepare(self, source: Source) -> Prepared:
         """Fetch and convert `source`, as far as that was not done before.
@@ -153,7 +147,8 @@ class Preparation:
 
         if source.reference.digest is not None:
             return str(source.reference)
-        puller = Puller(self._work_dir, self._echo, threading.Event(), plain_http=self._plain_http)
+        plain = self._settings.plain_http_registries
+        puller = Puller(self._work_dir, self._echo, threading.Event(), plain_http=plain)
         return str(puller.resolve(source.reference).reference)
 
     def _hub(self, source: OnHub, choice: FamilyChoice) -> Prepared:
@@ -222,7 +217,7 @@ class Preparation:
             demand = demand_of(ModelFiles(name, read_shape(config, name), weights), {})
         except (BuildConfigInvalid, ModelUnavailable):
             return  # the start says so
-        demand.require(skip=self._skip, alone=False)
+        demand.require(skip=self._settings.cog_triton_skip_preflight, alone=False)
 
     def _require_room(self, name: str, missing: int, kept: int, passing: int) -> None:
         """Print what a model takes, and refuse it before its download if that does not fit.
@@ -241,14 +236,12 @@ class Preparation:
                 f" {size_text(kept)} stay"
             )
         self._echo(f"[model] {name}: {'; '.join(words) or 'already here'}")
-        disk_space.require(cache, missing, f"{name}: the download")
-        disk_space.require(self._store, kept + passing, f"{name}: its conversion")
         if disk_space.same_file_system(cache, self._store):
-            together = missing + kept + passing
-            try:
-                disk_space.require(self._store, together, f"{name}: download and conversion")
-            except DiskFull as error:
-                raise DiskFull(f"{error.detail}; HF_HOME may name another disk") from None
+            what = f"{name} (HF_HOME may name another disk): download and conversion"
+            disk_space.require(self._store, missing + kept + passing, what)
+        else:
+            disk_space.require(cache, missing, f"{name}: the download")
+            disk_space.require(self._store, kept + passing, f"{name}: its conversion")
 
     def _known(self, model_id: str, identity: str, commit: str | None = None) -> Conversion | None:
         """A conversion that was done before, by its record: the model is not read."""

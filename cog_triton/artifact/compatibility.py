@@ -134,11 +134,7 @@ def needs_of(
 
 
 def require_engine(needs: Needs, here: Machine) -> list[str]:
-    """Check `needs` against this machine; returns remarks on what could not be compared.
-
-    Raises:
-        EngineIncompatible: names every difference, both sides of it, and what to do.
-    """
+    """Remarks on what could not be compared; raises E1305 with every difference, and what to do."""
     problems, remarks = [], []
     if needs.backend not in here.backends:
         problems.append(

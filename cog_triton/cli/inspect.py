@@ -33,9 +33,9 @@ def inspect_engine(
     in E1306 and exit code 1, one for another GPU (--check-gpu) in E1305. A tar
     without manifest, as older builders made, is described by its config.json.
 
-    Of an engine in a registry only the small files that describe it are fetched.
-    The weights stay there unread, and their checksums are the manifest's. Of a tar
-    behind a URL the first 32 MiB are read. A model is described by its config.json.
+    Of an engine in a registry only the small files that describe it are fetched,
+    and checksums are the manifest's. Of a tar behind a URL the first 32 MiB are
+    read. A model is described by its config.json.
 
     Example: cog-triton inspect --check-gpu engine.tar
 
@@ -46,11 +46,10 @@ def inspect_engine(
     from cog_triton.sources.source import Network, Source
     from cog_triton.system.gpus import visible_gpus
 
-    def echo(line: str) -> None:
-        err.print(printable(line), markup=False)
-
     with coded_errors():
-        source = Source.open(engine, Network(echo, load_settings().plain_http_registries))
+        plain = load_settings().plain_http_registries
+        network = Network(lambda line: err.print(printable(line), markup=False), plain)
+        source = Source.open(engine, network)
         with err.status("Reading every byte of it") if source.path else nullcontext():
             found = describe(source)
         facts = found.facts(visible_gpus() if check_gpu else None)

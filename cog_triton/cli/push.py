@@ -77,10 +77,8 @@ def push(
         named = Reference.parse(reference)
         found = Source.open(engine)
         if not found.is_engine or found.path is None:
-            what = "an engine elsewhere: fetch it first" if found.is_engine else "a model"
-            raise InvalidArgument(
-                f"{found.name!r}: is {what}; push takes an engine of this machine"
-            )
+            what = "an engine elsewhere" if found.is_engine else "a model"
+            raise InvalidArgument(f"{found.name!r}: is {what}; push takes an engine that is here")
         settings = load_settings()
         form = engine_push.as_image
         if cog_weight is not None:

@@ -249,8 +249,7 @@ class VLLMFamily(EngineFamily):
 
     def memory(self) -> Demand:
         if not weight_bytes(self.model_dir):
-            model = self.model.arguments["model"]
-            raise ModelUnavailable(f"{model}: its weights are not here yet")
+            raise ModelUnavailable(f"{self.model.arguments['model']}: no weights are here yet")
         files = model_files.describe(Directory(str(self.model_dir), self.model_dir))
         return demand_of(files, self.model.arguments)
 

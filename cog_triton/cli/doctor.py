@@ -14,7 +14,7 @@ def doctor(
     engine: Annotated[
         str | None,
         typer.Argument(
-            help="engine.tar, engine directory or model (ORG/NAME) to compare with this machine.",
+            help="Engine or model to compare with this machine: all that serve takes.",
             show_default="COG_WEIGHTS or ENGINE_DIR",
         ),
     ] = None,
@@ -23,9 +23,8 @@ def doctor(
         typer.Option(
             "--for",
             metavar="IMAGE|ENGINE|MODEL",
-            help="Tell whether an image of a registry (REGISTRY/NAME:TAG), an engine (engine.tar or"
-            " its directory, a vLLM directory with model.json, URL, oci://REF) or a model"
-            " (ORG/NAME or directory) fits here, before it is fetched.",
+            help="Check whether an image of a registry (REGISTRY/NAME:TAG), or an engine or a model"
+            " as above, fits here, before it is fetched.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,

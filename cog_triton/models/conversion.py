@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 MAX_SEQ_LEN = 8192
 """Longest sequence of a converted engine, in tokens; less where the model has less."""
-KEPT, PASSING = 0.6, 0.0
-"""Bytes of an engine at 8 bits, and of what is there meanwhile, for a byte of weights at 16."""
+SHARE = 0.6
+"""Bytes of an engine at 8 bits for a byte of weights at 16."""
 
 
 @dataclass(frozen=True)

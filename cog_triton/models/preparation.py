@@ -184,7 +184,7 @@ class Preparation:
             assert choice.vllm is not None
             family_choice.require_architecture(config, choice.vllm.site, name)
             self._require_memory(name, config, weights)
-            self._require_room(name, missing, 0, 0)
+            self._require_room(name, missing, 0)
             asked = ModelRequest(name, revision=commit, weight_format="safetensors")
             view = fetch_model(asked, Workspace(self._store).models, self._echo).path
             prepared = self._with_vllm(view, config, name, choice)
@@ -197,8 +197,7 @@ class Preparation:
             wanted = Conversion(name, commit, commit, limit)
             provide(OPENVINO, self._packages, self._echo)
             if not wanted.engine(self._store).is_dir():
-                kept, passing = (int(f * weights) for f in (conversion.KEPT, conversion.PASSING))
-                self._require_room(name, missing, kept, passing)
+                self._require_room(name, missing, int(conversion.SHARE * weights))
             prepared = self._converted(wanted, name)
         if commit != source.revision:
             write_json(pin, {"model_id": name, "revision": source.revision, "commit": commit})
@@ -219,29 +218,26 @@ class Preparation:
             return  # the start says so
         demand.require(skip=self._settings.cog_triton_skip_preflight, alone=False)
 
-    def _require_room(self, name: str, missing: int, kept: int, passing: int) -> None:
+    def _require_room(self, name: str, missing: int, engine: int) -> None:
         """Print what a model takes, and refuse it before its download if that does not fit.
 
         Args:
             missing: bytes to download.
-            kept: bytes that stay of its conversion, which needs `passing` more meanwhile.
+            engine: bytes of its conversion.
         """
         from huggingface_hub import constants
 
         cache = Path(constants.HF_HUB_CACHE)
         words = [f"{size_text(missing)} to download into {cache}"] if missing else []
-        if kept:
-            words.append(
-                f"{size_text(kept + passing)} for the conversion in {self._store}, of which"
-                f" {size_text(kept)} stay"
-            )
+        if engine:
+            words.append(f"{size_text(engine)} for the conversion in {self._store}")
         self._echo(f"[model] {name}: {'; '.join(words) or 'already here'}")
         if disk_space.same_file_system(cache, self._store):
             what = f"{name} (HF_HOME may name another disk): download and conversion"
-            disk_space.require(self._store, missing + kept + passing, what)
+            disk_space.require(self._store, missing + engine, what)
         else:
             disk_space.require(cache, missing, f"{name}: the download")
-            disk_space.require(self._store, kept + passing, f"{name}: its conversion")
+            disk_space.require(self._store, engine, f"{name}: its conversion")
 
     def _known(self, model_id: str, identity: str, commit: str | None = None) -> Conversion | None:
         """A conversion that was done before, by its record: the model is not read."""

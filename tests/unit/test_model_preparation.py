@@ -120,7 +120,7 @@ def test_a_model_of_the_hub_is_converted_once(
         f"{ID}@{MAIN}: served by openvino, as this machine has no GPU;"
         " for vllm: a GPU, and cog-triton setup vllm"
     )
-    assert f"{ID}: 300 kB to download into {home}/hub; 540 kB for the conversion" in lines[1]
+    assert f"{ID}: 300 kB to download into {home}/hub; 180 kB for the conversion" in lines[1]
     assert first.served_model_name == ID
     assert first.vllm_python is None
     (done,) = converted
@@ -205,9 +205,9 @@ def test_a_model_that_neither_is_here_nor_on_the_hub(home: Path, hub: Hub) -> No
 def test_what_does_not_fit_the_disk_is_refused_before_the_download(
     home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_space, "_free", lambda _directory: disk_space.RESERVE + 700_000)
+    monkeypatch.setattr(disk_space, "_free", lambda _directory: disk_space.RESERVE + 400_000)
     told = refusal(home, hub, ID, DiskFull)
-    assert "download and conversion: needs 840 kB more" in told
+    assert "download and conversion: needs 480 kB more" in told
     assert "HF_HOME may name another disk" in told
 
 

@@ -16,9 +16,13 @@ from typing import get_args
 from pydantic import BaseModel
 
 from cog_triton.artifact.cuda_support import FLOORS
-from cog_triton.builder.adapter_config import AdapterSource
-from cog_triton.builder.config import BuildConfig, StepConfig
-from cog_triton.builder.sealed_config import CanaryConfig, SealedConfig
+from cog_triton.builder.config import (
+    AdapterSource,
+    BuildConfig,
+    CanaryConfig,
+    SealedConfig,
+    StepConfig,
+)
 from cog_triton.engines.tensorrt_llm.runtime_settings import RuntimeSettings
 from cog_triton.engines.vllm.argument_types import known_versions
 from cog_triton.errors import all_errors

@@ -59,7 +59,7 @@ MODULES: Modules = {
         credentials     /oci/credentials            oci_names,oci_pull
         image_manifest  /oci/image_manifest         oci_pull,oci_push
         translate       /builder/translate          legacy_translate,legacy_option_table
-        rules           /builder/rules              build_rules
+        checks          /builder/checks             build_rules,check_arguments
         plan            /builder/plan               build_plan,build_refusals,check_arguments
         package         /builder/package            canary,build_package
         fatbin          _prune/fatbin               fatbin,prune_plan

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import yaml
 
@@ -217,7 +219,7 @@ def translated(config: BuildConfig, *offered: str) -> Translation:
     return translate(config, f"models/core/{config.example_name}", offered.__contains__)
 
 
-def steps(config: BuildConfig) -> dict[str, object]:
+def steps(config: BuildConfig) -> dict[str, Any]:
     return {name: step.model_dump(exclude_defaults=True) for name, step in config.steps()}
 
 

@@ -15,6 +15,9 @@ from cog_triton.errors import CanaryFailed, EngineCorrupt
 from cog_triton.system.printable import first_problem
 
 CANARY_NAME = "canary.json"
+PROMPT = "The capital of France is"
+TOKENS = 8
+"""How many of the answer's tokens are compared, where a config does not say."""
 _SHOWN = 16
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from cog_triton.builder import config_source, upload
-from cog_triton.builder.config import token
+from cog_triton.builder.config import parse_any, token
 from cog_triton.builder.run import build_of, built
-from cog_triton.builder.sealed_config import parse_any
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.printable import first_problem

@@ -11,14 +11,11 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cog_triton.artifact.canary import Canary
+from cog_triton.artifact.canary import PROMPT, TOKENS, Canary
 from cog_triton.engines.base import StepEngine
 from cog_triton.engines.request import EngineRequest
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
-
-PROMPT = "The capital of France is"
-TOKENS = 8
 
 
 def _openvino(directory: Path) -> StepEngine:

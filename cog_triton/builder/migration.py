@@ -10,12 +10,11 @@ from typing import Any
 
 import yaml
 
-from cog_triton.builder.arguments import ArgumentValue, shown
+from cog_triton.builder.checks import OF_ARGUMENTS, Facts, breaches
 from cog_triton.builder.config import BuildConfig, StepConfig
-from cog_triton.builder.option_table import Target, Verdict, find
 from cog_triton.builder.plan import OWN, Families
-from cog_triton.builder.rules import OF_ARGUMENTS, Facts, breaches
-from cog_triton.builder.translate import translate_leniently
+from cog_triton.builder.script_options import ArgumentValue, Row, Target, Verdict, shown, table
+from cog_triton.builder.translate import WORDS, translate
 from cog_triton.engines.tensorrt_llm import model_settings
 from cog_triton.engines.tensorrt_llm.adapter_modules import HF_MODULES
 from cog_triton.engines.tensorrt_llm.runtime_settings import carried
@@ -78,28 +77,29 @@ def migrate(config: BuildConfig, settings: Mapping[str, Any] | None = None) -> M
     family = Families().find(config.example_name)
     _require_tensorrt_llm(config, family)
     found = Migration()
-    model = _model(config.model_id)
-    found.arguments["model"] = model
-    found.findings.append(Finding("carries", "model_id", config.model_id, "model", model))
-    translation = translate_leniently(config, family)
+    _apply(found, Target(to="model"), "model_id", config.model_id, _model(config.model_id))
+    translation = translate(config, family, lenient=True)
+    config = translation.config
     for refusal in translation.refusals:
         option, _, why = refusal.partition(": cannot be translated: ")
         found.findings.append(Finding("lost", option, None, why=why or None))
     defaults: dict[str, Any] = {}
-    for section, label, option, value in _given(translation.config, family, settings or {}):
-        row = find(section, option)
-        rule = Target(lost="is not known here") if row is None else row.vllm.of(value)
-        _apply(found, rule, label, option, value)
+    for section, label, option, value in _given(config, family, settings or {}):
+        rule = table()[section].get(option.replace("-", "_"), Row()).vllm.of(value)
+        becomes = CONVERSIONS[rule.convert](value) if rule.convert else _plain(value)
+        _apply(found, rule, label, value, becomes)
         defaults |= rule.also
     for path, value in defaults.items():
-        if _get(found.arguments, path) is None:
-            _set(found.arguments, path, value)
+        place, name = _place(found.arguments, path)
+        place[name] = value if place.get(name) is None else place[name]
     # Such an engine would be refused, so what it would do is not known.
-    for breach in breaches(Facts(translation.config, PurePosixPath(family).name), OF_ARGUMENTS):
+    for breach in breaches(Facts(config, PurePosixPath(family).name), OF_ARGUMENTS):
         why = f"TensorRT-LLM builds no such engine: {breach.must}"
         found.findings.append(Finding("lost", breach.where, breach.value, why=why))
-    if len(translation.config.steps()) == 1:
-        found.findings += _unknown_checkpoint(translation.config)
+    if len(config.steps()) == 1 and all(getattr(config, word) is None for word in WORDS):
+        checkpoint = config.build.args.get("checkpoint_dir")
+        why = "no step of this config makes it: its data type, quantization and GPUs are not known"
+        found.findings.append(Finding("lost", "build.args.checkpoint_dir", checkpoint, why=why))
     return found
 
 
@@ -158,51 +158,32 @@ def _args(step: StepConfig) -> dict[str, ArgumentValue]:
     return args
 
 
-def _apply(found: Migration, rule: Target, label: str, option: str, value: object) -> None:
-    path = rule.to
-    verdict, why = rule.verdict, rule.why
+def _apply(found: Migration, rule: Target, label: str, value: object, becomes: object) -> None:
+    path, verdict, why = rule.to, rule.verdict, rule.why
     if path is None:
         found.findings.append(Finding(verdict, label, value, why=why))
         return
-    becomes = CONVERSIONS[rule.convert](value) if rule.convert else _plain(value)
     if becomes == value and rule.convert == "lora_rank":
         verdict, why = "carries", None
-    other = _get(found.arguments, path)
+    section, name = _place(found.arguments, path)
+    other = section.get(name)
     if other is None:
-        _set(found.arguments, path, becomes)
+        section[name] = becomes
     elif other != becomes:
         verdict, why = "lost", f"another option has set {path} to {_text(other)}"
         path = None
     found.findings.append(Finding(verdict, label, value, path, becomes, why))
 
 
+def _place(arguments: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
+    """The section that has `path`, and its name there."""
+    section, _, name = path.rpartition(".")
+    return arguments.setdefault(section, {}) if section else arguments, name
+
+
 def _plain(value: object) -> object:
     """A value as JSON and YAML have it; a bare flag is true."""
-    if value is None:
-        return True
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _get(arguments: Mapping[str, Any], path: str) -> Any:
-    section, _, name = path.rpartition(".")
-    return (arguments.get(section, {}) if section else arguments).get(name)
-
-
-def _set(arguments: dict[str, Any], path: str, value: object) -> None:
-    section, _, name = path.rpartition(".")
-    (arguments.setdefault(section, {}) if section else arguments)[name] = value
-
-
-def _unknown_checkpoint(config: BuildConfig) -> Iterator[Finding]:
-    words = (config.quantization, config.kv_cache_dtype, config.tensor_parallel)
-    if any(word is not None for word in words):
-        return
-    yield Finding(
-        "lost",
-        "build.args.checkpoint_dir",
-        config.build.args.get("checkpoint_dir"),
-        why="no step of this config makes it: its data type, quantization and GPUs are not known",
-    )
+    return True if value is None else list(value) if isinstance(value, tuple) else value
 
 
 def _text(value: object) -> str:
@@ -218,21 +199,17 @@ def text_of(found: Migration) -> str:
         InvalidPredictorConfig: vLLM does not take an argument, as a value of the build config has
             a type that TensorRT-LLM's own script would refuse, too.
     """
-    if wrong := list(problems(found.arguments)):
-        raise InvalidPredictorConfig("\n".join(wrong))
-    return json.dumps(found.arguments, indent=2) + "\n"
-
-
-def problems(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """What vLLM does not take of `arguments`, a line each."""
-    types = argument_types.types_of()
-    for name, value in arguments.items():
+    types, wrong = argument_types.types_of(), []
+    for name, value in found.arguments.items():
         try:
             argument_types.convert(value, types.engine_args[name])
         except KeyError:
-            yield f"{name}: {types.title} has no such engine argument"
+            wrong.append(f"{name}: {types.title} has no such engine argument")
         except ValueError as error:
-            yield f"{name}={value!r}: {error} (vLLM {types.version})"
+            wrong.append(f"{name}={value!r}: {error} (vLLM {types.version})")
+    if wrong:
+        raise InvalidPredictorConfig("\n".join(wrong))
+    return json.dumps(found.arguments, indent=2) + "\n"
 
 
 def path_of(output: Path) -> Path:
@@ -252,8 +229,10 @@ def _items(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _lora_rank(value: Any) -> int:
-    """The least rank of vLLM's that has room for `value`."""
+def _lora_rank(value: Any) -> Any:
+    """The least rank of vLLM's that has room for `value`, unless that is no number."""
+    if not str(value).isdecimal():
+        return _plain(value)
     kinds = argument_types.types_of().engine_args["max_lora_rank"]
     ranks = sorted(int(kind[1:]) for kind in kinds if kind[1:].isdecimal())
     return next((rank for rank in ranks if rank >= int(value)), ranks[-1])

@@ -12,8 +12,7 @@ from cog_triton.artifact import lora_adapter
 from cog_triton.artifact.engine_config import EngineConfig
 from cog_triton.artifact.engine_manifest import AdapterEntry, adapter_directory
 from cog_triton.artifact.lora_adapter import LoRAAdapter, LoRALimits
-from cog_triton.builder.adapter_config import AdapterSource, target_modules
-from cog_triton.builder.config import BuildConfig, SourceConfig
+from cog_triton.builder.config import AdapterSource, BuildConfig, SourceConfig, target_modules
 from cog_triton.builder.workspace import Echo
 from cog_triton.download.adapter_source import fetch_adapter
 from cog_triton.download.model_request import json_object

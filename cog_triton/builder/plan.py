@@ -5,24 +5,25 @@ Scripts are those of the example families: of this package, and of TensorRT-LLM.
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import cog_triton
-from cog_triton.builder.arguments import (
+from cog_triton.builder.config import BuildConfig, StepConfig
+from cog_triton.builder.script_options import (
     MODEL,
     ArgumentValue,
     command_line,
     named,
+    recorded,
     relative,
     resolved,
     shown,
 )
-from cog_triton.builder.config import BuildConfig, StepConfig
-from cog_triton.builder.script_options import recorded
 from cog_triton.errors import (
     InvalidArgument,
     UnknownArgument,
@@ -33,26 +34,19 @@ from cog_triton.errors import (
 from cog_triton.settings import load_group
 from cog_triton.settings.programs import BuilderSettings
 
-_INPUT_ARGUMENTS = ("model_dir", "checkpoint_dir")
 OWN = Path(cog_triton.__file__).parent / "build_scripts"
 """The example families that come with this package."""
 # TensorRT-LLM's layout from 0.18 on. Before, families lay in examples itself, as `gpt`.
 _GROUPS = ("models/core", "models/contrib")
 _SHARED = "quantization"
+_MODEL = PurePosixPath(MODEL)
 # Families whose scripts are another one's, as TensorRT-LLM's READMEs have it.
 _ALIASES = {
     **dict.fromkeys(("internlm", "skywork", "smaug", "arctic", "exaone"), "llama"),
-    **dict.fromkeys(("nemotron", "jais"), "gpt"),
-    "mistral": "llama",
-    "mixtral": "llama",
-    "starcoder": "gpt",
-    "starcoder2": "gpt",
-    "gpt2": "gpt",
-    "chatglm": "glm-4-9b",
-    "phi3": "phi",
-    "qwen2": "qwen",
-    "qwen3": "qwen",
-    "gemma2": "gemma",
+    **dict.fromkeys(("mistral", "mixtral"), "llama"),
+    **dict.fromkeys(("nemotron", "jais", "starcoder", "starcoder2", "gpt2"), "gpt"),
+    **dict.fromkeys(("qwen2", "qwen3"), "qwen"),
+    **{"chatglm": "glm-4-9b", "phi3": "phi", "gemma2": "gemma"},
 }
 # Directories of TensorRT-LLM's examples that are no family, and what to name instead.
 _NO_FAMILY = {
@@ -97,31 +91,46 @@ class Families:
         if shutil.which(self.python) is None:
             raise InvalidArgument(f"COG_TRITON_STEP_PYTHON={self.python!r}: is no program")
 
+    @functools.cached_property
+    def _scripts(self) -> dict[str, Path | None]:
+        """Every script by its path below the examples, and where it is; None for not here."""
+        scripts: dict[str, Path | None]
+        if self._root is not None:
+            places = ("*", *(f"{group}/*" for group in _GROUPS))
+            scripts = {**_scripts_below(self._root / "examples", places)}
+        else:
+            names = [name for name in recorded() if "/" in name]
+            families = {_parent(name) for name in names}
+            # An older layout had some elsewhere.
+            moved = {family for family in families for g in _GROUPS if f"{g}/{family}" in families}
+            scripts = {name: None for name in names if _parent(name) not in moved}
+        return {**scripts, **_scripts_below(self._own, ("*",))}
+
     def find(self, name: str) -> str:
         """Find the family that a config calls `name`; its path below the examples.
 
         Raises:
             UnknownExample: lists what there is.
         """
-        there = sorted({str(PurePosixPath(path).parent) for path in self._paths()} - {_SHARED})
-        short = _ALIASES.get(name, name)
-        for wanted in dict.fromkeys((name, short)):
+        there = {_parent(path) for path in self._scripts} - {_SHARED}
+        for wanted in (name, _ALIASES.get(name, name)):
             for path in (wanted, f"models/{wanted}", *(f"{g}/{wanted}" for g in _GROUPS)):
                 if path in there:
                     return path
-        short_names = {PurePosixPath(path).name: path for path in there}
-        aliases = [name for name, meant in _ALIASES.items() if meant in short_names]
-        known = [*short_names, *aliases, *there]
         if name in _NO_FAMILY:
             raise UnknownExample(f"example_name {name!r}: {_NO_FAMILY[name]}")
+        short = sorted(PurePosixPath(path).name for path in there)
+        aliases = [alias for alias, meant in _ALIASES.items() if meant in short]
+        where = "recorded, as TRTLLM_DIR is not set" if self._root is None else str(self._root)
         raise UnknownExample(
-            f"example_name {name!r}: there is {', '.join(sorted(short_names))}"
-            f"{nearest(name, known)}{self._hint()}"
+            f"example_name {name!r}: there is {', '.join(short)}"
+            f"{nearest(name, [*short, *aliases, *sorted(there)])}"
+            f" (TensorRT-LLM's families: {where})"
         )
 
     def offers(self, family: str, script: str) -> bool:
         """Whether `family` has `script`, on this machine or as recorded."""
-        return f"{family}/{script}" in self._paths()
+        return f"{family}/{script}" in self._scripts
 
     def script(self, family: str, step: StepConfig, where: str) -> Script:
         """Find what `step`, which the config calls `where`, runs; `family` is `find`'s.
@@ -130,69 +139,39 @@ class Families:
             UnknownScript: lists the scripts of the family.
         """
         if step.script is None:
-            return self._command(step.executable)
-        there = set(self._paths())
+            name = step.executable
+            beside = Path(self.python).parent / name
+            command = str(beside) if beside.is_file() else shutil.which(name)
+            problem = None if command else _absent(name)
+            argv, path = (command or name,), Path(command or name)
+            return Script(name, argv, path, self.python, problem, self.is_of_today)
         own = (self._own / family).is_dir()
-        places = [family] if own else [family, _SHARED]
-        names = [f"{place}/{step.script}" for place in places] + ([] if own else [step.script])
-        name = next((name for name in names if name in there), None)
-        if name is None:
-            offered = sorted(
-                PurePosixPath(path).name
-                for path in there
-                if str(PurePosixPath(path).parent) in places
-            )
+        places = [family] if own else [family, _SHARED, ""]
+        names = [str(PurePosixPath(place, step.script)) for place in places]
+        found = next((name for name in names if name in self._scripts), None)
+        if found is None:
+            offered = sorted(PurePosixPath(p).name for p in self._scripts if _parent(p) in places)
             raise UnknownScript(
                 f"{where}.script {step.script!r}: {family} has {', '.join(offered)}"
                 f"{nearest(step.script, offered)}"
             )
-        for root, python in self._roots():
-            if (root / name).is_file():
-                argv = (python, str(root / name))
-                recorded = own or self.is_of_today
-                return Script(name, argv, root / name, python, recorded=recorded)
-        absent = f"$TRTLLM_DIR/examples/{name}"
-        return Script(name, ("python", absent), Path(absent), self.python, _absent(name))
-
-    def _command(self, name: str) -> Script:
-        beside = Path(self.python).parent / name
-        found = str(beside) if beside.is_file() else shutil.which(name)
-        if found is not None:
-            argv = (found,)
-            return Script(name, argv, Path(found), self.python, recorded=self.is_of_today)
-        return Script(name, (name,), Path(name), self.python, _absent(name))
+        there = self._scripts[found]
+        if there is None:
+            absent = f"$TRTLLM_DIR/examples/{found}"
+            return Script(found, ("python", absent), Path(absent), self.python, _absent(found))
+        # Ours have the packages of our own Python.
+        python = sys.executable if there.is_relative_to(self._own) else self.python
+        recorded = own or self.is_of_today
+        return Script(found, (python, str(there)), there, python, recorded=recorded)
 
     @property
     def is_of_today(self) -> bool:
         """Whether TensorRT-LLM has the layout of 0.18 and later, whose options are recorded."""
         return self._root is None or (self._root / "examples" / "models").is_dir()
 
-    def _hint(self) -> str:
-        where = "recorded, as TRTLLM_DIR is not set" if self._root is None else str(self._root)
-        return f" (TensorRT-LLM's families: {where})"
 
-    def _roots(self) -> Iterator[tuple[Path, str]]:
-        """Directories of families, and the Python of each: ours has the packages of our own."""
-        yield self._own, sys.executable
-        if self._root is not None:
-            yield self._root / "examples", self.python
-
-    def _paths(self) -> Iterator[str]:
-        """Every script there is, by its path below the examples."""
-        yield from _scripts_below(self._own, ["*"])
-        if self._root is not None:
-            places = ["*", *(f"{group}/*" for group in _GROUPS)]
-            yield from _scripts_below(self._root / "examples", places)
-        else:
-            yield from _recorded()
-
-
-def _recorded() -> Iterator[str]:
-    """TensorRT-LLM's recorded scripts, without those that an older layout had elsewhere."""
-    families = {name: str(PurePosixPath(name).parent) for name in recorded() if "/" in name}
-    for name, family in families.items():
-        if not any(f"{group}/{family}" in families.values() for group in _GROUPS):
-            yield name
+def _parent(path: str) -> str:
+    return str(PurePosixPath(path).parent)
 
 
 def _absent(name: str) -> str:
@@ -203,12 +182,10 @@ def _absent(name: str) -> str:
     )
 
 
-def _scripts_below(root: Path, places: list[str]) -> Iterator[str]:
+def _scripts_below(root: Path, places: Sequence[str]) -> dict[str, Path]:
     """Scripts in `places`; a name that begins with an underscore is a helper of its family."""
-    for place in places:
-        for path in root.glob(f"{place}/*.py"):
-            if not path.name.startswith("_"):
-                yield path.relative_to(root).as_posix()
+    found = (path for place in places for path in root.glob(f"{place}/*.py"))
+    return {p.relative_to(root).as_posix(): p for p in found if not p.name.startswith("_")}
 
 
 @dataclass(frozen=True)
@@ -263,28 +240,23 @@ def make_plan(config: BuildConfig, families: Families) -> Plan:
     steps: list[Step] = []
     for name, step in config.steps():
         env = {key: str(value) for key, value in {**config.env, **step.env}.items()}
+        args: dict[str, ArgumentValue] = {}
+        for key, value in step.args.items():
+            path = resolved(value, config.model_id, MODEL) if isinstance(value, str) else value
+            is_model = isinstance(path, str) and path and PurePosixPath(path) == _MODEL
+            args[key] = model if is_model else path
         steps.append(
             Step(
                 name=name,
                 script=families.script(family, step, name),
-                args=_paths_resolved(step, config.model_id),
+                args=args,
                 input=steps[-1].output_dir if steps else model,
                 output_dir=str(PurePosixPath(relative(step.output_dir))),
                 env=env,
-                timeout=step.timeout if step.timeout is not None else config.timeout,
+                timeout=config.timeout if step.timeout is None else step.timeout,
             )
         )
     return Plan(config, model, tuple(steps), family)
-
-
-def _paths_resolved(step: StepConfig, model_id: str) -> dict[str, ArgumentValue]:
-    def path(text: str) -> str:
-        found = resolved(text, model_id, MODEL)
-        return named(model_id) if found and PurePosixPath(found) == PurePosixPath(MODEL) else found
-
-    return {
-        key: path(value) if isinstance(value, str) else value for key, value in step.args.items()
-    }
 
 
 def check_inputs(config: BuildConfig) -> None:
@@ -296,11 +268,13 @@ def check_inputs(config: BuildConfig) -> None:
         UnknownArgument: one line for each of them: YAML path, value and rule.
     """
     lines: list[str] = []
-    available = [PurePosixPath(MODEL)]
+    available = [_MODEL]
     for name, step in config.steps():
-        for key in _INPUT_ARGUMENTS:
+        for key in ("model_dir", "checkpoint_dir"):
             value = step.args.get(key)
-            if isinstance(value, str) and not _is_available(value, config.model_id, available):
+            path = PurePosixPath(resolved(str(value), config.model_id, MODEL))
+            known = any(path.is_relative_to(one) or one.is_relative_to(path) for one in available)
+            if isinstance(value, str) and not path.is_absolute() and not known:
                 lines.append(
                     f"{name}.args.{key}: {shown(value)}: no step before {name} writes it, and it"
                     " is not the model: is the convert step missing?"
@@ -310,10 +284,3 @@ def check_inputs(config: BuildConfig) -> None:
         available += [PurePosixPath(relative(text)) for text in texts]
     if lines:
         raise UnknownArgument("\n".join(lines))
-
-
-def _is_available(value: str, model_id: str, available: list[PurePosixPath]) -> bool:
-    path = PurePosixPath(resolved(value, model_id, MODEL))
-    return path.is_absolute() or any(
-        path.is_relative_to(known) or known.is_relative_to(path) for known in available
-    )

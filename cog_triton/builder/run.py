@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from cog_triton.builder import package
+from cog_triton.builder.config import AnyConfig, SealedConfig
 from cog_triton.builder.script_build import ScriptBuild
 from cog_triton.builder.sealed_build import SealedBuild
-from cog_triton.builder.sealed_config import AnyConfig, SealedConfig
 from cog_triton.builder.translate import planned
 from cog_triton.builder.workspace import Echo, Stage, Workspace
 from cog_triton.settings import load_group

@@ -16,13 +16,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cog_triton import __version__
+from cog_triton.artifact.canary import PROMPT, TOKENS
 from cog_triton.artifact.engine_manifest import files_of
 from cog_triton.builder import package, packed_adapters
-from cog_triton.builder.arguments import MODEL, ArgumentValue
-from cog_triton.builder.canary_run import PROMPT, TOKENS
 from cog_triton.builder.checks import check_arguments, check_combinations
 from cog_triton.builder.packed_adapters import PackedAdapter
 from cog_triton.builder.plan import Plan, Step
+from cog_triton.builder.script_options import MODEL, ArgumentValue
 from cog_triton.builder.step import run_step, written
 from cog_triton.builder.workspace import Echo, Stage, Workspace, digest, listing
 from cog_triton.download import model_source

@@ -27,10 +27,10 @@ from cog_triton.artifact.engine_manifest import (
 )
 from cog_triton.artifact.seal import Seal, seal_name, seal_of
 from cog_triton.builder import other_user, package, sealed_package
+from cog_triton.builder.config import SealedConfig
 from cog_triton.builder.packed_adapters import entry_of, fetch_source, naming
 from cog_triton.builder.plan import Script, Step
 from cog_triton.builder.script_build import python_of
-from cog_triton.builder.sealed_config import SealedConfig
 from cog_triton.builder.sealed_package import as_json, link
 from cog_triton.builder.step import run_step
 from cog_triton.builder.workspace import Echo, Stage, Workspace, link_or_copy, listing

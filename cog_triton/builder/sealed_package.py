@@ -19,8 +19,8 @@ from cog_triton.artifact.engine_manifest import (
     WeightsReference,
 )
 from cog_triton.artifact.seal import Seal
+from cog_triton.builder.config import SealedConfig
 from cog_triton.builder.package import entry_of
-from cog_triton.builder.sealed_config import SealedConfig
 from cog_triton.builder.workspace import link_or_copy
 from cog_triton.download.model_request import WEIGHTS, FetchedModel, is_hub_id
 from cog_triton.engines.vllm import sealed_caches

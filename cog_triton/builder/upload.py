@@ -38,34 +38,25 @@ def put(
         InvalidArgument: the server refuses it (a status that is neither 2xx nor 5xx).
         BuildStepFailed: it still fails after the last pause.
     """
-    for pause in (*pauses_s, None):
-        problem = _attempt(path, url, echo)
-        if problem is None:
-            return
-        if pause is None:
-            raise BuildStepFailed(
-                f"upload to {redact_url(url)} failed {len(pauses_s) + 1} times: {problem}"
-            )
-        echo(f"[upload] {problem}; again in {pause:g} s")
-        time.sleep(pause)
-
-
-def _attempt(path: Path, url: str, echo: Callable[[str], None]) -> str | None:
-    """PUT once; None, or the transient error."""
     size = path.stat().st_size
     headers = {"Content-Length": str(size), "Content-Type": "application/x-tar"}
-    try:
-        response = httpx.put(
-            url, content=_chunks(path, size, echo), headers=headers, timeout=_TIMEOUT
-        )
-    except httpx.TransportError as error:
-        return str(error) or type(error).__name__
-    if response.is_success:
-        return None
-    problem = f"HTTP {response.status_code} {response.reason_phrase}"
-    if is_transient(response.status_code):
-        return problem
-    raise InvalidArgument(f"upload_url={redact_url(url)!r}: {problem}")
+    for pause in (*pauses_s, None):
+        try:
+            content = _chunks(path, size, echo)
+            response = httpx.put(url, content=content, headers=headers, timeout=_TIMEOUT)
+        except httpx.TransportError as error:
+            problem = str(error) or type(error).__name__
+        else:
+            if response.is_success:
+                return
+            problem = f"HTTP {response.status_code} {response.reason_phrase}"
+            if not is_transient(response.status_code):
+                raise InvalidArgument(f"upload_url={redact_url(url)!r}: {problem}")
+        if pause is not None:
+            echo(f"[upload] {problem}; again in {pause:g} s")
+            time.sleep(pause)
+    tries = len(pauses_s) + 1
+    raise BuildStepFailed(f"upload to {redact_url(url)} failed {tries} times: {problem}")
 
 
 def _chunks(path: Path, size: int, echo: Callable[[str], None]) -> Iterator[bytes]:

@@ -13,8 +13,8 @@ from cog_triton.system.paths import expanded
 from cog_triton.system.terminal import cancellable, coded_errors, tagged
 
 if TYPE_CHECKING:
+    from cog_triton.builder.config import SealedConfig
     from cog_triton.builder.plan import Plan
-    from cog_triton.builder.sealed_config import SealedConfig
     from cog_triton.builder.workspace import Echo, Workspace
 
 
@@ -94,8 +94,8 @@ def build(
                 raise typer.Exit(2)
             return
         # A check, which is to be done within a second, has no need of these.
+        from cog_triton.builder.config import SealedConfig, load_any
         from cog_triton.builder.run import build_of, built
-        from cog_triton.builder.sealed_config import SealedConfig, load_any
         from cog_triton.builder.workspace import Workspace
 
         wanted = load_any(config)
@@ -128,7 +128,7 @@ def look(
         Whether all that was to be checked could be.
     """
     from cog_triton.builder.checks import check_arguments, check_combinations
-    from cog_triton.builder.sealed_config import SealedConfig, load_any
+    from cog_triton.builder.config import SealedConfig, load_any
     from cog_triton.builder.translate import planned
     from cog_triton.builder.workspace import Workspace
 
@@ -157,7 +157,7 @@ def look(
 
 def _clean(config: Path | None, work_dir: Path, echo: Echo) -> None:
     """Remove what builds left in `work_dir`, all or those of one config."""
-    from cog_triton.builder.sealed_config import load_any
+    from cog_triton.builder.config import load_any
     from cog_triton.builder.workspace import Workspace
 
     workspace = Workspace(work_dir)

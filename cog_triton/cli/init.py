@@ -8,50 +8,19 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cog_triton.errors import EngineIncompatible, InvalidArgument
-from cog_triton.sizing.fit import Fit
-from cog_triton.sizing.memory_sum import FP8, INT4_AWQ, INT8, Precision
-from cog_triton.sizing.model_files import ModelFiles
+from cog_triton.errors import InvalidArgument
 from cog_triton.system.atomic_write import writing
 from cog_triton.system.terminal import coded_errors
 
+if TYPE_CHECKING:
+    from cog_triton.sizing.fit import Fit
+    from cog_triton.sizing.model_files import ModelFiles
+
 _YAML = (".yaml", ".yml")
-VLLM_PRECISIONS = (FP8,)
-"""What vLLM makes of 16-bit weights while it loads them; others need quantized weights."""
-
-
-def vllm_arguments(files: ModelFiles, fit: Fit) -> dict[str, tuple[object, str]]:
-    """Engine arguments by name, each with its reason."""
-    memory = fit.memory
-    _require_possible(files, memory.precision)
-    found: dict[str, tuple[object, str]] = {"model": (files.name, "directory or hub id")}
-    if files.commit is not None:
-        found["revision"] = (files.commit, "of the day on which this was written")
-    if memory.gpus > 1:
-        found["tensor_parallel_size"] = (memory.gpus, "each GPU has a part of every layer")
-    if memory.precision is FP8:
-        found["quantization"] = ("fp8", "half the memory of 16 bits; made while loading")
-        found["kv_cache_dtype"] = ("fp8", "half the memory of 16 bits a token")
-    found["max_model_len"] = (fit.max_seq_len, "prompt and answer; the KV cache holds two of them")
-    found["max_num_seqs"] = (fit.max_batch_size, "sequences that run at once; others wait")
-    return found
-
-
-def as_json(arguments: dict[str, tuple[object, str]]) -> str:
-    """Text of model.json."""
-    return json.dumps({name: value for name, (value, _) in arguments.items()}, indent=2) + "\n"
-
-
-def _require_possible(files: ModelFiles, precision: Precision) -> None:
-    if precision in (INT8, INT4_AWQ):
-        raise EngineIncompatible(
-            f"{files.name}: {precision.title}: vLLM does not make them of 16-bit weights: name a"
-            " model whose weights are quantized so already"
-        )
 
 
 class Target(enum.StrEnum):
@@ -119,15 +88,23 @@ def init(
         source = Source.open(f"{model}@{revision}" if revision else model)
         files = describe(source)
         fit = _fit(files, gpu, target, quantization)
-        if target is Target.VLLM:
-            _write_vllm(files, fit, output, force)
-        else:
-            _write_build_config(files, fit, output, force)
+        prints = str(output) == "-"
+        write = _for_vllm if target is Target.VLLM else _for_tensorrt_llm
+        path, text, said = write(files, fit, None if prints else output)
+        if prints:
+            sys.stdout.write(text)
+            return
+        write_output(path, text, force=force)
+        memory = fit.memory
+        gpus = f"{memory.gpus} x {memory.gpu.name} (sm_{memory.gpu.sm})"
+        typer.echo(f"{gpus}, {memory.precision.title}")
+        for line in (*(f"  {line}" for line in memory.lines()), *said):
+            typer.echo(line)
 
 
 def _fit(files: ModelFiles, wanted: str | None, target: Target, quantization: Quantization) -> Fit:
     from cog_triton.sizing import fit, gpu_table
-    from cog_triton.sizing.memory_sum import AS_STORED, PRECISIONS
+    from cog_triton.sizing.memory_sum import AS_STORED, FP8, PRECISIONS
 
     if wanted is None:
         gpu, counts = gpu_table.require_gpu()
@@ -138,92 +115,48 @@ def _fit(files: ModelFiles, wanted: str | None, target: Target, quantization: Qu
     if quantization is not Quantization.AUTO:
         return fit.choose(files, gpu, counts, [PRECISIONS[quantization.value]])
     there = fit.precisions_of(files, gpu)
-    if target is Target.VLLM:
-        there = [one for one in there if one in (AS_STORED, *VLLM_PRECISIONS)]
+    if target is Target.VLLM:  # others need weights that are quantized already
+        there = [one for one in there if one in (AS_STORED, FP8)]
     return fit.choose(files, gpu, counts, there)
 
 
-def _write_build_config(files: ModelFiles, fit: Fit, output: Path | None, force: bool) -> None:
-    from cog_triton.builder.config import parse_config
+def _for_tensorrt_llm(
+    files: ModelFiles, fit: Fit, output: Path | None
+) -> tuple[Path, str, list[str]]:
+    """The file, its text, and lines for the user."""
     from cog_triton.builder.initial_config import build_config
     from cog_triton.cli.build import look
 
-    named = Path(f"{_short(files, fit)}.yaml")
-    path = named if output is None or str(output) == "-" else output
+    path = output or Path(f"{_short(files, fit)}.yaml")
     name = shlex.quote(str(path))
     text = build_config(files, fit, name)
-    parse_config(text, str(path))
-    told: list[str] = []
+    said: list[str] = []
     with tempfile.TemporaryDirectory(prefix="cog-triton-") as scratch:
         draft = Path(scratch) / "config.yaml"
         draft.write_text(text, "utf-8")
         places = Path(".work/build"), Path("engine.tar")
-        look(draft, *places, told.append, check=True, plan=False, sm=fit.memory.gpu.sm)
-    if _printed(text, output):
-        return
-    _tell(fit)
-    typer.echo("\n".join(told))
-    write_output(path, text, force=force)
-    typer.echo(f"Wrote {path}. Build it: cog-triton build {name} -o engine.tar")
+        look(draft, *places, said.append, check=True, plan=False, sm=fit.memory.gpu.sm)
+    said.append(f"Wrote {path}. Build it: cog-triton build {name} -o engine.tar")
+    return path, text, said
 
 
-def _write_vllm(files: ModelFiles, fit: Fit, output: Path | None, force: bool) -> None:
-    from cog_triton.engines.vllm.model_directory import MODEL_FILE, read_arguments
+def _for_vllm(files: ModelFiles, fit: Fit, output: Path | None) -> tuple[Path, str, list[str]]:
+    from cog_triton.builder.config import parse_any
+    from cog_triton.builder.initial_config import sealed_config, vllm_arguments
+    from cog_triton.engines.vllm.model_directory import MODEL_FILE, checked_arguments
 
     arguments = vllm_arguments(files, fit)
     if output is not None and output.suffix in _YAML:
-        _write_sealed(files, fit, arguments, output, force)
-        return
-    text = as_json(arguments)
-    if _printed(text, output):
-        return
+        text, name = sealed_config(arguments), shlex.quote(str(output))
+        parse_any(text, str(output))
+        said = f"Wrote {output}. Build it on {fit.memory.gpu.name}: cog-triton build {name}"
+        return output, text, [said]
     directory = output or Path(_short(files, fit))
-    write_output(directory / MODEL_FILE, text, force=force)
-    read_arguments(directory)
-    _tell(fit)
-    for name, (value, why) in arguments.items():
-        typer.echo(f"  {name} = {value}: {why}")
-    typer.echo(
-        f"Wrote {directory / MODEL_FILE}. Serve it: cog-triton serve {shlex.quote(str(directory))}"
-    )
-
-
-def sealed_config(arguments: dict[str, tuple[object, str]]) -> str:
-    """Text of a build config that seals an engine of these arguments."""
-    lines = ["engine: vllm"]
-    named = {"model": "model_id", "revision": "revision"}
-    for name, key in named.items():
-        if name in arguments:
-            value, why = arguments[name]
-            lines.append(f"{key}: {json.dumps(value)} # {why}")
-    lines.append("args:")
-    rest = {name: it for name, it in arguments.items() if name not in named}
-    lines += [f"  {name}: {json.dumps(value)} # {why}" for name, (value, why) in rest.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _write_sealed(
-    files: ModelFiles,
-    fit: Fit,
-    arguments: dict[str, tuple[object, str]],
-    path: Path,
-    force: bool,
-) -> None:
-    from cog_triton.builder.sealed_config import parse_any
-
-    text = sealed_config(arguments)
-    parse_any(text, str(path))
-    write_output(path, text, force=force)
-    _tell(fit)
-    name = shlex.quote(str(path))
-    typer.echo(f"Wrote {path}. Build it on {fit.memory.gpu.name}: cog-triton build {name}")
-
-
-def _printed(text: str, output: Path | None) -> bool:
-    if str(output) != "-":
-        return False
-    sys.stdout.write(text)
-    return True
+    path, values = directory / MODEL_FILE, {name: value for name, (value, _) in arguments.items()}
+    checked_arguments(path, values)
+    lines = [f"  {name} = {value}: {why}" for name, (value, why) in arguments.items()]
+    served = f"cog-triton serve {shlex.quote(str(directory))}"
+    return path, json.dumps(values, indent=2) + "\n", [*lines, f"Wrote {path}. Serve it: {served}"]
 
 
 def _short(files: ModelFiles, fit: Fit) -> str:
@@ -231,13 +164,6 @@ def _short(files: ModelFiles, fit: Fit) -> str:
     words = fit.memory.gpu.name.removeprefix("NVIDIA ").split()
     gpu = "-".join(word for word in words if not word.endswith("GB"))
     return f"{Path(files.name).name}-{gpus}{gpu}".lower()
-
-
-def _tell(fit: Fit) -> None:
-    memory = fit.memory
-    typer.echo(f"{memory.gpus} x {memory.gpu.name} (sm_{memory.gpu.sm}), {memory.precision.title}")
-    for line in memory.lines():
-        typer.echo(f"  {line}")
 
 
 def write_output(path: Path, text: str, *, force: bool) -> None:
@@ -269,6 +195,6 @@ def schema(
 
     Example: cog-triton schema build > build.schema.json
     """
-    from cog_triton.builder.sealed_config import json_schema
+    from cog_triton.builder.config import json_schema
 
     typer.echo(json_schema())

@@ -7,15 +7,12 @@ import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.terminal import coded_errors, tagged
-
-if TYPE_CHECKING:
-    from cog_triton.builder.migration import Migration
 
 
 def migrate(
@@ -54,9 +51,8 @@ def migrate(
 
       cog-triton migrate qwen.yaml --serve-config serve.yaml -o qwen
     """
-    from cog_triton.builder.migration import migrate as migrated
-    from cog_triton.builder.migration import path_of, text_of
-    from cog_triton.builder.sealed_config import SealedConfig, load_any
+    from cog_triton.builder import migration
+    from cog_triton.builder.config import SealedConfig, load_any
     from cog_triton.cli.init import write_output
     from cog_triton.triton.serve_config import load_serve_config
 
@@ -69,42 +65,33 @@ def migrate(
             raise InvalidArgument(
                 f"{config}: is a build config of vLLM: there is nothing to migrate"
             )
-        found = migrated(given, settings)
-        text = text_of(found)
+        found = migration.migrate(given, settings)
+        text = migration.text_of(found)
         path = None
         if str(output) != "-":
-            path = path_of(output or Path(f"{config.stem}-vllm"))
+            path = migration.path_of(output or Path(f"{config.stem}-vllm"))
             write_output(path, text, force=force)
-        if as_json:
-            typer.echo(_json(found, path))
+    if as_json:
+        content = {
+            "path": None if path is None else str(path),
+            "arguments": found.arguments,
+            "findings": [asdict(finding) for finding in found.findings],
+        }
+        typer.echo(json.dumps(content, indent=2, default=str))
+    else:
+        aside = path is None  # the file itself goes to stdout
+        for verdict in migration.VERDICTS:
+            for finding in found.findings:
+                if finding.verdict == verdict:
+                    typer.echo(tagged(f"[{verdict}] {finding}"), err=aside)
+        words = {"carries": "carried over", "changes": "changed", "unneeded": "not needed"}
+        verdicts = ((one, words.get(one, one)) for one in migration.VERDICTS)
+        counts = ", ".join(f"{found.count(verdict)} {word}" for verdict, word in verdicts)
+        if path is None:
+            typer.echo(counts, err=True)
+            sys.stdout.write(text)
         else:
-            _tell(found, path, text)
+            typer.echo(f"Wrote {path}: {counts}.")
+            typer.echo(f"Serve it: cog-triton serve {shlex.quote(str(path.parent))}")
     if strict and found.count("lost"):
         raise typer.Exit(2)
-
-
-def _tell(found: Migration, path: Path | None, text: str) -> None:
-    """Print the findings; where the file itself goes to stdout, to stderr."""
-    from cog_triton.builder.migration import VERDICTS
-
-    for verdict in VERDICTS:
-        for finding in found.findings:
-            if finding.verdict == verdict:
-                typer.echo(tagged(f"[{verdict}] {finding}"), err=path is None)
-    words = {"carries": "carried over", "changes": "changed", "unneeded": "not needed"}
-    counts = ", ".join(f"{found.count(one)} {words.get(one, one)}" for one in VERDICTS)
-    if path is None:
-        typer.echo(counts, err=True)
-        sys.stdout.write(text)
-        return
-    typer.echo(f"Wrote {path}: {counts}.")
-    typer.echo(f"Serve it: cog-triton serve {shlex.quote(str(path.parent))}")
-
-
-def _json(found: Migration, path: Path | None) -> str:
-    content = {
-        "path": None if path is None else str(path),
-        "arguments": found.arguments,
-        "findings": [asdict(finding) for finding in found.findings],
-    }
-    return json.dumps(content, indent=2, default=str)

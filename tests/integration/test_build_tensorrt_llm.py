@@ -14,7 +14,7 @@ from tensorrt_llm_tree import Installation, driver, models
 from test_builder_predictions import predict, start_builder
 
 from cog_triton.artifact.engine_tar import unpack
-from cog_triton.builder.rules import RULES
+from cog_triton.builder.checks import RULES
 
 pytestmark = pytest.mark.integration
 

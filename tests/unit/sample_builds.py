@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cog_triton.builder.arguments import MODEL
 from cog_triton.builder.config import BuildConfig, parse_config
 from cog_triton.builder.plan import Families, Script, Step, make_plan
 from cog_triton.builder.run import run_build
 from cog_triton.builder.script_build import ScriptBuild
+from cog_triton.builder.script_options import MODEL
 from cog_triton.builder.workspace import Workspace
 
 CONVERT = """

@@ -11,10 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cog_triton.builder import sealed_config
-from cog_triton.builder.arguments import MODEL, command_line, resolved
-from cog_triton.builder.config import BuildConfig, load_config, parse_config
-from cog_triton.builder.config_errors import PATTERNS
+from cog_triton.builder import config as sealed_config
+from cog_triton.builder.config import PATTERNS, BuildConfig, load_config, parse_config
+from cog_triton.builder.script_options import MODEL, command_line, resolved
 from cog_triton.errors import BuildConfigInvalid
 
 GOOD = """

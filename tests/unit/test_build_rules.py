@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from cog_triton.builder.checks import RULES, Facts, breaches
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.migration import migrate
-from cog_triton.builder.rules import RULES, Facts, breaches
 from cog_triton.cli.build import look
 from cog_triton.errors import BuildConfigInvalid, EngineIncompatible, UnknownExample, UserError
 from cog_triton.sizing.memory_sum import read_shape

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sample_builds import BUILD, CONVERT, build_engine, config_of
 
-from cog_triton.builder.arguments import MODEL
+from cog_triton.builder.script_options import MODEL
 from cog_triton.builder.workspace import Workspace
 from cog_triton.errors import InvalidArgument
 

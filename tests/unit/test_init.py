@@ -10,8 +10,7 @@ import pytest
 from test_sizing import DEEPSEEK, GPT2, LLAMA_8B, LLAMA_70B, MIXTRAL
 from typer.testing import CliRunner
 
-from cog_triton.builder.config import load_config
-from cog_triton.builder.sealed_config import SealedConfig, load_any
+from cog_triton.builder.config import SealedConfig, load_any, load_config
 from cog_triton.cli.app import app
 from cog_triton.engines.vllm.model_directory import read_arguments
 from cog_triton.sizing import gpu_table

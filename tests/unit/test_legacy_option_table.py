@@ -8,10 +8,8 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 from legacy_configs import gpt, llama, modern, refusal, translated
 
-from cog_triton.builder.arguments import ArgumentValue
 from cog_triton.builder.config import BuildConfig
-from cog_triton.builder.option_table import Today, table
-from cog_triton.builder.script_options import known_options
+from cog_triton.builder.script_options import ArgumentValue, Today, known_options, table
 from cog_triton.builder.translate import Translation
 from cog_triton.errors import UnknownArgument
 
@@ -125,7 +123,7 @@ BUILD_RULES = {
     "max_beam_width: 2": {"max_beam_width": 2},
     "max_input_len: 500, max_output_len: 100": {"max_input_len": 500, "max_seq_len": 600},
     "parallel_build: ": {},
-    "world_size: 4, tp_size: 2, pp_size: 2, parallel_build: ": {"workers": 4},
+    "world_size: 4, tp_size: 2, pp_size: 2, parallel_build: ": {},
     "use_inflight_batching: ": {},
     "use_custom_all_reduce: ": {},
     "multi_block_mode: ": {},
@@ -243,8 +241,8 @@ REFUSED = {
     "weight_only_precision: int4_awq": "AWQ checkpoints come from quantize.py",
     "quant_ckpt_path: /q.npz": "build.args.quant_ckpt_path: '/q.npz': cannot be translated: only a"
     " .safetensors file",
-    "use_smooth_quant: ": "build.args.use_smooth_quant: no value: cannot be translated: the convert"
-    " step needs smoothquant",
+    "use_smooth_quant: ": "build.args.use_smooth_quant: no value: cannot be translated: it needs"
+    " smoothquant of convert",
     "world_size: 4, tp_size: 2": "build.args.world_size: 4: cannot be translated: it is not tp_s",
     "max_output_len: 100": "max_seq_len is its sum with max_input_len: give both",
     "max_output_len: many": "build.args.max_output_len: 'many': cannot be translated: max_seq_len",
@@ -275,7 +273,7 @@ def test_untranslatable_options_are_refused_by_name(given: str) -> None:
         (
             "smoothquant: 0.5",
             "",
-            "convert_to_ft.args.smoothquant: 0.5: cannot be translated: build",
+            "convert_to_ft.args.smoothquant: 0.5: cannot be translated: it needs smoothquant of",
         ),
         ("storage_type: fp16, storage-type: fp16", "", "with dashes and underscores"),
     ],

@@ -22,11 +22,11 @@ from legacy_configs import (
 from typer.testing import CliRunner
 
 from cog_triton.builder import translate
-from cog_triton.builder.arguments import MODEL
 from cog_triton.builder.checks import check_arguments
 from cog_triton.builder.config import BuildConfig
 from cog_triton.builder.plan import Families, check_inputs, make_plan
 from cog_triton.builder.run import build_of, built
+from cog_triton.builder.script_options import MODEL
 from cog_triton.builder.translate import Translation
 from cog_triton.builder.workspace import Workspace
 from cog_triton.cli.app import app
@@ -76,49 +76,44 @@ def test_notes_on_the_quick_start() -> None:
     )
 
 
-def test_variant_of_a_gpt_is_what_its_id_names() -> None:
-    def given(model_id: str, **args: str) -> object:
-        convert = {"script": "convert_checkpoint.py", "output_dir": "c", "args": args}
-        build = {"executable": "trtllm-build", "output_dir": "e"}
-        value = {"model_id": model_id, "example_name": "gpt", "convert": convert, "build": build}
-        after = translated(BuildConfig.model_validate(value)).config.convert
-        return None if after is None else after.args.get("gpt_variant")
-
-    assert given("bigcode/starcoder") == "starcoder"
-    assert given("bigcode/starcoder2-7b") == "starcoder2"
-    assert given("bigcode/gpt_bigcode-santacoder") == "santacoder"
-    assert given("openai-community/GPT2-medium") == "gpt2"
-    assert given("bigcode/starcoder", gpt_variant="gpt2") == "gpt2"
-    assert given("org/mine") is None
+@pytest.mark.parametrize(
+    ("model_id", "args", "variant"),
+    [
+        ("bigcode/starcoder2-7b", {}, "starcoder2"),
+        ("bigcode/gpt_bigcode-santacoder", {}, "santacoder"),
+        ("openai-community/GPT2-medium", {}, "gpt2"),
+        ("bigcode/starcoder", {"gpt_variant": "gpt2"}, "gpt2"),
+        ("org/mine", {}, None),
+    ],
+)
+def test_variant_of_a_gpt_is_what_its_id_names(
+    model_id: str, args: dict[str, str], variant: str | None
+) -> None:
+    config = modern(",".join(f"{key}: {value}" for key, value in args.items()))
+    after = translated(config.model_copy(update={"model_id": model_id, "example_name": "gpt"}))
+    assert after.config.convert is not None
+    assert after.config.convert.args.get("gpt_variant") == variant
     # Of the scripts before 0.8 it is their default.
-    assert steps(translated(gpt()).config)["convert_to_ft"]["args"]["gpt_variant"] == "gpt2"  # type: ignore[index]
+    assert steps(translated(gpt()).config)["convert_to_ft"]["args"]["gpt_variant"] == "gpt2"
 
 
-def test_mark_of_the_original_builder_is_left_out() -> None:
+def test_keys_without_effect_are_left_out() -> None:
     packed = translated(read(f"{TINY_GPT2}merge: true\n"))
-    note = "merge: left out: the original builder's own mark, which changed nothing"
-    assert note in packed.notes
+    assert packed.notes[0].startswith("merge: left out: ")
     assert packed.config == translated(read(TINY_GPT2)).config
-    assert "merge" not in packed.config.to_yaml()
+    after = translated(read(TRANSLATED["llama-build.py"]))
+    assert after.notes[0].startswith("weight_format: 'safetensors': left out: ")
+    assert after.config.weight_format is None
 
 
 @pytest.mark.parametrize("name", TRANSLATED)
-def test_translation_is_stable(name: str) -> None:
-    """A translation is not translated again, is a valid config, and its steps find their inputs."""
+def test_translation_is_stable_and_accepted_by_todays_scripts(name: str) -> None:
     once = translated(read(TRANSLATED[name]))
-    again = translated(once.config)
     assert once.notes
-    assert again.notes == ()
-    assert again.config is once.config
+    assert translated(once.config).config is once.config
     assert steps(read(once.config.to_yaml())) == steps(once.config)
-    check_inputs(once.config)
-
-
-@pytest.mark.parametrize("name", TRANSLATED)
-def test_translation_is_accepted_by_todays_scripts(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
-    config, families = translated(read(TRANSLATED[name])).config, Families()
-    assert check_arguments(make_plan(config, families).steps, lines.append)
+    assert check_arguments(make_plan(once.config, Families()).steps, lines.append)
     assert [line.split(": ")[1] for line in lines] == ["OK", "OK"]
 
 
@@ -137,71 +132,46 @@ def test_current_config_is_returned_unchanged(build: str) -> None:
     assert translated(config).config is config
 
 
-def test_all_refusals_are_reported_at_once() -> None:
-    assert len(refusal(llama("rotary_pct: 1, enable_fp8: , nonsense: ")).splitlines()) == 3
-
-
 @pytest.mark.parametrize("model_dir", ["./c/1-gpu", "/src/c/1-gpu/", "c"])
 def test_legacy_model_dir_becomes_the_convert_output(model_dir: str) -> None:
     after = translated(gpt(model_dir=model_dir)).config
     assert after.build.args["checkpoint_dir"] == "c/1-gpu"
 
 
-def test_input_other_than_the_converted_is_refused() -> None:
-    assert "build.args.model_dir: 'c/2-gpu': cannot be translated: convert_to_ft.output_dir is" in (
-        refusal(gpt(model_dir="c/2-gpu"))
-    )
-
-
-def test_build_without_weights_is_refused() -> None:
-    config = llama("").model_copy(update={"model_id": "another"})
-    assert "build.args.model_dir: '/src/models/m': cannot be translated: it is not the model" in (
-        refusal(config)
-    )
-    empty = config.build.model_copy(update={"args": {}})
-    assert "build.args.model_dir is missing" in refusal(config.model_copy(update={"build": empty}))
-
-
-def test_convert_without_input_is_refused() -> None:
-    config = gpt()
-    assert config.convert_to_ft is not None
-    step = config.convert_to_ft.model_copy(update={"args": {"out-dir": "c"}})
-    message = refusal(config.model_copy(update={"convert_to_ft": step}))
-    assert "convert_to_ft.args.in-file is missing" in message
-
-
 def test_storage_type_comes_from_build_or_the_legacy_default() -> None:
     for build, dtype in (("", "float32"), ("dtype: bfloat16", "bfloat16")):
-        step = translated(gpt(build=build)).config.convert_to_ft
-        assert step is not None
-        assert step.args["dtype"] == dtype
-    assert (
-        "convert_to_ft.args.dtype: 'float32': added: the default of hf_gpt_convert.py"
-        in translated(gpt()).notes
-    )
+        assert steps(translated(gpt(build=build)).config)["convert_to_ft"]["args"]["dtype"] == dtype
 
 
-def test_new_convert_step_does_not_overlap_others() -> None:
-    config = llama("")
-    step = config.build.model_copy(update={"output_dir": "checkpoint/engine"})
-    after = translated(config.model_copy(update={"build": step})).config
-    assert after.convert is not None
-    assert after.convert.output_dir == "converted"
+def without(config: BuildConfig, name: str, *options: str) -> BuildConfig:
+    step = getattr(config, name)
+    args = {key: value for key, value in step.args.items() if key not in options}
+    return config.model_copy(update={name: step.model_copy(update={"args": args})})
 
 
-def test_quantize_before_build_py_is_refused() -> None:
-    quantize = {"script": "quantize.py", "output_dir": "q", "args": {"model_dir": "model"}}
-    assert "build.script: 'build.py': cannot be translated" in refusal(llama("", quantize=quantize))
+QUANTIZED = {"script": "quantize.py", "output_dir": "q", "args": {"model_dir": "model"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (gpt(model_dir="c/2-gpu"), "'c/2-gpu': cannot be translated: convert_to_ft.output_dir is"),
+        (
+            llama("").model_copy(update={"model_id": "another"}),
+            "build.args.model_dir: '/src/models/m': cannot be translated: it is not the model",
+        ),
+        (without(llama(""), "build", "model_dir"), "build.args.model_dir is missing"),
+        (without(gpt(), "convert_to_ft", "in-file"), "convert_to_ft.args.in-file is missing"),
+        (llama("", quantize=QUANTIZED), "build.script: 'build.py': cannot be translated"),
+    ],
+)
+def test_steps_without_weights_are_refused(config: BuildConfig, says: str) -> None:
+    assert says in refusal(config)
 
 
 def test_world_size_is_compared_with_the_translation() -> None:
     with pytest.raises(BuildConfigInvalid, match="the translated config: world_size 2: convert_to"):
         translated(gpt("tensor-parallelism: 4", world_size=2))
-
-
-def test_installed_legacy_script_is_not_translated() -> None:
-    config = read(TINY_GPT2)
-    assert translated(config, "hf_gpt_convert.py", "build.py") == Translation(config)
 
 
 def test_legacy_tree_runs_legacy_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,13 +185,6 @@ def test_legacy_tree_runs_legacy_configs(tmp_path: Path, monkeypatch: pytest.Mon
     lines: list[str] = []
     assert translate.translated(config, Families(), lines.append) is config
     assert lines == []
-
-
-def test_weight_format_beside_a_tar_is_left_out() -> None:
-    config = read(TRANSLATED["llama-build.py"])
-    after = translated(config)
-    assert after.notes[0].startswith("weight_format: 'safetensors': left out: ")
-    assert (config.weight_format, after.config.weight_format) == ("safetensors", None)
 
 
 def test_unwritten_checkpoint_is_refused_before_anything_runs() -> None:

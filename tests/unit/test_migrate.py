@@ -11,8 +11,7 @@ import yaml
 from cog_triton.builder import migration
 from cog_triton.builder.config import BuildConfig, load_config, parse_config
 from cog_triton.builder.migration import CONVERSIONS, Migration, migrate
-from cog_triton.builder.option_table import Target, table
-from cog_triton.builder.script_options import recorded
+from cog_triton.builder.script_options import Target, recorded, table
 from cog_triton.engines import model_config_proto
 from cog_triton.engines.tensorrt_llm import model_settings
 from cog_triton.engines.vllm.argument_types import types_of

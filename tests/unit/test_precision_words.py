@@ -72,11 +72,6 @@ def test_words_fill_in_the_steps_that_are_there() -> None:
     quantize = {"script": "quantize.py", "output_dir": "q", "args": {"qformat": "int4_awq"}}
     found = steps(quantize=quantize, quantization="int4_awq", kv_cache_dtype="auto")
     assert found["quantize"] == {"qformat": "int4_awq"}
-
-
-def test_none_converts_the_model_as_it_is() -> None:
-    found = steps(quantization="none", tensor_parallel=1)
-    assert found["convert"]["tp_size"] == 1
     found = steps(example_name="gemma", quantization="none", tensor_parallel=2)
     assert (found["convert"]["ckpt-type"], found["convert"]["world-size"]) == ("hf", 2)
 
@@ -106,7 +101,10 @@ def test_what_is_filled_in_passes_the_check(words: dict[str, Any], tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"quantization": "fp8", "convert": CONVERT}, "reads the model itself: leave convert out"),
+        (
+            {"quantization": "fp8", "convert": CONVERT},
+            "quantization fp8: the word stands for the whole step: leave convert out",
+        ),
         ({"kv_cache_dtype": "fp8", "convert": CONVERT}, "makes no such cache: quantize.py does"),
         ({"quantization": "int9"}, "quantization: 'int9': must be one of none, fp8, int8_sq"),
         ({"tensor_parallel": 0}, "tensor_parallel: 0"),

@@ -26,7 +26,7 @@ from stack import processes_of, shared_memory, wait_until
 
 from cog_triton.artifact.engine_manifest import FileEntry, sha256_of
 from cog_triton.builder import other_user, sealed_package
-from cog_triton.builder.sealed_config import SealedConfig, parse_any
+from cog_triton.builder.config import SealedConfig, parse_any
 from cog_triton.download.partial_file import PIECE
 from cog_triton.errors import BuildConfigInvalid, EngineCorrupt, ModelUnavailable
 from cog_triton.serving.sealed_engine import with_weights

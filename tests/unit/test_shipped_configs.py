@@ -10,7 +10,7 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from cog_triton.builder import sealed_config
+from cog_triton.builder import config as sealed_config
 from cog_triton.builder.checks import check_arguments
 from cog_triton.builder.config import load_config, parse_config
 from cog_triton.builder.translate import planned

@@ -49,19 +49,17 @@ _NUMBERS: dict[str, tuple[Callable[[str], object], str]] = {
 # What argparse takes as a value although it starts with a dash.
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 _RANKS = ("tp_size", "tensor_parallelism", "world_size")
-# The least value of numbers.
-_LEAST: dict[Role, dict[str, int]] = {
-    "convert": dict.fromkeys((*_RANKS, "pp_size", "cp_size", "workers"), 1),
-    "quantize": dict.fromkeys(
-        (*_RANKS, "pp_size", "cp_size", "batch_size", "calib_max_seq_length"), 1
+# Numbers that are 1 or more, and those that are 0 or more.
+_COUNTS: dict[Role, tuple[str, ...]] = {
+    "convert": (*_RANKS, "pp_size", "cp_size", "workers"),
+    "quantize": (*_RANKS, "pp_size", "cp_size", "batch_size", "calib_max_seq_length"),
+    "build": (
+        *("max_batch_size", "max_input_len", "max_seq_len", "max_beam_width", "max_num_tokens"),
+        *("opt_num_tokens", "max_encoder_input_len", "tokens_per_block", "max_lora_rank"),
+        "workers",
     ),
-    "build": {
-        **dict.fromkeys(("max_batch_size", "max_input_len", "max_seq_len", "max_beam_width"), 1),
-        **dict.fromkeys(("max_num_tokens", "opt_num_tokens", "max_encoder_input_len"), 1),
-        **dict.fromkeys(("tokens_per_block", "max_lora_rank", "workers"), 1),
-        **dict.fromkeys(("max_draft_len", "max_prompt_embedding_table_size"), 0),
-    },
 }
+_SIZES = ("max_draft_len", "max_prompt_embedding_table_size")
 # An argument, its value unless it is a bare flag, and the first SM that computes in such numbers.
 _FIRST_SM: tuple[tuple[Role, str, str | None, int, str], ...] = (
     ("quantize", "qformat", "fp8", 89, "int8_sq"),
@@ -81,24 +79,17 @@ _FIRST_SM: tuple[tuple[Role, str, str | None, int, str], ...] = (
     ("build", "gemm_plugin", "nvfp4", 100, "auto"),
 )
 _KNOWN_SM = (70, 75, 80, 86, 87, 89, 90, 100, 101, 103, 110, 120, 121)
+_TWO_ENGINES = "is of encoder-decoder models, which are two engines, and are not built"
 _NO_TEXT = {
-    **dict.fromkeys(
-        ("enc_dec", "whisper"),
-        "is of encoder-decoder models, which are two engines, and are not built",
-    ),
+    **dict.fromkeys(("enc_dec", "whisper"), _TWO_ENGINES),
     **dict.fromkeys(("bert", "dit", "mmdit", "stdit", "vit"), "is no model that generates text"),
 }
 
 
 def check_arguments(steps: Sequence[Step], echo: Echo) -> bool:
-    """Check the arguments of `steps` against the recorded options of their scripts.
+    """Check the arguments of `steps` against the recorded options; whether all could be checked.
 
-    Args:
-        echo: gets a line for each step, which says what its options were read from, or that its
-            arguments could not be checked.
-
-    Returns:
-        Whether all could be checked.
+    `echo` gets a line for each step: what its options were read from, or NOT CHECKED.
 
     Raises:
         UnknownArgument: one line for each mistake of each step: YAML path, value and rule.
@@ -245,12 +236,12 @@ class Breach:
 
 def _counts(facts: Facts) -> Iterator[Breach]:
     """Sizes, ranks and workers are 1 or more, max_draft_len and prompt tables 0 or more."""
-    for role, names in _LEAST.items():
-        for name, least in names.items():
-            number = facts.number(role, name)
-            if number is not None and number < least:
-                must = f"must be {least} or more"
-                yield Breach(facts.label(role, name), number, must, least)
+    rows: list[tuple[Role, str, int]] = [("build", name, 0) for name in _SIZES]
+    rows[:0] = [(role, name, 1) for role, names in _COUNTS.items() for name in names]
+    for role, name, least in rows:
+        number = facts.number(role, name)
+        if number is not None and number < least:
+            yield Breach(facts.label(role, name), number, f"must be {least} or more", least)
 
 
 def _at_least(facts: Facts, name: str, other: str) -> Iterator[Breach]:

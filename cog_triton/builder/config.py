@@ -104,21 +104,18 @@ def _load_yaml(text: str, origin: str) -> dict[Any, Any]:
     """Parse `text`, which must be a mapping; raises BuildConfigInvalid, which `origin` begins."""
     try:
         raw = yaml.load(text, _Loader)
-    except yaml.MarkedYAMLError as error:
-        # Without the line itself, which may hold a token.
-        marks = ((error.problem_mark, error.problem), (error.context_mark, error.context))
-        why = "; ".join(
-            f"line {mark.line + 1}, column {mark.column + 1}: {said}"
-            for mark, said in marks
-            if mark and said
-        )
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        why = str(error)
+        if isinstance(error, yaml.MarkedYAMLError):
+            # Without the line itself, which may hold a token.
+            marks = ((error.problem_mark, error.problem), (error.context_mark, error.context))
+            told = [(m.line + 1, m.column + 1, said) for m, said in marks if m and said]
+            why = "; ".join(f"line {line}, column {column}: {said}" for line, column, said in told)
+        elif isinstance(error, RecursionError):
+            why = "it is nested too deep"
+        elif isinstance(error, ValueError):
+            why = "a number or a date in it is out of range"
         raise BuildConfigInvalid(f"{origin}: not valid YAML: {why}") from None
-    except yaml.YAMLError as error:
-        raise BuildConfigInvalid(f"{origin}: not valid YAML: {error}") from None
-    except (RecursionError, ValueError) as error:
-        deep = isinstance(error, RecursionError)
-        why = "it is nested too deep" if deep else "a number or a date in it is out of range"
-        raise BuildConfigInvalid(f"{origin}: not usable YAML: {why}") from None
     if not isinstance(raw, dict):
         raise BuildConfigInvalid(f"{origin}: must be a mapping with model_id, example_name, build")
     return raw

@@ -335,25 +335,21 @@ class _Work:
         convert, build = self.steps.get("convert"), self.steps["build"]
         if self.refusals or convert is None:
             return
-        new = convert.runs == "new"
-        if new and "quantize" in self.steps:
-            self.refusals.append(
-                "build.script: 'build.py': cannot be translated: it reads the model, and"
-                " quantize.py writes a checkpoint now, for trtllm-build"
-            )
+        new, legacy = convert.runs == "new", build.runs == "legacy"
         read = {*build.args, *(convert.args if new else ())}
+        if new and "quantize" in self.steps:
+            why = "cannot be translated: quantize.py writes a checkpoint now, for trtllm-build"
+            self.refusals.append(f"build.script: 'build.py': {why}")
         if convert.runs == "legacy" and "model_dir" not in convert.args:
             self.refusals.append(f"{convert.name}.args.in-file is missing")
-        elif build.runs == "legacy" and read.isdisjoint(_FIRST[:3]):
-            self.refusals.append(
-                "build.args.model_dir is missing: the engine would have no weights"
-            )
+        elif legacy and read.isdisjoint(("model_dir", "meta_ckpt_dir", "checkpoint_dir")):
+            self.refusals.append("build.args.model_dir is missing: there would be no weights")
         if convert.runs in ("legacy", "new"):
             self.add("convert", "output_dir", convert.source.output_dir, "output_dir of the step")
             script = PurePosixPath(convert.source.script or "").name
             dtype = "float32" if script == "hf_gpt_convert.py" else "float16"
             self.add("convert", "dtype", dtype, f"the default of {script}")
-        if build.runs == "legacy":
+        if legacy:
             written = convert.source.output_dir
             self.add("build", "checkpoint_dir", written, f"what {convert.name} writes")
             self.add("build", "output_dir", build.source.output_dir, "output_dir of the step")
@@ -366,15 +362,14 @@ class _Work:
         convert = self.steps.get("convert")
         if convert is None or convert.known is None or convert.runs not in ("legacy", "today"):
             return
-        for option in convert.known.options:
-            if option.names == ("gpt_variant",):
-                variants = sorted(option.choices or (), key=len, reverse=True)
-                model = self.whole.model_id.lower()
-                named = next((word for word in variants if word in model), None)
-                if named is not None:
-                    self.add("convert", "gpt_variant", named, "the model's id names it")
-                elif convert.runs == "legacy":
-                    self.add("convert", "gpt_variant", "gpt2", "the default of hf_gpt_convert.py")
+        options = (one.choices for one in convert.known.options if "gpt_variant" in one.names)
+        model, variants = self.whole.model_id.lower(), next(options, None)
+        named = [word for word in variants or () if word in model]
+        if named:
+            longest = max(named, key=len)
+            self.add("convert", "gpt_variant", longest, "the model's id names it")
+        elif variants and convert.runs == "legacy":
+            self.add("convert", "gpt_variant", "gpt2", "the default of hf_gpt_convert.py")
 
     def value(self, role: Role, *names: str) -> ArgumentValue:
         """What the config gives for the first of the options `names`; false for nothing."""

@@ -121,9 +121,11 @@ def test_yaml_that_cannot_be_used_says_why(text: str, says: str) -> None:
 def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(BuildConfigInvalid) as caught:
         parse_config("model_id: 7\nbuild: 3\n", "x.yaml")
-    assert [part in str(caught.value) for part in ("model_id: 7", "example_name", "build: 3")] == [
-        True
-    ] * 3
+    assert [line.split(" ")[0] for line in caught.value.detail.splitlines()] == [
+        "x.yaml:",
+        "example_name",
+        "build:",
+    ]
 
 
 def test_missing_file_has_an_error_code(tmp_path: Path) -> None:
@@ -232,7 +234,7 @@ def test_every_pattern_is_told_in_words() -> None:
 
 
 def test_token_is_not_written_or_shown() -> None:
-    config = config_with(hf_token="hf_secret")
+    config = config_with(hf_token="hf_secret\n")
     assert config.hf_token is not None
     assert config.hf_token.get_secret_value() == "hf_secret"
     assert "hf_secret" not in config.to_yaml() + repr(config)
@@ -267,12 +269,6 @@ def test_tar_url_is_written_redacted() -> None:
     config = config_with(model_tar_url=url)
     assert config.model_tar_url == url
     assert "model_tar_url: https://host:8/m.tar\n" in config.to_yaml()
-
-
-def test_token_is_stripped_of_white_space() -> None:
-    config = config_with(hf_token="hf_secret\n")
-    assert config.hf_token is not None
-    assert config.hf_token.get_secret_value() == "hf_secret"
 
 
 @pytest.mark.parametrize(

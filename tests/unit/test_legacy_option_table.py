@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 from hypothesis import given as drawn
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 from legacy_configs import gpt, llama, modern, refusal, translated
 
 from cog_triton.builder.config import BuildConfig
+from cog_triton.builder.plan import Families
 from cog_triton.builder.script_options import ArgumentValue, Today, known_options, table
-from cog_triton.builder.translate import Translation
+from cog_triton.builder.translate import Translation, translate
 from cog_triton.errors import UnknownArgument
 
 Args = dict[str, ArgumentValue]
@@ -65,20 +68,11 @@ def test_option_missing_in_a_family_is_refused_by_its_legacy_name() -> None:
 CONVERT_RULES = {
     "i: /src/models/m": {"model_dir": "/src/models/m"},
     "tp: 2": {"tp_size": 2},
-    "tensor_parallelism: 2": {"tp_size": 2},
     "storage_type: fp16": {"dtype": "float16"},
-    "storage-type: bfloat16": {"dtype": "bfloat16"},
-    "processes: 4": {"workers": 4},
-    "p: 4": {"workers": 4},
-    "model: starcoder": {"gpt_variant": "starcoder"},
-    "dataset-cache-dir: /d": {"dataset_cache_dir": "/d"},
     "load-model-on-cpu: ": {"load_model_on_cpu": None},
-    "convert-model-on-cpu: ": {"load_model_on_cpu": None},
     "load-model-on-cpu: , convert-model-on-cpu: ": {"load_model_on_cpu": None},
-    "calibrate-kv-cache: ": {},
     "kv: ": {},
     "load-model-on-cpu: false": {},
-    "mq: ": {},
 }
 
 
@@ -108,35 +102,17 @@ def test_options_of_hf_gpt_convert(given: str) -> None:
 BUILD_RULES = {
     "use_gpt_attention_plugin: ": {"gpt_attention_plugin": "auto"},
     "use_gpt_attention_plugin: bfloat16": {"gpt_attention_plugin": "bfloat16"},
-    "use-gemm-plugin: true": {"gemm_plugin": "auto"},
-    "use_lora_plugin: ": {"lora_plugin": "auto"},
-    "hf_lora_dir: /lora": {"lora_dir": "/lora"},
     "enable_context_fmha: ": {"context_fmha": "enable"},
     "enable_context_fmha: false": {"context_fmha": "disable"},
-    "use_paged_context_fmha: ": {"use_paged_context_fmha": "enable"},
-    "use_fused_mlp: ": {"use_fused_mlp": "enable"},
-    "remove_input_padding: false": {"remove_input_padding": "disable"},
     "paged_kv_cache: ": {"kv_cache_type": "paged"},
     "paged_kv_cache: false": {"kv_cache_type": "continuous"},
     "tokens_per_block: 64": {"tokens_per_block": 64},
-    "timing_cache: /t": {"input_timing_cache": "/t"},
-    "max_beam_width: 2": {"max_beam_width": 2},
     "max_input_len: 500, max_output_len: 100": {"max_input_len": 500, "max_seq_len": 600},
     "parallel_build: ": {},
     "world_size: 4, tp_size: 2, pp_size: 2, parallel_build: ": {},
-    "use_inflight_batching: ": {},
-    "use_custom_all_reduce: ": {},
     "multi_block_mode: ": {},
-    "strongly_typed: ": {},
-    "use_rmsnorm_plugin: float16": {},
-    "use_embedding_sharing: ": {},
-    "use_lookup_plugin: ": {},
-    "random_seed: 1": {},
     "n_positions: 1000, vocab_size: 5, hidden_act: silu": {},
     "builder_opt: false": {},
-    "builder_opt: 3": {},
-    "enable_xqa: disable": {},
-    "strongly_type: ": {},
 }
 
 
@@ -158,18 +134,7 @@ MOVED_RULES = {
     "world_size: 2": {"tp_size": 2},
     "world_size: 2, tp_size: 2": {"tp_size": 2},
     "tp_size: 2, pp_size: 2, world_size: 4": {"tp_size": 2, "pp_size": 2},
-    "use_weight_only: , weight_only_precision: int4": {
-        "use_weight_only": None,
-        "weight_only_precision": "int4",
-    },
-    "int8_kv_cache: ": {"int8_kv_cache": None},
-    "per_group: , group_size: 64": {"per_group": None, "group_size": 64},
     "quant_ckpt_path: /q.safetensors": {"quant_ckpt_path": "/q.safetensors"},
-    "load_by_shard: ": {"load_by_shard": None},
-    "use_parallel_embedding: , embedding_sharding_dim: 1": {
-        "use_parallel_embedding": None,
-        "embedding_sharding_dim": 1,
-    },
 }
 
 
@@ -190,8 +155,6 @@ def test_options_of_build_py_that_move_to_a_new_convert_step(given: str) -> None
 
 LATER_RULES = {
     ("storage-type: fp16", ""): ({"dtype": "float16"}, {}),
-    ("ammo_quant_ckpt_path: /q", ""): ({"quant_ckpt_path": "/q"}, {}),
-    ("use_embedding_sharing: ", ""): ({}, {}),
     ("hf_lora_dir: /lora", ""): ({}, {"lora_dir": "/lora"}),
     ("", "paged_kv_cache: enable"): ({}, {"kv_cache_type": "paged"}),
     ("", "paged_kv_cache: disable"): ({}, {"kv_cache_type": "continuous"}),
@@ -199,13 +162,8 @@ LATER_RULES = {
         {},
         {"max_input_len": 9, "max_seq_len": 521},
     ),
-    ("", "use_custom_all_reduce: disable"): ({}, {}),
     ("", "multi_block_mode: enable"): ({}, {}),
-    ("", "context_fmha_fp32_acc: disable"): ({}, {}),
     ("tp_size: 2", "tp_size: 2"): ({"tp_size": 2}, {}),
-    ("", "pp_size: 2"): ({"pp_size": 2}, {}),
-    ("", "use_gemm_plugin: float16"): ({}, {"gemm_plugin": "float16"}),
-    ("", "enable_xqa: enable"): ({}, {}),
 }
 
 
@@ -225,19 +183,10 @@ REFUSED = {
     "max_seq_len: 9": "build.args.max_seq_len: 9: cannot be translated: there is no rule for it",
     "rotary_scaling: [linear, 2]": "build.args.rotary_scaling: ['linear', 2]: cannot be translated:"
     " position embeddings are",
-    "enable_fp8: ": "build.args.enable_fp8: no value: cannot be translated: FP8 checkpoints come",
-    "fp8_kv_cache: ": "build.args.fp8_kv_cache: no value: cannot be translated: FP8 checkpoints",
-    "moe_num_experts: 8": "build.args.moe_num_experts: 8: cannot be translated: the model's own",
-    "max_draft_len: 3": "speculative_decoding_mode",
     "auto_parallel: 2": (
         "build.args.auto_parallel: 2: cannot be translated: tp_size and pp_size of the convert step"
         " say it"
     ),
-    "gpus_per_node: 4": "build.args.gpus_per_node: 4",
-    "visualize: ": "visualize_network",
-    "dense_context_fmha: ": "streamingllm",
-    "enable_context_fmha_fp32_acc: ": "the server's setting enable_context_fmha_fp32_acc",
-    "use_context_fmha_for_generation: ": "it was for tests",
     "weight_only_precision: int4_awq": "AWQ checkpoints come from quantize.py",
     "quant_ckpt_path: /q.npz": "build.args.quant_ckpt_path: '/q.npz': cannot be translated: only a"
     " .safetensors file",
@@ -280,6 +229,86 @@ def test_untranslatable_options_are_refused_by_name(given: str) -> None:
 )
 def test_contradicting_steps_are_refused(convert: str, build: str, message: str) -> None:
     assert message in refusal(gpt(convert, build))
+
+
+REMOVED = yaml.safe_load((Path(__file__).parent / "golden" / "removed_options.yaml").read_text())
+COMMANDS = {"quantize.py": "quantize", "trtllm-build": "build"}
+CASES = [(script, option) for script, options in REMOVED.items() for option in options]
+
+
+def config_of(script: str, args: dict[str, object]) -> BuildConfig:
+    step = COMMANDS.get(script, "convert")
+    given = {name: args if name == step else {} for name in ("convert", "quantize", "build")}
+    return BuildConfig.model_validate(
+        {
+            "model_id": "m",
+            "example_name": "llama" if script in COMMANDS else script,
+            "convert": {
+                "script": "convert_checkpoint.py",
+                "output_dir": "c",
+                "args": given["convert"],
+            },
+            "quantize": {"script": "quantize.py", "output_dir": "q", "args": given["quantize"]},
+            "build": {"executable": "trtllm-build", "output_dir": "e", "args": given["build"]},
+        }
+    )
+
+
+def of_script(script: str, **args: object) -> Translation:
+    config, families = config_of(script, args), Families()
+    return translate(config, families.find(config.example_name))
+
+
+def outcome(script: str, option: str) -> tuple[list[str], dict[str, object]]:
+    """Notes or refusals of a translation, and the step's arguments after it."""
+    try:
+        after = of_script(script, **{option: 1})
+    except UnknownArgument as error:
+        return error.detail.splitlines(), {}
+    step = COMMANDS.get(script, "convert")
+    return list(after.notes), dict(dict(after.config.steps())[step].args)
+
+
+@pytest.mark.parametrize(("script", "option"), CASES)
+def test_removed_option_is_translated_or_refused_with_a_reason(script: str, option: str) -> None:
+    step = COMMANDS.get(script, "convert")
+    said, args = outcome(script, option)
+    assert any(line.startswith(f"{step}.args.{option}") for line in said)
+    assert option not in args
+
+
+def test_families_that_still_have_an_option_keep_it() -> None:
+    kept = {"dataset_cache_dir": "/d", "load_model_on_cpu": True}
+    assert of_script("gpt", **kept).notes == ()
+    assert of_script("gemma", **{"ckpt-type": "hf", "world-size": 2}).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("script", "args", "becomes"),
+    [
+        ("qwen", {"n_layer": 32}, {}),
+        ("enc_dec", {"skip_cross_qkv": None}, {"skip_cross_kv": None}),
+        ("llama", {"sq": 0.5}, {"smoothquant": 0.5}),
+        ("llama", {"kv": None}, {"int8_kv_cache": None}),
+        ("quantize.py", {"max_seq_length": 2048}, {"tokenizer_max_seq_length": 2048}),
+        (
+            "trtllm-build",
+            {"use_fused_mlp": None, "strongly_typed": None},
+            {"use_fused_mlp": "enable"},
+        ),
+    ],
+)
+def test_what_removed_options_become(
+    script: str, args: dict[str, object], becomes: dict[str, object]
+) -> None:
+    after = of_script(script, **args).config
+    assert dict(after.steps())[COMMANDS.get(script, "convert")].args == becomes
+
+
+def test_scripts_of_an_older_tree_keep_their_options() -> None:
+    config = modern("use_embedding_sharing: ").model_copy(update={"example_name": "medusa"})
+    assert translate(config, "medusa", today=False).config is config
+    assert translate(config, "medusa").config is not config
 
 
 OPTIONS = st.sampled_from(sorted(becomes("convert").keys() | becomes("build").keys()))

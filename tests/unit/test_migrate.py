@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner, Result
 
 from cog_triton.builder import migration
 from cog_triton.builder.config import BuildConfig, load_config, parse_config
 from cog_triton.builder.migration import CONVERSIONS, Migration, migrate
 from cog_triton.builder.script_options import Target, recorded, table
+from cog_triton.cli.app import app
 from cog_triton.engines import model_config_proto
 from cog_triton.engines.tensorrt_llm import model_settings
 from cog_triton.engines.vllm.argument_types import types_of
@@ -57,10 +59,6 @@ def config(text: str, **top: object) -> BuildConfig:
     build = {"executable": "trtllm-build", "output_dir": "e", "args": args}
     raw = {"model_id": "org/name", "example_name": "llama", "build": build, **top}
     return parse_config(yaml.safe_dump(raw), "c.yaml")
-
-
-def test_the_originals_are_ten() -> None:
-    assert len(ORIGINALS) == 10
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -131,47 +129,58 @@ def test_the_table_names_what_targets_have() -> None:
                     assert (group or name) in types_of().engine_args, path
 
 
-def test_words_of_a_config_are_carried() -> None:
-    words = config("max_seq_len: 4096", quantization="fp8", kv_cache_dtype="fp8", tensor_parallel=2)
-    assert migrate(words).arguments == {
-        "model": "org/name",
-        "kv_cache_dtype": "fp8",
-        "quantization": "fp8",
-        "tensor_parallel_size": 2,
-        "max_model_len": 4096,
-    }
+WORDS = {"quantization": "fp8", "kv_cache_dtype": "fp8", "tensor_parallel": 2}
+SETTINGS = {
+    "kv_cache_free_gpu_mem_fraction": "0.8",
+    "kv_cache_host_memory_bytes": 2 << 30,
+    "batch_scheduler_policy": "guaranteed_no_evict",
+}
 
 
-def test_settings_of_the_server_come_along() -> None:
-    settings = {
-        "kv_cache_free_gpu_mem_fraction": "0.8",
-        "kv_cache_host_memory_bytes": 2 << 30,
-        "batch_scheduler_policy": "guaranteed_no_evict",
-        "max_attention_window_size": "4096,1024",
-        "enable_chunked_context": True,
-    }
-    found = migrate(config("max_batch_size: 8"), settings)
-    assert found.arguments["kv_offloading_size"] == 2.0
-    assert found.arguments["gpu_memory_utilization"] == 0.8
-    assert "tensorrt_llm.args.batch_scheduler_policy" in lost(found)
+@pytest.mark.parametrize(
+    ("build", "top", "settings", "becomes", "gone"),
+    [
+        ("", WORDS, {}, {**WORDS, "tensor_parallel_size": 2}, []),
+        (
+            "max_seq_len: 4096",
+            {},
+            SETTINGS,
+            {"kv_offloading_size": 2.0, "gpu_memory_utilization": 0.8, "max_model_len": 4096},
+            ["tensorrt_llm.args.batch_scheduler_policy"],
+        ),
+        (
+            "lora_plugin: auto, lora_target_modules: [attn_q, attn_v]",
+            {},
+            {},
+            {"enable_lora": True, "max_lora_rank": 64, "lora_target_modules": ["q_proj", "v_proj"]},
+            [],
+        ),
+        ("lora_plugin: auto, max_lora_rank: 20", {}, {}, {"max_lora_rank": 32}, []),
+        (
+            "speculative_decoding_mode: medusa, max_draft_len: 63",
+            {},
+            {},
+            {},
+            ["build.args.speculative_decoding_mode", "build.args.max_draft_len"],
+        ),
+    ],
+)
+def test_what_options_become(
+    build: str,
+    top: dict[str, object],
+    settings: dict[str, object],
+    becomes: dict[str, object],
+    gone: list[str],
+) -> None:
+    found = migrate(config(build, **top), settings)
+    expected = {key: value for key, value in becomes.items() if key != "tensor_parallel"}
+    assert found.arguments == {**found.arguments, **expected}
+    assert {*gone} <= lost(found)
+
+
+def test_an_unknown_setting_is_refused() -> None:
     with pytest.raises(InvalidPredictorConfig, match="kv_cache_free_gpu_mem_fraktion"):
         migrate(config(""), {"kv_cache_free_gpu_mem_fraktion": 0.8})
-
-
-def test_lora_adapters_find_room() -> None:
-    lora = config("lora_plugin: auto, lora_target_modules: [attn_q, attn_v]")
-    found = migrate(lora)
-    assert found.arguments["enable_lora"] is True
-    assert found.arguments["max_lora_rank"] == 64
-    assert found.arguments["lora_target_modules"] == ["q_proj", "v_proj"]
-    ranked = migrate(config("lora_plugin: auto, max_lora_rank: 20"))
-    assert ranked.arguments["max_lora_rank"] == 32
-
-
-def test_speculative_decoding_is_lost_by_name() -> None:
-    draft = config("speculative_decoding_mode: medusa, max_draft_len: 63")
-    names = {"build.args.speculative_decoding_mode", "build.args.max_draft_len"}
-    assert names <= lost(migrate(draft))
 
 
 def test_a_legacy_option_without_a_translation_is_lost_with_its_reason() -> None:
@@ -181,10 +190,16 @@ def test_a_legacy_option_without_a_translation_is_lost_with_its_reason() -> None
     assert "no rule" in str(findings["convert_to_ft.args.weird: 1"].why)
 
 
-def test_a_value_that_no_version_takes_is_refused() -> None:
-    found = migrate(config("max_batch_size: many"))
-    with pytest.raises(InvalidPredictorConfig, match="max_num_seqs='many': must be a whole number"):
-        migration.text_of(found)
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        ("max_batch_size: many", "max_num_seqs='many': must be a whole number"),
+        ("max_lora_rank: ", "max_lora_rank=True: "),
+    ],
+)
+def test_a_value_that_no_version_takes_is_refused(build: str, says: str) -> None:
+    with pytest.raises(InvalidPredictorConfig, match=says):
+        migration.text_of(migrate(config(build)))
 
 
 def test_a_directory_is_named_by_its_absolute_path(
@@ -194,3 +209,101 @@ def test_a_directory_is_named_by_its_absolute_path(
     (tmp_path / "model").mkdir()
     found = migrate(config("", model_id="./model"))
     assert json.loads(migration.text_of(found))["model"] == str(tmp_path / "model")
+
+
+INT8 = str(ROOT / "configs" / "build" / "llama-2-7b-chat-int8.yaml")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["migrate", *arguments])
+
+
+@pytest.mark.usefixtures("here")
+def test_writes_a_directory_and_says_what_is_lost() -> None:
+    result = run(INT8)
+    assert result.exit_code == 0, result.output
+    written = json.loads(Path("llama-2-7b-chat-int8-vllm/model.json").read_text("utf-8"))
+    assert written["max_model_len"] == 4096
+    lines = result.output.splitlines()
+    assert any(
+        line.startswith("[lost] convert.args.weight_only_precision: 'int8'") for line in lines
+    )
+    assert any(line.startswith("[unneeded] build.args.gemm_plugin") for line in lines)
+    assert "1 lost" in result.output
+    assert "cog-triton serve llama-2-7b-chat-int8-vllm" in result.output
+
+
+@pytest.mark.usefixtures("here")
+def test_overwrites_only_when_told() -> None:
+    assert run(INT8, "-o", "engine").exit_code == 0
+    again = run(INT8, "-o", "engine")
+    assert again.exit_code == 1
+    assert "E1005" in again.output
+    assert "--force" in again.output
+    assert run(INT8, "-o", "engine", "--force").exit_code == 0
+
+
+@pytest.mark.usefixtures("here")
+def test_takes_a_file_or_prints_it() -> None:
+    assert run(INT8, "-o", "mine.json").exit_code == 0
+    assert json.loads(Path("mine.json").read_text("utf-8"))["model"]
+    wrong = run(INT8, "-o", "mine.yaml")
+    assert wrong.exit_code == 1
+    assert "must be a directory, or end in .json" in wrong.output
+    printed = run(INT8, "-o", "-")
+    assert json.loads(printed.stdout) == json.loads(Path("mine.json").read_text("utf-8"))
+    assert "[lost]" in printed.stderr
+
+
+@pytest.mark.usefixtures("here")
+def test_json_has_findings() -> None:
+    result = run(INT8, "--json")
+    content = json.loads(result.output)
+    assert content["path"] == "llama-2-7b-chat-int8-vllm/model.json"
+    assert content["arguments"]["max_num_seqs"] == 32
+    verdicts = {finding["option"]: finding["verdict"] for finding in content["findings"]}
+    assert verdicts["convert.args.weight_only_precision"] == "lost"
+
+
+@pytest.mark.usefixtures("here")
+def test_strict_ends_in_2_when_something_is_lost() -> None:
+    assert run(INT8, "--strict").exit_code == 2
+    whole = str(ROOT / "configs" / "build" / "qwen3-8b.yaml")
+    assert run(whole, "--strict").exit_code == 0
+
+
+@pytest.mark.usefixtures("here")
+def test_takes_the_serve_config_along() -> None:
+    Path("serve.yaml").write_text("tensorrt_llm: {args: {enable_kv_cache_reuse: false}}", "utf-8")
+    assert run(INT8, "--serve-config", "serve.yaml", "-o", "e").exit_code == 0
+    assert json.loads(Path("e/model.json").read_text("utf-8"))["enable_prefix_caching"] is False
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("nothing: here", "E1300"),
+        ("model_id: m\nexample_name: lama\nbuild: {script: b.py, output_dir: e}", "E1301"),
+    ],
+)
+def test_refuses_a_broken_config_by_code(text: str, code: str) -> None:
+    Path("c.yaml").write_text(text, "utf-8")
+    result = run("c.yaml")
+    assert result.exit_code == 1
+    assert code in result.output
+    assert not Path("c-vllm").exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_a_config_for_vllm_needs_none() -> None:
+    result = run(str(ROOT / "configs" / "build" / "vllm-qwen3-8b.yaml"))
+    assert result.exit_code == 1
+    assert "there is nothing to migrate" in result.output

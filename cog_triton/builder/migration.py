@@ -23,11 +23,12 @@ from cog_triton.errors import EngineIncompatible, InvalidArgument, InvalidPredic
 from cog_triton.system.paths import expanded
 
 VERDICTS: Mapping[Verdict, str] = {
-    "carries": "means the same",
-    "changes": "has another meaning, or another way to be said",
-    "lost": "cannot be had, or not without more than this config says",
-    "unneeded": "was for building the engine, and is not missed",
+    "carries": "carried over",  # means the same
+    "changes": "changed",  # has another meaning, or another way to be said
+    "lost": "lost",  # cannot be had, or not without more than this config says
+    "unneeded": "not needed",  # was for building the engine, and is not missed
 }
+"""In words, as in a count of options."""
 _QUANTIZED = ("weight_only_precision", "use_weight_only_with_precision")
 _MODEL_KEYS = ("model_id", "convert", "convert_to_ft", "quantize", "build")
 FILE = "model.json"

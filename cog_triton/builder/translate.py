@@ -23,7 +23,6 @@ from cog_triton.builder.plan import Families, Plan, make_plan
 from cog_triton.builder.script_options import (
     MODEL,
     ArgumentValue,
-    Role,
     ScriptOptions,
     Today,
     known_options,
@@ -52,7 +51,6 @@ _LEGACY = {
 }
 _FIRST = ("model_dir", "meta_ckpt_dir", "checkpoint_dir", "output_dir")
 _CONVERTED_RANKS = ("tensor_parallelism", "tp", "tp_size")
-_WHERE = "the translated config"
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ def translate(
         config = _one_step(config, notes)
     if not today or not family.startswith(_TODAY):
         return Translation(config, tuple(notes))
-    work = _Work(config, family, _steps(config, family, offers), notes)
+    work = _Work(config.model_id, _steps(config, family, offers), notes)
     for step in work.steps.values():
         work.apply(step)
     work.complete()
@@ -159,7 +157,7 @@ def translate(
 def _with_steps(
     config: BuildConfig,
     steps: Mapping[str, StepConfig],
-    where: str = _WHERE,
+    where: str = "the translated config",
     without: Collection[str] = (),
 ) -> BuildConfig:
     """`config` with other steps; `where` begins the error of what breaks a rule then."""
@@ -199,10 +197,13 @@ def _one_step(config: BuildConfig, notes: list[str]) -> BuildConfig:
     return _with_steps(config, {"build": build.model_copy(update=update)}, without=names)
 
 
+_Runs = Literal["legacy", "today", "other", "new"]
+
+
 class _Given(NamedTuple):
     """An argument as the config has it; `label` is its YAML path."""
 
-    role: Role
+    role: str
     label: str
     value: ArgumentValue
 
@@ -219,12 +220,12 @@ class _Step:
     that no longer exists, or runs that of today, or some other; or it is ``new``.
     """
 
-    role: Role
+    role: str
     name: str
     source: StepConfig
-    runs: Literal["legacy", "today", "other", "new"]
+    runs: _Runs
     script: str
-    known: ScriptOptions | None
+    known: ScriptOptions
     given: Mapping[str, _Given]
     args: dict[str, ArgumentValue] = field(default_factory=dict)
     origins: dict[str, _Given] = field(default_factory=dict)
@@ -239,35 +240,33 @@ class _Step:
         return self.source.model_copy(update={**today, "args": {**first, **self.args}})
 
 
-def _steps(config: BuildConfig, family: str, offers: Callable[[str], bool]) -> dict[Role, _Step]:
+def _steps(config: BuildConfig, family: str, offers: Callable[[str], bool]) -> dict[str, _Step]:
     """The steps by role; one that converts is new, if build.py read the model itself."""
-    scripts = {
-        "convert": f"{family}/{CONVERT}",
-        "quantize": f"quantization/{QUANTIZE}",
-        "build": BUILD,
-    }
-    steps: dict[Role, _Step] = {}
+    scripts = {"convert": f"{family}/{CONVERT}", "quantize": f"quantization/{QUANTIZE}"}
+
+    def made(name: str, source: StepConfig, runs: _Runs) -> _Step:
+        role = name.partition("_")[0]
+        script = scripts.get(role, BUILD)
+        known = known_options(script) or ScriptOptions("", ())
+        args = source.args.items()
+        given = {k.replace("-", "_"): _Given(role, f"{name}.args.{k}", v) for k, v in args}
+        return _Step(role, name, source, runs, script, known, given)
+
+    steps: dict[str, _Step] = {}
     for name, source in config.steps():
-        role: Role = "convert" if name.startswith("convert") else name  # type: ignore[assignment]
-        script = PurePosixPath(source.script or source.executable).name
-        runs: Literal["legacy", "today", "other"] = "other"
-        if (pattern := _LEGACY.get(role)) and pattern.fullmatch(script):
-            runs = "other" if offers(source.script or "") else "legacy"
-        elif script == PurePosixPath(scripts[role]).name:
-            runs = "today"
-        given = {
-            key.replace("-", "_"): _Given(role, f"{name}.args.{key}", value)
-            for key, value in source.args.items()
-        }
-        known = known_options(scripts[role])
-        steps[role] = _Step(role, name, source, runs, scripts[role], known, given)
+        role, script = (
+            name.partition("_")[0],
+            PurePosixPath(source.script or source.executable).name,
+        )
+        runs: _Runs = "today" if script == PurePosixPath(scripts.get(role, BUILD)).name else "other"
+        if role in _LEGACY and _LEGACY[role].fullmatch(script) and not offers(source.script or ""):
+            runs = "legacy"
+        steps[role] = made(name, source, runs)
     if steps["build"].runs == "legacy" and "convert" not in steps:
         top = PurePosixPath(relative(config.build.output_dir)).parts[0]
         output_dir = "converted" if top == "checkpoint" else "checkpoint"
         source = config.build.model_copy(update={"output_dir": output_dir, "args": {}})
-        known = known_options(scripts["convert"])
-        new = _Step("convert", "convert", source, "new", scripts["convert"], known, {})
-        return {"convert": new, **steps}
+        return {"convert": made("convert", source, "new"), **steps}
     return steps
 
 
@@ -275,9 +274,8 @@ def _steps(config: BuildConfig, family: str, offers: Callable[[str], bool]) -> d
 class _Work:
     """A translation in progress; steps that have no rows in the table stay as they are."""
 
-    whole: BuildConfig
-    family: str
-    steps: Mapping[Role, _Step]
+    model_id: str
+    steps: Mapping[str, _Step]
     notes: list[str]
     refusals: list[str] = field(default_factory=list)
 
@@ -298,7 +296,7 @@ class _Work:
             )
         rows = {} if step.runs == "other" else table()[step.role]
         # Some families have what others have lost.
-        still = {n.replace("-", "_") for n in step.known.names} if step.known else set()
+        still = {option.replace("-", "_") for option in step.known.names}
         for name, given in step.given.items():
             row = rows.get(name)
             today = None if row is None else row.of(legacy=legacy)
@@ -320,9 +318,8 @@ class _Work:
             _CODE[today.code](self, given)
         elif today.to is not None:
             step, _, name = today.to.rpartition(".")
-            role: Role = "convert" if step == "convert" else "build" if step else given.role
             try:
-                self.move(given, role, name, _converted(value, today.convert))
+                self.move(given, step or given.role, name, _converted(value, today.convert))
             except ValueError as error:
                 self.refuse(given, str(error))
         elif today.drop and (today.only is None or _among(value, today.only)):
@@ -360,10 +357,10 @@ class _Work:
         It looks for the name in the path of the model's directory, and fails without another word.
         """
         convert = self.steps.get("convert")
-        if convert is None or convert.known is None or convert.runs not in ("legacy", "today"):
+        if convert is None or convert.runs not in ("legacy", "today"):
             return
         options = (one.choices for one in convert.known.options if "gpt_variant" in one.names)
-        model, variants = self.whole.model_id.lower(), next(options, None)
+        model, variants = self.model_id.lower(), next(options, None)
         named = [word for word in variants or () if word in model]
         if named:
             longest = max(named, key=len)
@@ -371,24 +368,24 @@ class _Work:
         elif variants and convert.runs == "legacy":
             self.add("convert", "gpt_variant", "gpt2", "the default of hf_gpt_convert.py")
 
-    def value(self, role: Role, *names: str) -> ArgumentValue:
+    def value(self, role: str, *names: str) -> ArgumentValue:
         """What the config gives for the first of the options `names`; false for nothing."""
         given = self.steps[role].given if role in self.steps else {}
         return next((given[name].value for name in names if name in given), False)
 
-    def number(self, role: Role, *names: str) -> int:
+    def number(self, role: str, *names: str) -> int:
         """As `value`, if that is a number; else 1."""
         value = self.value(role, *names)
         return value if isinstance(value, int) and not isinstance(value, bool) else 1
 
     def move(
-        self, given: _Given, role: Role, name: str, value: ArgumentValue, why: str = ""
+        self, given: _Given, role: str, name: str, value: ArgumentValue, why: str = ""
     ) -> None:
         """Turn `given` into the argument `name` of a step."""
         step = self.steps.get(role)
         if step is None:
             self.refuse(given, f"{name} is for the convert step now, and this config has none")
-        elif step.known is not None and name not in step.known.names:
+        elif step.known.options and name not in step.known.names:
             self.refuse(given, f"{step.script} has no --{name}{nearest(name, step.known.names)}")
         elif self._set(given, step, name, value):
             target = name if role == given.role else f"{step.name}.args.{name}"
@@ -404,7 +401,7 @@ class _Work:
     def refuse(self, given: _Given, why: str) -> None:
         self.refusals.append(f"{given}: cannot be translated: {why}")
 
-    def add(self, role: Role, name: str, value: ArgumentValue, why: str) -> None:
+    def add(self, role: str, name: str, value: ArgumentValue, why: str) -> None:
         """Add an argument that the config left to the legacy script, unless it is given."""
         step = self.steps[role]
         if name not in step.args:
@@ -450,7 +447,7 @@ def _model_dir(work: _Work, given: _Given) -> None:
             work.move(given, "build", "checkpoint_dir", output_dir)
         else:
             work.refuse(given, f"{convert.name}.output_dir is {output_dir!r}")
-    elif resolved(value, work.whole.model_id, MODEL) == MODEL or relative(value)[:1] == "/":
+    elif resolved(value, work.model_id, MODEL) == MODEL or relative(value)[:1] == "/":
         work.move(given, "convert", "model_dir", value)
     else:
         work.refuse(given, "it is not the model, and no step before build writes it")

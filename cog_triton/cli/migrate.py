@@ -84,9 +84,8 @@ def migrate(
             for finding in found.findings:
                 if finding.verdict == verdict:
                     typer.echo(tagged(f"[{verdict}] {finding}"), err=aside)
-        words = {"carries": "carried over", "changes": "changed", "unneeded": "not needed"}
-        verdicts = ((one, words.get(one, one)) for one in migration.VERDICTS)
-        counts = ", ".join(f"{found.count(verdict)} {word}" for verdict, word in verdicts)
+        verdicts = migration.VERDICTS.items()
+        counts = ", ".join(f"{found.count(verdict)} {words}" for verdict, words in verdicts)
         if path is None:
             typer.echo(counts, err=True)
             sys.stdout.write(text)

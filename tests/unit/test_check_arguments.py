@@ -9,7 +9,7 @@ import yaml
 from sample_builds import build_engine
 
 from cog_triton.builder.checks import check_arguments, mistakes_of
-from cog_triton.builder.config import BuildConfig, load_config, parse_config
+from cog_triton.builder.config import BuildConfig, parse_config
 from cog_triton.builder.plan import OWN, Families, make_plan
 from cog_triton.builder.script_options import Option, ScriptOptions
 from cog_triton.builder.workspace import Workspace
@@ -59,8 +59,6 @@ def test_a_removed_value_is_refused_by_what_to_use_instead() -> None:
     ("args", "mistake"),
     [
         ("{dtpye: float16}", ".dtpye: 'float16': s.py has no --dtpye; did you mean 'dtype'?"),
-        ("{flga: false}", ".flga: false: s.py has no --flga; did you mean 'flag'?"),
-        ("{dtyp: float16}", ".dtyp: 'float16': s.py has no --dtyp; did you mean 'dtype'?"),
         (
             "{dtype: float61}",
             ".dtype: 'float61': must be one of float16, float32; did you mean 'float16'?",
@@ -90,15 +88,6 @@ def test_required_arguments() -> None:
     required = (Option(("out", "output"), required=True), Option(("in",), required=True))
     assert mistakes("{output: here, in: false}", ScriptOptions("here", required)) == [
         ".in is missing: s.py requires it"
-    ]
-
-
-def test_demo_config_passes_the_check(tmp_path: Path) -> None:
-    lines: list[str] = []
-    config = load_config(DEMO)
-    assert check_arguments(make_plan(config, Families()).steps, lines.append)
-    assert lines == [
-        "[check] build: OK: the arguments are what build.py accepts",
     ]
 
 

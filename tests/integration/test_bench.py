@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from stack import Stack
 
-from cog_triton.engines.mock import mock_directory
-
 pytestmark = pytest.mark.integration
 
 TPS = 400
@@ -95,39 +93,23 @@ def test_command_lines_of_the_original_run_unchanged(
     assert ours["server_ttft"]["mean"] <= ours["ttft_from_sending"]["mean"]
 
 
-def test_output_method_buffer_is_measured_in_pieces(mock: Stack, tmp_path: Path) -> None:
-    """Of 28 tokens at 100 a second eight are a piece: text comes after 8, 16, 24 and all."""
-    found = of_method(mock, tmp_path, "buffer", "--buffer_size", 8)
-    sane(found, 28)
-    metrics = found["metrics"]
-    assert metrics["ttft_from_sending"]["min"] >= 0.08
-    assert metrics.get("itl", {"count": 0})["count"] <= 3 * 3, "pieces of three that were late join"
-
-
 def test_output_method_wait_has_one_latency(mock: Stack, tmp_path: Path) -> None:
     """Its first text is its last: that time is its latency, and no other is told for it."""
-    found = of_method(mock, tmp_path, "wait")
-    metrics = found["metrics"]
-    assert metrics["output_tokens"]["min"] == metrics["output_tokens"]["max"] == 28
-    assert metrics["e2el_from_sending"]["min"] >= 0.28
-    assert not {"ttft", "ttft_from_sending", "itl", "tpot"} & metrics.keys()
-    assert metrics["single_stream_tps"]["max"] <= 100
-
-
-def of_method(mock: Stack, tmp_path: Path, method: str, *more: object) -> dict[str, Any]:
-    """Three answers of 28 tokens, which the engine makes at 100 a second."""
     bench(
         mock,
         *("--unit", "concurrency", "--rate", 3, "--requests", 3, "--warmup", 0),
         *("--n_input_tokens", 9, "--n_output_tokens", 28, "--tps", 100),
-        *("--output_method", method, *more, "--json", tmp_path / "a.json"),
+        *("--output_method", "wait", "--json", tmp_path / "a.json"),
     )
     found = numbers(tmp_path / "a.json")
     assert found["completed"] == 3
     metrics = found["metrics"]
     assert metrics["server_ttft"]["min"] >= 0.01, "the engine's, however it is sent"
     assert metrics["server_ttft"]["max"] <= metrics["server_latency"]["max"]
-    return found
+    assert metrics["output_tokens"]["min"] == metrics["output_tokens"]["max"] == 28
+    assert metrics["e2el_from_sending"]["min"] >= 0.28
+    assert not {"ttft", "ttft_from_sending", "itl", "tpot"} & metrics.keys()
+    assert metrics["single_stream_tps"]["max"] <= 100
 
 
 @pytest.mark.parametrize(
@@ -137,17 +119,15 @@ def of_method(mock: Stack, tmp_path: Path, method: str, *more: object) -> dict[s
         ("triton", []),
         ("triton", ["--model", "tensorrt_llm"]),
         ("openai", []),
-        ("openai", ["--api", "completions"]),
     ],
 )
 def test_every_target_counts_all_tokens(
     target: str, more: list[str], mock: Stack, tmp_path: Path
 ) -> None:
-    engine = mock_directory.make_engine(tmp_path)
     bench(
         mock,
         *("--target", target, "--unit", "concurrency", "--rate", 3, "--requests", 7),
-        *("--n_input_tokens", 24, "--n_output_tokens", 6, "--tokenizer", engine, *more),
+        *("--n_input_tokens", 24, "--n_output_tokens", 6, *more),
         *("--json", tmp_path / "a.json"),
     )
     found = numbers(tmp_path / "a.json")

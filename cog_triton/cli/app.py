@@ -33,11 +33,17 @@ def _dashed(token: str) -> str:
 
 
 class _Commands(TyperGroup):
-    """The commands; a name that was removed is refused with what to use instead."""
+    """The commands: a coded error of any is its end, one line and exit code 1.
+
+    A name that was removed is refused with what to use instead.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        with coded_errors():
+            return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        with coded_errors():
-            check_arguments(args)
+        check_arguments(args)
         return super().resolve_command(ctx, args)
 
 
@@ -79,11 +85,10 @@ def _prune_is_absent(
     _arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
 ) -> None:
     """Not in this installation, as in images: removal of device code for other GPUs."""
-    with coded_errors():
-        raise MissingExtra(
-            "cog-triton prune: this installation lacks the package cog_triton_prune, as images do,"
-            " which are pruned already; the wheel of cog-triton and its checkout have it"
-        )
+    raise MissingExtra(
+        "cog-triton prune: this installation lacks the package cog_triton_prune, as images do,"
+        " which are pruned already; the wheel of cog-triton and its checkout have it"
+    )
 
 
 _add(build)

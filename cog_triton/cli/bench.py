@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cog_triton.bench.options import Lengths, Options, OutputMethod, TargetName, Unit
-from cog_triton.system.terminal import coded_errors, err
+from cog_triton.system.terminal import err
 
 _DEFAULT_DURATION_S = 30.0
 
@@ -78,28 +78,27 @@ def bench(
     """
     from cog_triton.bench import command
 
-    with coded_errors():
-        options = Options(
-            url=url or command.default_url(target),
-            target=target,
-            unit=unit,
-            rate=rate,
-            duration=_DEFAULT_DURATION_S if duration is None and requests is None else duration,
-            requests=requests,
-            warmup=warmup,
-            seed=seed,
-            timeout=timeout,
-            input_lengths=Lengths.parse("--n-input-tokens", n_input_tokens),
-            output_lengths=Lengths.parse("--n-output-tokens", n_output_tokens),
-            tps=tps,
-            output_method=output_method,
-            model=model,
-            api_key=command.api_key(target),
-            inputs=command.parse_inputs(inputs or []),
-        )
+    options = Options(
+        url=url or command.default_url(target),
+        target=target,
+        unit=unit,
+        rate=rate,
+        duration=_DEFAULT_DURATION_S if duration is None and requests is None else duration,
+        requests=requests,
+        warmup=warmup,
+        seed=seed,
+        timeout=timeout,
+        input_lengths=Lengths.parse("--n-input-tokens", n_input_tokens),
+        output_lengths=Lengths.parse("--n-output-tokens", n_output_tokens),
+        tps=tps,
+        output_method=output_method,
+        model=model,
+        api_key=command.api_key(target),
+        inputs=command.parse_inputs(inputs or []),
+    )
 
-        def say(text: str) -> None:
-            typer.echo(text, nl=False, err=str(json_file) == "-")
+    def say(text: str) -> None:
+        typer.echo(text, nl=False, err=str(json_file) == "-")
 
-        if code := command.run(options, json_file, say, err):
-            raise typer.Exit(code)
+    if code := command.run(options, json_file, say, err):
+        raise typer.Exit(code)

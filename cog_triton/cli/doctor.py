@@ -7,8 +7,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cog_triton.system.terminal import coded_errors
-
 
 def doctor(
     engine: Annotated[
@@ -50,8 +48,7 @@ def doctor(
 
     if engine and before:
         raise typer.BadParameter("goes in place of ENGINE", param_hint="--for")
-    with coded_errors():
-        checks = run_checks.run(engine, before)
+    checks = run_checks.run(engine, before)
     if as_json:
         typer.echo(report.as_json(checks))
     else:

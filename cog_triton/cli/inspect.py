@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cog_triton.errors import EngineIncompatible
 from cog_triton.system.printable import printable
-from cog_triton.system.terminal import coded_errors, err
+from cog_triton.system.terminal import err
 
 
 def inspect_engine(
@@ -46,16 +46,15 @@ def inspect_engine(
     from cog_triton.sources.source import Network, Source
     from cog_triton.system.gpus import visible_gpus
 
-    with coded_errors():
-        plain = load_settings().plain_http_registries
-        network = Network(lambda line: err.print(printable(line), markup=False), plain)
-        source = Source.open(engine, network)
-        with err.status("Reading every byte of it") if source.path else nullcontext():
-            found = describe(source)
-        facts = found.facts(visible_gpus() if check_gpu else None)
-        if as_json:
-            typer.echo(json.dumps(facts, indent=2))
-        else:
-            Console(highlight=False, emoji=False).print(as_table(found, facts))
-        if check_gpu and (problem := facts["gpu_check"]["problem"]):
-            raise EngineIncompatible(problem)
+    plain = load_settings().plain_http_registries
+    network = Network(lambda line: err.print(printable(line), markup=False), plain)
+    source = Source.open(engine, network)
+    with err.status("Reading every byte of it") if source.path else nullcontext():
+        found = describe(source)
+    facts = found.facts(visible_gpus() if check_gpu else None)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        Console(highlight=False, emoji=False).print(as_table(found, facts))
+    if check_gpu and (problem := facts["gpu_check"]["problem"]):
+        raise EngineIncompatible(problem)

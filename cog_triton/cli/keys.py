@@ -17,7 +17,7 @@ import typer
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.atomic_write import writing
 from cog_triton.system.file_lock import waiting
-from cog_triton.system.terminal import coded_errors, err, out
+from cog_triton.system.terminal import err, out
 
 if TYPE_CHECKING:
     from cog_triton.front.keyring import Key
@@ -62,27 +62,26 @@ def add(
 
     Example: cog-triton keys add team-a --weight 2 --file keys
     """
-    with coded_errors():
-        from cog_triton.front.keyring import sha256_of
+    from cog_triton.front.keyring import sha256_of
 
-        key = f"ct-{secrets.token_urlsafe(_RANDOM_BYTES)}"
-        values: dict[str, Any] = {
-            "name": name,
-            "sha256": sha256_of(key.encode()),
-            "weight": weight if weight != 1 else None,
-            "priority": priority or None,
-            "apis": api,
-            "models": model,
-            "requests_per_minute": requests_per_minute,
-            "tokens_per_minute": tokens_per_minute,
-            "concurrent": concurrent,
-            "max_prompt_tokens": max_prompt_tokens,
-            "expires": expires and expiry("--expires", expires).isoformat(),
-        }
-        line = json.dumps({field: value for field, value in values.items() if value is not None})
-        with _changing(file) as lines:
-            lines.append(line)
-        out.print(key, highlight=False, soft_wrap=True)
+    key = f"ct-{secrets.token_urlsafe(_RANDOM_BYTES)}"
+    values: dict[str, Any] = {
+        "name": name,
+        "sha256": sha256_of(key.encode()),
+        "weight": weight if weight != 1 else None,
+        "priority": priority or None,
+        "apis": api,
+        "models": model,
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "concurrent": concurrent,
+        "max_prompt_tokens": max_prompt_tokens,
+        "expires": expires and expiry("--expires", expires).isoformat(),
+    }
+    line = json.dumps({field: value for field, value in values.items() if value is not None})
+    with _changing(file) as lines:
+        lines.append(line)
+    out.print(key, highlight=False, soft_wrap=True)
 
 
 @keys.command("list")
@@ -91,11 +90,10 @@ def list_keys(file: File) -> None:
 
     Example: cog-triton keys list --file keys
     """
-    with coded_errors():
-        from cog_triton.front.keyring import read_keys
+    from cog_triton.front.keyring import read_keys
 
-        for key in read_keys(file):
-            out.print(_described(key), highlight=False, soft_wrap=True, markup=False)
+    for key in read_keys(file):
+        out.print(_described(key), highlight=False, soft_wrap=True, markup=False)
 
 
 @keys.command()
@@ -107,20 +105,19 @@ def revoke(
 
     Example: cog-triton keys revoke 4c5d0a1b --file keys
     """
-    with coded_errors():
-        from cog_triton.front.keyring import parse_keys
+    from cog_triton.front.keyring import parse_keys
 
-        with _changing(file) as lines:
-            found = [
-                number
-                for number, line in enumerate(lines)
-                for _, each in parse_keys(line.encode(), file.name)
-                if key in (each.id, each.name, each.sha256)
-            ]
-            if not found:
-                raise InvalidArgument(f"{key[:80]!r}: no key in {file} has this id or name")
-            lines[:] = [line for number, line in enumerate(lines) if number not in found]
-        out.print(f"{len(found)} revoked", highlight=False)
+    with _changing(file) as lines:
+        found = [
+            number
+            for number, line in enumerate(lines)
+            for _, each in parse_keys(line.encode(), file.name)
+            if key in (each.id, each.name, each.sha256)
+        ]
+        if not found:
+            raise InvalidArgument(f"{key[:80]!r}: no key in {file} has this id or name")
+        lines[:] = [line for number, line in enumerate(lines) if number not in found]
+    out.print(f"{len(found)} revoked", highlight=False)
 
 
 @contextmanager

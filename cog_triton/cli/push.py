@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cog_triton.cli.engine_choice import say
-from cog_triton.system.terminal import cancellable, coded_errors, out
+from cog_triton.system.terminal import cancellable, out
 
 _COG_PANEL = "Cog's managed weights"
 
@@ -64,39 +64,38 @@ def push(
 
     Example: cog-triton push --mount-from me/llama-sm90 ghcr.io/me/llama-sm90-lora:v1
     """
-    with coded_errors():
-        from functools import partial
+    from functools import partial
 
-        from cog_triton.download.transfer_progress import size_text
-        from cog_triton.errors import BuildCancelled, InvalidArgument
-        from cog_triton.oci import engine_push
-        from cog_triton.oci.reference import Reference
-        from cog_triton.settings import load_settings
-        from cog_triton.sources.source import Source
+    from cog_triton.download.transfer_progress import size_text
+    from cog_triton.errors import BuildCancelled, InvalidArgument
+    from cog_triton.oci import engine_push
+    from cog_triton.oci.reference import Reference
+    from cog_triton.settings import load_settings
+    from cog_triton.sources.source import Source
 
-        named = Reference.parse(reference)
-        found = Source.open(engine)
-        if not found.is_engine or found.path is None:
-            what = "an engine elsewhere" if found.is_engine else "a model"
-            raise InvalidArgument(f"{found.name!r}: is {what}; push takes an engine that is here")
-        settings = load_settings()
-        form = engine_push.as_image
-        if cog_weight is not None:
-            form = partial(engine_push.as_cog_weight, name=cog_weight, target=target)
-        try:
-            with cancellable():
-                pushed = engine_push.push(
-                    named,
-                    found.path,
-                    settings.work_dir / "push",
-                    say,
-                    threading.Event(),
-                    form=form,
-                    mount_from=mount_from,
-                    plain_http=(named.host,) if plain_http else settings.plain_http_registries,
-                )
-        except BuildCancelled:
-            say("Stopped; the next push sends the files that the registry lacks")
-            raise typer.Exit(130) from None
-        say(f"[push] sent {size_text(pushed.sent)} of {size_text(pushed.total)}")
-        out.print(str(pushed.reference), markup=False)
+    named = Reference.parse(reference)
+    found = Source.open(engine)
+    if not found.is_engine or found.path is None:
+        what = "an engine elsewhere" if found.is_engine else "a model"
+        raise InvalidArgument(f"{found.name!r}: is {what}; push takes an engine that is here")
+    settings = load_settings()
+    form = engine_push.as_image
+    if cog_weight is not None:
+        form = partial(engine_push.as_cog_weight, name=cog_weight, target=target)
+    try:
+        with cancellable():
+            pushed = engine_push.push(
+                named,
+                found.path,
+                settings.work_dir / "push",
+                say,
+                threading.Event(),
+                form=form,
+                mount_from=mount_from,
+                plain_http=(named.host,) if plain_http else settings.plain_http_registries,
+            )
+    except BuildCancelled:
+        say("Stopped; the next push sends the files that the registry lacks")
+        raise typer.Exit(130) from None
+    say(f"[push] sent {size_text(pushed.sent)} of {size_text(pushed.total)}")
+    out.print(str(pushed.reference), markup=False)

@@ -12,7 +12,6 @@ import typer
 from cog_triton.cli.engine_choice import prepared, say
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.ports import OPENAI_PORT
-from cog_triton.system.terminal import coded_errors
 
 _MOCK_PANEL = "The mock engine"
 
@@ -125,10 +124,9 @@ def serve(
     from cog_triton.sources.source import Network, Source
 
     source = None
-    with coded_errors():
-        if engine and not (tps is not None or engine_name or os.environ.get("COG_TRITON_ENGINE")):
-            # Before what follows is imported, which takes seconds.
-            source = Source.open(engine, Network(say))
+    if engine and not (tps is not None or engine_name or os.environ.get("COG_TRITON_ENGINE")):
+        # Before what follows is imported, which takes seconds.
+        source = Source.open(engine, Network(say))
 
     from cog_triton.cli import server_run
     from cog_triton.serving.coglet.cog_server import MAX_SLOTS
@@ -140,7 +138,7 @@ def serve(
         raise typer.BadParameter(
             "goes with --triton-only, and in place of ENGINE", param_hint="--model-repo"
         )
-    with coded_errors(), ExitStack() as opened:
+    with ExitStack() as opened:
         overrides = {
             "mock_tps": tps,
             "cog_triton_engine": engine_name,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cog_triton.system.terminal import cancellable, coded_errors
+from cog_triton.system.terminal import cancellable
 
 
 def setup(
@@ -37,7 +37,7 @@ def setup(
     from cog_triton.settings import load_settings
     from cog_triton.system.gpus import visible_gpus
 
-    with coded_errors(), cancellable():
+    with cancellable():
         if lock is not None and not lock.is_file():
             raise InvalidArgument(f"--lock {str(lock)!r}: no such file")
         environment = VLLMEnvironment.of(load_settings().work_dir, lock)

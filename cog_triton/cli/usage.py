@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.system.terminal import coded_errors, out
+from cog_triton.system.terminal import out
 
 COLUMNS = ("requests", "errors", "refused", "prompt_tokens", "output_tokens", "queue_s", "engine_s")
 _NOBODY = "-"
@@ -35,23 +35,22 @@ def usage(
 
     Example: docker logs SERVER 2>&1 | cog-triton usage --since 2027-01-01
     """
-    with coded_errors():
-        from cog_triton.cli.keys import expiry
+    from cog_triton.cli.keys import expiry
 
-        begin = None if since is None else expiry("--since", since)
-        found = summed(_lines(logs), begin)
-        if as_json:
-            out.print_json(json.dumps(found))
-            return
-        rows: list[tuple[str, ...]] = [("tenant", *COLUMNS)]
-        rows += [
-            (name, *(f"{values[column]:.10g}" for column in COLUMNS))
-            for name, values in sorted(found.items())
-        ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for name, *numbers in rows:
-            cells = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
-            out.print("  ".join([name.ljust(widths[0]), *cells]), highlight=False, soft_wrap=True)
+    begin = None if since is None else expiry("--since", since)
+    found = summed(_lines(logs), begin)
+    if as_json:
+        out.print_json(json.dumps(found))
+        return
+    rows: list[tuple[str, ...]] = [("tenant", *COLUMNS)]
+    rows += [
+        (name, *(f"{values[column]:.10g}" for column in COLUMNS))
+        for name, values in sorted(found.items())
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *numbers in rows:
+        cells = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
+        out.print("  ".join([name.ljust(widths[0]), *cells]), highlight=False, soft_wrap=True)
 
 
 def _lines(logs: list[Path] | None) -> Iterator[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import uvloop
 from rich.console import Console
 
 from cog_triton.bench import load_generator, report
-from cog_triton.bench.load_generator import Progress, RunResult
 from cog_triton.bench.options import Options, TargetName
 from cog_triton.bench.run_metrics import compute_metrics
 from cog_triton.bench.targets import KINDS
@@ -27,50 +25,6 @@ _PORTS = {
     TargetName.TRITON: "TRITON_HTTP_PORT",
     TargetName.OPENAI: "OPENAI_PORT",
 }
-_PLAIN_S = 5.0
-_CLEAR = "\r\x1b[2K"
-
-
-@contextmanager
-def display(console: Console, options: Options) -> Iterator[Callable[[Progress, float], None]]:
-    """The callback for `load_generator.measure`; a terminal's line is removed at the end.
-
-    It runs on the load generator's event loop, so that it writes bare text: 10 us, where rich's
-    live display takes milliseconds.
-    """
-    if console.is_terminal and not console.is_dumb_terminal:
-
-        def changing(progress: Progress, seconds: float) -> None:
-            console.file.write(_CLEAR + line(options, progress, seconds)[: console.width - 1])
-            console.file.flush()
-
-        try:
-            yield changing
-        finally:
-            console.file.write(_CLEAR)
-            console.file.flush()
-        return
-    due = _PLAIN_S
-
-    def plain(progress: Progress, seconds: float) -> None:
-        nonlocal due
-        if seconds >= due:
-            due += _PLAIN_S
-            console.print(line(options, progress, seconds), markup=False)
-
-    yield plain
-
-
-def line(options: Options, progress: Progress, seconds: float) -> str:
-    """Text of the line: seconds, requests and tokens so far."""
-    of = f" of {options.duration:g}" if options.duration else ""
-    wanted = f" of {options.requests}" if options.requests else ""
-    failed = f", {progress.failed} failed" if progress.failed else ""
-    rate = progress.tokens / seconds if seconds > 0 else 0.0
-    return (
-        f"{options.rate:g} {options.unit.value}: {seconds:.0f}{of} s: {progress.done}{wanted} done,"
-        f" {progress.running} running{failed}, {rate:.0f} output tokens/s"
-    )
 
 
 def default_url(target: TargetName) -> str:
@@ -110,7 +64,7 @@ def run(
     """
     report.require_writable(json_file)
     try:
-        done = uvloop.run(_measure(options, err))
+        done = uvloop.run(load_generator.measure(options, partial(err.print, markup=False)))
     except KeyboardInterrupt:
         err.print("Interrupted before anything was measured", markup=False)
         return INTERRUPTED
@@ -124,10 +78,3 @@ def run(
         reasons = [f"{code}: {text}" for code, text in found.examples.items()]
         raise NothingSucceeded(f"no request succeeded; {'; '.join(reasons) or 'none was sent'}")
     return 0
-
-
-async def _measure(options: Options, err: Console) -> RunResult:
-    notes = await load_generator.warm_up(options)
-    with display(err, options) as show:
-        done = await load_generator.measure(options, show)
-    return dataclasses.replace(done, notes=list(dict.fromkeys([*notes, *done.notes])))

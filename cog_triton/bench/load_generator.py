@@ -8,13 +8,12 @@ import itertools
 import signal
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from cog_triton.bench.http_client import Client, now
-from cog_triton.bench.options import Options, PromptSource, Unit
+from cog_triton.bench.options import Options, Prompt, Unit, make_prompt
 from cog_triton.bench.request_record import CUT, FAILED, OK, Record
 from cog_triton.bench.targets import KINDS, Target
 from cog_triton.errors import NothingSucceeded
@@ -25,46 +24,47 @@ _FAILURE_PAUSE_S = 0.1
 _BATCH_PAUSE_S = 1.0
 _LAG_PERIOD_S = 0.02
 _LEAD_S = 0.05
-_PROGRESS_S = 0.25
-
-
-@dataclass(slots=True)
-class Progress:
-    """Progress of the load; `tokens` are pieces of output."""
-
-    sent: int = 0
-    done: int = 0
-    failed: int = 0
-    tokens: int = 0
-
-    @property
-    def running(self) -> int:
-        """Requests in flight."""
-        return self.sent - self.done
+_PROGRESS_S = 5.0
+_PREPARED = 2000
 
 
 @dataclass(slots=True)
 class LoadGenerator:
-    """Load generator: `records` and `progress` are filled while it runs."""
+    """Load generator: `records` and the counts are filled while it runs.
+
+    `tokens` are pieces of output, of the `done` requests.
+    """
 
     options: Options
     target: Target
-    prompts: PromptSource
-    progress: Progress = field(default_factory=Progress)
+    done: int = 0
+    failed: int = 0
+    tokens: int = 0
     records: list[Record] = field(default_factory=list)
     stopped: bool = False
+    _prompts: Sequence[Prompt] = ()
     _driver: asyncio.Task[None] | None = None
     _started: float = 0.0
 
-    def expected_requests(self) -> int:
-        """Estimated number of requests, at most 2000: how many prompts to prepare."""
+    def prepare(self) -> None:
+        """Make the first prompts, so that they take no time when they are due."""
         options = self.options
-        if options.requests is not None:
-            return min(options.requests, 2000)
-        assert options.duration is not None
-        if options.unit is Unit.RPS:
-            return min(int(options.rate * options.duration * 1.2) + 1, 2000)
-        return min(int(options.rate) * 20, 2000)
+        count = options.requests or int(options.rate * 20)
+        if options.requests is None and options.unit is Unit.RPS and options.duration:
+            count = int(options.rate * options.duration * 1.2) + 1
+        self._prompts = [make_prompt(options, index) for index in range(min(count, _PREPARED))]
+
+    def progress(self) -> str:
+        """Text of a line: seconds, requests and tokens so far."""
+        options, seconds = self.options, max(now() - self._started, 1e-9)
+        of = f" of {options.duration:g}" if options.duration else ""
+        wanted = f" of {options.requests}" if options.requests else ""
+        failed = f", {self.failed} failed" if self.failed else ""
+        return (
+            f"{options.rate:g} {options.unit.value}: {seconds:.0f}{of} s: {self.done}{wanted} done,"
+            f" {len(self.records) - self.done} running{failed},"
+            f" {self.tokens / seconds:.0f} output tokens/s"
+        )
 
     def stop(self) -> None:
         """Stop: nothing more is sent, and requests in flight are cancelled."""
@@ -130,15 +130,15 @@ class LoadGenerator:
     async def _send_one(self, index: int, due: float) -> Record:
         record = Record(index=index, scheduled=due)
         self.records.append(record)
-        progress = self.progress
-        progress.sent += 1
+        ready = index < len(self._prompts)
+        prompt = self._prompts[index] if ready else make_prompt(self.options, index)
         try:
-            await self.target.measure(self.prompts.get(index), record)
+            await self.target.measure(prompt, record)
         finally:
-            progress.done += 1
-            progress.failed += record.status == FAILED
+            self.done += 1
+            self.failed += record.status == FAILED
             if record.status != CUT:
-                progress.tokens += record.output_tokens or record.pieces
+                self.tokens += record.output_tokens or record.pieces
         return record
 
     def _remaining(self, index: int) -> int:
@@ -225,65 +225,57 @@ class RunResult:
         return max(self.ended - self.started, 1e-9)
 
 
-@asynccontextmanager
-async def _prepared(options: Options) -> AsyncIterator[Target]:
+async def measure(options: Options, echo: Callable[[str], None]) -> RunResult:
+    """Put the target under load; Ctrl-C ends it early and keeps its records.
+
+    `echo` gets a line of the progress every few seconds.
+
+    Raises what `Target.prepare` raises, and E2400 when a request that warms up fails.
+    """
     client = Client(options.timeout)
     try:
         target = KINDS[options.target](options, client)
         await target.prepare()
-        yield target
+        await _warm_up(target)
+        client.close()  # connecting is part of what is measured
+        return await _measured(LoadGenerator(options, target), echo)
     finally:
         client.close()
 
 
-async def warm_up(options: Options) -> list[str]:
-    """Prepare the target and send the warm-up requests; returns the target's notes.
-
-    Raises what `Target.prepare` raises, and E2400 when a warm-up request fails.
-    """
-    async with _prepared(options) as target:
-        prompts = PromptSource(options)
-        records = [Record(index=-1 - number, scheduled=now()) for number in range(options.warmup)]
-        await asyncio.gather(
-            *(target.measure(prompts.get(record.index), record) for record in records)
-        )
-    failed = [record for record in records if record.status == FAILED]
-    if failed:
-        raise NothingSucceeded(
-            f"the request that warms up failed ({failed[0].code}): {failed[0].error}"
-            " (--warmup 0 measures all the same)"
-        )
-    return target.notes
+async def _warm_up(target: Target) -> None:
+    options = target.options
+    records = [Record(index=-1 - number, scheduled=now()) for number in range(options.warmup)]
+    sent = (target.measure(make_prompt(options, record.index), record) for record in records)
+    await asyncio.gather(*sent)
+    for record in records:
+        if record.status == FAILED:
+            raise NothingSucceeded(
+                f"the request that warms up failed ({record.code}): {record.error}"
+                " (--warmup 0 measures all the same)"
+            )
 
 
-async def measure(options: Options, show: Callable[[Progress, float], None]) -> RunResult:
-    """Put the target under load; Ctrl-C ends it early and keeps its records.
-
-    `show` gets the progress and the seconds since the start, a few times a second.
-    """
-    async with _prepared(options) as target:
-        prompts = PromptSource(options)
-        generator = LoadGenerator(options, target, prompts)
-        prompts.prepare(generator.expected_requests())
-        gc.freeze()  # prompts and options stay; collecting them again would only delay
-        monitor, loop, at = UsageMonitor(), asyncio.get_running_loop(), now() + _LEAD_S
-        loop.add_signal_handler(signal.SIGINT, generator.stop)
-        showing = asyncio.create_task(_show(generator.progress, at, show))
-        monitor.start()
-        try:
-            await generator.run(at)
-        finally:
-            usage = monitor.stop()
-            showing.cancel()
-            loop.remove_signal_handler(signal.SIGINT)
+async def _measured(generator: LoadGenerator, echo: Callable[[str], None]) -> RunResult:
+    generator.prepare()
+    gc.freeze()  # prompts and options stay; collecting them again would only delay
+    monitor, loop, at = UsageMonitor(), asyncio.get_running_loop(), now() + _LEAD_S
+    loop.add_signal_handler(signal.SIGINT, generator.stop)
+    showing = asyncio.create_task(_show(generator, echo))
+    monitor.start()
+    try:
+        await generator.run(at)
+    finally:
+        usage = monitor.stop()
+        showing.cancel()
+        loop.remove_signal_handler(signal.SIGINT)
     records = sorted(generator.records, key=lambda record: record.index)
     ends = [record.ended for record in records if record.status in (OK, FAILED)]
-    return RunResult(records, usage, target.notes, at, max(ends, default=at), generator.stopped)
+    notes = generator.target.notes
+    return RunResult(records, usage, notes, at, max(ends, default=at), generator.stopped)
 
 
-async def _show(
-    progress: Progress, started: float, show: Callable[[Progress, float], None]
-) -> None:
+async def _show(generator: LoadGenerator, echo: Callable[[str], None]) -> None:
     while True:
         await asyncio.sleep(_PROGRESS_S)
-        show(progress, now() - started)
+        echo(generator.progress())

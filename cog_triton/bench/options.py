@@ -120,24 +120,10 @@ class Prompt(NamedTuple):
     output_tokens: int
 
 
-class PromptSource:
-    """Prompts by request number: the same for the same seed, in any process."""
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
-        self._ready: list[Prompt] = []
-
-    def prepare(self, count: int) -> None:
-        """Make the first `count` prompts in advance."""
-        self._ready = [self._make(index) for index in range(count)]
-
-    def get(self, index: int) -> Prompt:
-        """The prompt of request `index`; negative ones are for warming up."""
-        return self._ready[index] if 0 <= index < len(self._ready) else self._make(index)
-
-    def _make(self, index: int) -> Prompt:
-        random = Random(f"{self._options.seed}:{index}")
-        length = self._options.input_lengths.draw(random)
-        wanted = self._options.output_lengths.draw(random)
-        ids = tuple(random.choices(_ID_RANGE, k=length))
-        return Prompt(" ".join(random.choices(_WORDS, k=length)), ids, wanted)
+def make_prompt(options: Options, index: int) -> Prompt:
+    """The prompt of request `index`, the same for the same seed; negative ones are warm-ups'."""
+    random = Random(f"{options.seed}:{index}")
+    length = options.input_lengths.draw(random)
+    wanted = options.output_lengths.draw(random)
+    ids = tuple(random.choices(_ID_RANGE, k=length))
+    return Prompt(" ".join(random.choices(_WORDS, k=length)), ids, wanted)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,15 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bench_runs import options
-from rich.console import Console
 from scripted_server import HANG, ScriptedServer, serving, whole
 from test_bench_targets import STREAM, USUAL, by_path, of_cog
 from typer.testing import CliRunner
 
-from cog_triton.bench import command
-from cog_triton.bench.command import line
-from cog_triton.bench.load_generator import Progress
+from cog_triton.bench import load_generator
 from cog_triton.cli.app import app
 from cog_triton.system.ports import free_ports
 
@@ -126,7 +122,7 @@ def test_ctrl_c_reports_the_requests_so_far() -> None:
             start_new_session=True,
         )
         try:
-            arrived(server, 7)
+            arrived(server, 5)
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does
             said, _ = process.communicate(timeout=60)
         finally:
@@ -144,25 +140,10 @@ def arrived(server: ScriptedServer, count: int) -> None:
         time.sleep(0.02)
 
 
-def test_progress_is_one_line_on_a_terminal_and_plain_lines_in_a_log(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    own = options(rate=8.0, duration=30.0)
-    now = Progress(sent=12, done=9, failed=1, tokens=700)
-    shown = "8 rps: 7 of 30 s: 9 of 4 done, 3 running, 1 failed, 100 output tokens/s"
-    assert line(own, now, 7.0) == shown
-    plain, terminal = io.StringIO(), io.StringIO()
-    with command.display(Console(file=plain, width=200), own) as show:
-        for seconds in (4.9, 5.1, 7.0, 10.2):
-            show(now, seconds)
-    assert [text.split(" of ")[0] for text in plain.getvalue().splitlines()] == [
-        "8 rps: 5",
-        "8 rps: 10",
-    ]
-    with command.display(Console(file=terminal, width=200, force_terminal=True), own) as show:
-        show(now, 7.0)
-    assert shown in terminal.getvalue()
+def test_progress_is_a_line(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_generator, "_PROGRESS_S", 0.1)
+    _, said = run("--url", server.url, *ENDLESS[:-1], "1")
+    assert re.search(r"(?m)^1 concurrency: [01] of 1 s: \d+ done, [01] running, \d+ output", said)
 
 
 @pytest.mark.parametrize(

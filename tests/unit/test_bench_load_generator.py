@@ -13,7 +13,7 @@ from bench_runs import options
 from cog_triton.bench import load_generator
 from cog_triton.bench.http_client import Client, now
 from cog_triton.bench.load_generator import LoadGenerator, offsets
-from cog_triton.bench.options import Lengths, Prompt, PromptSource, Unit
+from cog_triton.bench.options import Lengths, Prompt, Unit, make_prompt
 from cog_triton.bench.request_record import CUT, OK, Record
 from cog_triton.bench.targets import Failure, Target
 from cog_triton.errors import InvalidArgument
@@ -47,12 +47,10 @@ def test_invalid_lengths_are_refused(text: str) -> None:
 
 
 def test_prompts_depend_on_seed_and_request_number() -> None:
-    first, second = PromptSource(options(seed=5)), PromptSource(options(seed=5))
-    second.prepare(3)
-    assert [first.get(i) for i in range(-1, 5)] == [second.get(i) for i in range(-1, 5)]
-    assert first.get(0) != first.get(1)
-    assert PromptSource(options(seed=6)).get(0) != first.get(0)
-    one = first.get(0)
+    one = make_prompt(options(seed=5), 0)
+    assert make_prompt(options(seed=5), 0) == one
+    assert make_prompt(options(seed=5), 1) != one
+    assert make_prompt(options(seed=6), 0) != one
     assert len(one.text.split()) == 10
     assert one.ids is not None
     assert len(one.ids) == 10
@@ -94,13 +92,13 @@ def loaded(target: Slow, stop_after: float | None = None, **changes: Any) -> lis
 
     async def main() -> list[Record]:
         own = options(**changes)
-        generator = LoadGenerator(own, target, PromptSource(own))
+        generator = LoadGenerator(own, target)
         if stop_after is not None:
             stopping = asyncio.ensure_future(stop(generator))
         await generator.run(now())
         if stop_after is not None:
             await stopping
-        assert generator.progress.done == generator.progress.sent == len(generator.records)
+        assert generator.done == len(generator.records)
         return generator.records
 
     return asyncio.run(main())

@@ -64,8 +64,6 @@ def push(
 
     Example: cog-triton push --mount-from me/llama-sm90 ghcr.io/me/llama-sm90-lora:v1
     """
-    from functools import partial
-
     from cog_triton.download.transfer_progress import size_text
     from cog_triton.errors import BuildCancelled, InvalidArgument
     from cog_triton.oci import engine_push
@@ -79,9 +77,6 @@ def push(
         what = "an engine elsewhere" if found.is_engine else "a model"
         raise InvalidArgument(f"{found.name!r}: is {what}; push takes an engine that is here")
     settings = load_settings()
-    form = engine_push.as_image
-    if cog_weight is not None:
-        form = partial(engine_push.as_cog_weight, name=cog_weight, target=target)
     try:
         with cancellable():
             pushed = engine_push.push(
@@ -90,7 +85,7 @@ def push(
                 settings.work_dir / "push",
                 say,
                 threading.Event(),
-                form=form,
+                cog_weight=None if cog_weight is None else (cog_weight, target),
                 mount_from=mount_from,
                 plain_http=(named.host,) if plain_http else settings.plain_http_registries,
             )

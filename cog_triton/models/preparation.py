@@ -149,7 +149,7 @@ class Preparation:
             return str(source.reference)
         plain = self._settings.plain_http_registries
         puller = Puller(self._work_dir, self._echo, threading.Event(), plain_http=plain)
-        return str(puller.resolve(source.reference).reference)
+        return str(puller.resolve(source.reference))
 
     def _hub(self, source: OnHub, choice: FamilyChoice) -> Prepared:
         from cog_triton.download import hub_cache  # the hub's library takes its time

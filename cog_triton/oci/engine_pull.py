@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from pydantic import TypeAdapter, ValidationError
@@ -34,53 +33,6 @@ StoredFiles = Mapping[str, tuple[Path, FileEntry]]
 """Files of a layer by name: where they are, and what they were when they were unpacked."""
 
 
-class LayerStore:
-    """Layers below `directory`: each appears whole, or not at all."""
-
-    def __init__(self, directory: Path) -> None:
-        self._layers = directory / "layers"
-        self._blobs = directory / "blobs"
-
-    def locate(self, digest: str) -> StoredFiles | None:
-        """The layer's files, if all of them are here."""
-        path = self._path(digest)
-        try:
-            entries = _ENTRIES.validate_json((path / "index.json").read_bytes())
-            files = {name: (path / "files" / name, entry) for name, entry in entries.items()}
-            whole = all(file.stat().st_size == entry.size for file, entry in files.values())
-        except (OSError, ValidationError):
-            return None
-        return files if whole else None
-
-    def fetch(
-        self, layer: Descriptor, registry: Registry, progress: Progress, halt: threading.Event
-    ) -> None:
-        """Download, verify and unpack a layer that is not here.
-
-        Raises:
-            ModelUnavailable: it cannot be had, or has another digest or size.
-            EngineCorrupt: it is no tar, or has an unsafe member; names it.
-            DiskFull, BuildCancelled: finished pieces stay.
-        """
-        path = self._path(layer.digest)
-        name = f"{registry.reference}: layer {layer.digest}"
-        with disk_space.writing(path, name, registry.echo, halt):
-            if self.locate(layer.digest) is not None:
-                progress.skip(layer.size)
-                return
-            blob = registry.fetch_blob(layer, self._blobs / path.name, progress, halt)
-            try:
-                with disk_space.scratch(path) as fresh:
-                    _unpack(blob, fresh, name)
-                    shutil.rmtree(path, ignore_errors=True)
-                    fresh.rename(path)
-            finally:
-                blob.unlink(missing_ok=True)
-
-    def _path(self, digest: str) -> Path:
-        return self._layers / digest.removeprefix("sha256:")
-
-
 def _unpack(blob: Path, fresh: Path, name: str) -> None:
     (fresh / "files").mkdir()
     try:
@@ -92,14 +44,6 @@ def _unpack(blob: Path, fresh: Path, name: str) -> None:
             raise EngineCorrupt(f"{name}: {printable(file)}: deletes a file of another")
     (fresh / "index.json").write_bytes(_ENTRIES.dump_json(files))
     fresh.chmod(0o755)
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """What a reference is now: with its digest, and the layers."""
-
-    reference: Reference
-    layers: tuple[Descriptor, ...]
 
 
 class Puller:
@@ -119,20 +63,20 @@ class Puller:
         plain_http: Collection[str] = (),
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008
     ) -> None:
-        self._store = LayerStore(directory / "oci")
+        self._layers, self._blobs = directory / "oci/layers", directory / "oci/blobs"
         self._engines = directory / "engines"
         self._echo, self._stop, self._retry = echo, stop, retry
         self._plain_http = plain_http
 
-    def resolve(self, reference: Reference) -> Resolved:
-        """Ask the registry what `reference` is, and say it.
+    def resolve(self, reference: Reference) -> Reference:
+        """Ask the registry what `reference` is, and say it; the result has its digest.
 
         Raises:
             ModelUnavailable: it cannot be had, or is not what its digest says.
             EngineCorrupt: it is an index, or no engine.
         """
         with self._registry(reference) as registry:
-            return self._resolved(registry)
+            return self._resolved(registry)[0]
 
     def pull(self, reference: Reference) -> Path:
         """The engine directory of `reference`; without network if its digest was pulled before.
@@ -147,30 +91,30 @@ class Puller:
         if reference.digest is not None and (found := self._located(reference.digest)):
             return found
         with self._registry(reference) as registry:
-            resolved = self._resolved(registry)
-            digest = resolved.reference.digest or ""
+            pinned, layers = self._resolved(registry)
+            digest = pinned.digest or ""
             if found := self._located(digest):
                 return found
-            self._fetch(registry, resolved.layers)
+            self._fetch_all(registry, layers)
         target = self._path(digest)
         with disk_space.writing(target, str(reference), self._echo, self._stop, "unpacking it"):
-            return self._located(digest) or self._assemble(resolved, target)
+            return self._located(digest) or self._assemble(str(pinned), layers, target)
 
     def _registry(self, reference: Reference) -> Registry:
         return Registry(reference, self._echo, self._retry, self._stop, plain_http=self._plain_http)
 
-    def _resolved(self, registry: Registry) -> Resolved:
+    def _resolved(self, registry: Registry) -> tuple[Reference, Sequence[Descriptor]]:
         digest, body = registry.manifest()
         reference = registry.reference
         layers = image_manifest.parse(body, str(reference)).layers
         if reference.digest is None:
             size = size_text(sum(layer.size for layer in layers))
             self._echo(f"[download] {reference} is {digest}, {size}")
-        return Resolved(reference.pinned(digest), tuple(layers))
+        return reference.pinned(digest), layers
 
-    def _fetch(self, registry: Registry, layers: Collection[Descriptor]) -> None:
+    def _fetch_all(self, registry: Registry, layers: Sequence[Descriptor]) -> None:
         """Fetch the layers that lack, the largest first, several at once."""
-        lacking = [layer for layer in layers if self._store.locate(layer.digest) is None]
+        lacking = [layer for layer in layers if self._files(layer.digest) is None]
         lacking.sort(key=lambda layer: -layer.size)
         name, total = str(registry.reference), sum(layer.size for layer in lacking)
         if shared := sum(layer.size for layer in layers) - total:
@@ -182,11 +126,41 @@ class Puller:
         with Progress(name, self._echo, total) as progress:
             in_parallel(
                 lacking,
-                lambda layer: self._store.fetch(layer, registry, progress, halt),
+                lambda layer: self._fetch(layer, registry, progress, halt),
                 _LAYERS_AT_ONCE,
                 halt,
                 registry.backoff().require_running,
             )
+
+    def _files(self, digest: str) -> StoredFiles | None:
+        """The files of an unpacked layer, if all of them are here."""
+        path = self._layers / digest.removeprefix("sha256:")
+        try:
+            entries = _ENTRIES.validate_json((path / "index.json").read_bytes())
+            files = {name: (path / "files" / name, entry) for name, entry in entries.items()}
+            whole = all(file.stat().st_size == entry.size for file, entry in files.values())
+        except (OSError, ValidationError):
+            return None
+        return files if whole else None
+
+    def _fetch(
+        self, layer: Descriptor, registry: Registry, progress: Progress, halt: threading.Event
+    ) -> None:
+        """Download, verify and unpack a layer: it appears whole, or not at all."""
+        path = self._layers / layer.digest.removeprefix("sha256:")
+        name = f"{registry.reference}: layer {layer.digest}"
+        with disk_space.writing(path, name, registry.echo, halt):
+            if self._files(layer.digest) is not None:
+                progress.skip(layer.size)
+                return
+            blob = registry.fetch_blob(layer, self._blobs / path.name, progress, halt)
+            try:
+                with disk_space.scratch(path) as fresh:
+                    _unpack(blob, fresh, name)
+                    shutil.rmtree(path, ignore_errors=True)
+                    fresh.rename(path)
+            finally:
+                blob.unlink(missing_ok=True)
 
     def _located(self, digest: str) -> Path | None:
         """The engine of a manifest's digest, if it was made; raises E1306 where it was damaged."""
@@ -200,12 +174,11 @@ class Puller:
     def _path(self, digest: str) -> Path:
         return self._engines / f"oci-{digest.removeprefix('sha256:')[:16]}"
 
-    def _assemble(self, resolved: Resolved, target: Path) -> Path:
+    def _assemble(self, name: str, layers: Sequence[Descriptor], target: Path) -> Path:
         """Make the engine's directory of links to its layers' files, checked by its manifest."""
-        name = str(resolved.reference)
         files: dict[str, tuple[Path, FileEntry]] = {}
-        for layer in resolved.layers:
-            stored = self._store.locate(layer.digest)
+        for layer in layers:
+            stored = self._files(layer.digest)
             if stored is None:
                 raise ModelUnavailable(f"{name}: layer {layer.digest} was removed meanwhile")
             # Layers are in no order: none hides a file of another.

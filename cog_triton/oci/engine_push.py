@@ -10,13 +10,14 @@ from pathlib import Path, PurePosixPath
 
 import httpx
 
+from cog_triton.artifact import engine_tar
 from cog_triton.download.retry import RetryPolicy, TransientError
 from cog_triton.download.transfer_progress import Echo, Progress, size_text
 from cog_triton.download.url_download import in_parallel
-from cog_triton.errors import BuildCancelled, InvalidArgument, PushFailed
+from cog_triton.errors import BuildCancelled, EngineCorrupt, InvalidArgument, PushFailed
 from cog_triton.oci import image_manifest
 from cog_triton.oci.image_manifest import LayerFiles, Made, digest_of
-from cog_triton.oci.layer_blobs import EngineFiles, LayerBlob, layers_of, opened
+from cog_triton.oci.layer_blobs import LayerBlob, layers_of, opened
 from cog_triton.oci.reference import Reference
 from cog_triton.oci.registry_client import Registry
 from cog_triton.system.printable import printable
@@ -25,7 +26,6 @@ _OCTETS = "application/octet-stream"
 _UPLOADS = 3
 _SHOWN = 5
 _WEIGHT = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?")
-Form = Callable[[Sequence[LayerFiles], EngineFiles], Made]
 
 
 class Upload:
@@ -102,26 +102,6 @@ class Pushed:
     total: int
 
 
-def as_image(layers: Sequence[LayerFiles], engine: EngineFiles) -> Made:
-    """The form that everything which mounts images can mount."""
-    return image_manifest.image(layers, engine.manifest)
-
-
-def as_cog_weight(
-    layers: Sequence[LayerFiles], _engine: EngineFiles, *, name: str, target: str
-) -> Made:
-    """The form of Cog's managed weight `name`, to be mounted at `target`.
-
-    Raises:
-        InvalidArgument: no name, or no absolute path.
-    """
-    if not _WEIGHT.fullmatch(name):
-        raise InvalidArgument(f"--cog-weight {name!r}: must be a word of a-z, 0-9, . _ and -")
-    if not PurePosixPath(target).is_absolute() or ".." in PurePosixPath(target).parts:
-        raise InvalidArgument(f"--target {target!r}: must be an absolute path")
-    return image_manifest.cog_weight(layers, name, target)
-
-
 def push(
     reference: Reference,
     engine: Path,
@@ -129,7 +109,7 @@ def push(
     echo: Echo,
     stop: threading.Event,
     *,
-    form: Form = as_image,
+    cog_weight: tuple[str, str] | None = None,
     mount_from: str | None = None,
     plain_http: Collection[str] = (),
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008
@@ -141,17 +121,26 @@ def push(
     Args:
         scratch: directory that a compressed tar is unpacked into meanwhile.
         stop: ends it from another thread; blobs that were sent whole stay in the registry.
+        cog_weight: name of a managed weight of Cog and the absolute path where it is mounted; the
+            form is then Cog's, else that of an image.
         mount_from: repository of the same registry whose blobs may be used.
         plain_http: registries that are reached without TLS.
 
     Raises:
-        InvalidArgument: the reference has a digest, or the registry refuses; says why.
+        InvalidArgument: the reference has a digest, `cog_weight` is none, or the registry refuses;
+            says why.
         EngineCorrupt: the engine is damaged, or has a file that no layer can hold.
         PushFailed: too many failures in a row.
         BuildCancelled: `stop` was set.
     """
     if reference.digest is not None:
         raise InvalidArgument(f"{reference}: what is pushed gets its digest; name a tag alone")
+    if cog_weight is not None:
+        name, target = cog_weight
+        if not _WEIGHT.fullmatch(name):
+            raise InvalidArgument(f"--cog-weight {name!r}: must be a word of a-z, 0-9, . _ and -")
+        if not PurePosixPath(target).is_absolute() or ".." in PurePosixPath(target).parts:
+            raise InvalidArgument(f"--target {target!r}: must be an absolute path")
     with opened(engine, scratch) as found:
         if found.left_out:
             names = ", ".join(map(printable, found.left_out[:_SHOWN]))
@@ -167,7 +156,13 @@ def push(
                 progress.advance(size)
 
             layers = [blob.describe(count) for blob in blobs]
-        found.verify({name: entry for layer in layers for name, entry in layer.files.items()})
+        read = {name: entry for layer in layers for name, entry in layer.files.items()}
+        for difference in engine_tar.differences(found.manifest, read) if found.manifest else ():
+            raise EngineCorrupt(difference)
+        if cog_weight is None:
+            made = image_manifest.image(layers, found.manifest)
+        else:
+            made = image_manifest.cog_weight(layers, *cog_weight)
         with Registry(
             reference,
             echo,
@@ -178,7 +173,7 @@ def push(
             failed=PushFailed,
             tag="push",
         ) as registry:
-            return _send(registry, layers, blobs, form(layers, found), mount_from)
+            return _send(registry, layers, blobs, made, mount_from)
 
 
 def _send(

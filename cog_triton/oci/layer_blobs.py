@@ -130,12 +130,6 @@ class EngineFiles:
     manifest: Manifest | None
     left_out: tuple[str, ...] = ()
 
-    def verify(self, entries: Mapping[str, FileEntry]) -> None:
-        """Raise EngineCorrupt unless the files, as they were read, are the manifest's."""
-        if self.manifest is not None:
-            for difference in engine_tar.differences(self.manifest, entries):
-                raise EngineCorrupt(difference)
-
 
 @contextmanager
 def opened(engine: Path, scratch: Path) -> Iterator[EngineFiles]:

@@ -8,7 +8,6 @@ import io
 import json
 import tarfile
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ from typer.testing import CliRunner
 from cog_triton.artifact import engine_manifest
 from cog_triton.cli.app import app
 from cog_triton.oci import image_manifest, layer_blobs
-from cog_triton.oci.engine_push import Form, as_cog_weight, as_image, push
+from cog_triton.oci.engine_push import push
 from cog_triton.oci.reference import Reference
 from cog_triton.sources import source
 
-COG = partial(as_cog_weight, name="llm", target="/src/weights")
+COG = ("llm", "/src/weights")
 TITLE = "org.opencontainers.image.title"
 
 
@@ -36,11 +35,11 @@ def _plain(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def send(address: str, name: str, engine: Path, form: Form = as_image) -> Reference:
+def send(address: str, name: str, engine: Path, cog: tuple[str, str] | None = None) -> Reference:
     reference = Reference.parse(f"{address}/{name}")
     scratch = engine.parent / "scratch"
     stop = threading.Event()
-    return push(reference, engine, scratch, lambda _: None, stop, form=form).reference
+    return push(reference, engine, scratch, lambda _: None, stop, cog_weight=cog).reference
 
 
 def inspect(*arguments: str | Path) -> tuple[int, str]:
@@ -87,19 +86,19 @@ def layers(double: RegistryDouble, engine: Path, *without: str) -> list[dict[str
     ]
 
 
-@pytest.mark.parametrize("form", [as_image, COG], ids=["image", "Cog's weight"])
+@pytest.mark.parametrize("cog", [None, COG], ids=["image", "Cog's weight"])
 def test_it_tells_what_it_tells_of_the_directory_and_fetches_no_weights(
-    form: Form, registry: Registry, engine: Path
+    cog: tuple[str, str] | None, registry: Registry, engine: Path
 ) -> None:
-    name = f"told/{'image' if form is as_image else 'weight'}"
+    name = f"told/{'weight' if cog else 'image'}"
     for rank in range(4):
         (engine / f"rank{rank}.engine").write_bytes(bytes([rank]) * (64 << 10))
     (engine / "cog-triton.json").unlink()
-    pushed = send(registry.address, f"{name}:v1", with_manifest(engine), form)
+    pushed = send(registry.address, f"{name}:v1", with_manifest(engine), cog)
     told, local = document(f"oci://{registry.address}/{name}:v1"), document(engine)
     held = {one["digest"]: one["size"] for one in registry.manifest(name, "v1").json()["layers"]}
     fetched = registry.fetched(name)
-    assert len(fetched) == (2 if form is as_image else 3)
+    assert len(fetched) == (2 if cog is None else 3)
     assert max(held.get(digest, 0) for digest in fetched) < 64 << 10
     assert (told["path"], told["digest"]) == (str(pushed), pushed.digest)
     assert (told["kind"], local["digest"]) == ("registry", None)

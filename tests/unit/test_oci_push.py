@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -20,7 +19,7 @@ from cog_triton.download.transfer_progress import size_text
 from cog_triton.errors import BuildCancelled, EngineCorrupt, InvalidArgument, PushFailed
 from cog_triton.oci import layer_blobs
 from cog_triton.oci.engine_pull import Puller
-from cog_triton.oci.engine_push import Pushed, as_cog_weight, push
+from cog_triton.oci.engine_push import Pushed, push
 from cog_triton.oci.reference import Reference
 
 FAST = RetryPolicy(max_failures=3, max_failures_at_start=3, initial_s=0.001, max_s=0.01)
@@ -96,8 +95,7 @@ def test_a_managed_weight_of_cog_has_the_same_layers(
 ) -> None:
     image = send(registry.address, "cog/llm:v1", engine)
     before = registry.uploads()
-    form = partial(as_cog_weight, name="llm", target="/src/weights")
-    weight = send(registry.address, "cog/llm:weight", engine, form=form)
+    weight = send(registry.address, "cog/llm:weight", engine, cog_weight=("llm", "/src/weights"))
     assert registry.uploads() == before + 1
     manifest = registry.manifest("cog/llm", "weight").json()
     assert manifest["artifactType"] == "application/vnd.cog.weight.v1"
@@ -120,9 +118,8 @@ def test_a_managed_weight_of_cog_has_the_same_layers(
 def test_a_weight_needs_a_name_and_a_place(
     name: str, target: str, double: RegistryDouble, engine: Path
 ) -> None:
-    form = partial(as_cog_weight, name=name, target=target)
     with pytest.raises(InvalidArgument, match="must be"):
-        send(double.address, "cog/llm:v1", engine, form=form)
+        send(double.address, "cog/llm:v1", engine, cog_weight=(name, target))
 
 
 def test_over_the_most_layers_small_files_share_one(

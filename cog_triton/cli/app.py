@@ -10,17 +10,16 @@ import typer
 from typer.core import TyperGroup
 
 from cog_triton import __version__
+from cog_triton.cli.accounts import keys, usage
 from cog_triton.cli.bench import bench
 from cog_triton.cli.build import build
 from cog_triton.cli.doctor import doctor
 from cog_triton.cli.init import init, schema
 from cog_triton.cli.inspect import inspect_engine
-from cog_triton.cli.keys import keys
 from cog_triton.cli.migrate import migrate
 from cog_triton.cli.push import push
 from cog_triton.cli.serve import serve
 from cog_triton.cli.setup import setup
-from cog_triton.cli.usage import usage
 from cog_triton.errors import MissingExtra
 from cog_triton.removed import check_arguments
 from cog_triton.system import log_format

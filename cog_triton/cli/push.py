@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cog_triton.cli.engine_choice import say
+from cog_triton.cli.serve import say
 from cog_triton.system.terminal import cancellable, out
 
 _COG_PANEL = "Cog's managed weights"

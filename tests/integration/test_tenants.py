@@ -13,7 +13,7 @@ import pytest
 from stack import Stack, processes_of, sse, wait_until
 from webhook_receiver import CERTIFICATE, needs_tls
 
-from cog_triton.cli.usage import summed
+from cog_triton.cli.accounts import summed
 from cog_triton.front.keyring import sha256_of
 
 pytestmark = pytest.mark.integration

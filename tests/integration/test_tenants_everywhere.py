@@ -19,7 +19,7 @@ from stack import Stack
 from test_embeddings import MODEL as EMBEDDER
 from test_embeddings import EmbeddingStack
 
-from cog_triton.cli.usage import summed
+from cog_triton.cli.accounts import summed
 from cog_triton.front.keyring import sha256_of
 
 pytestmark = pytest.mark.integration

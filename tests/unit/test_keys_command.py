@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from cog_triton.cli.accounts import COLUMNS, summed
 from cog_triton.cli.app import app
-from cog_triton.cli.usage import COLUMNS, summed
 from cog_triton.front.keyring import Keyring, read_keys
 
 

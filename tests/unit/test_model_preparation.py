@@ -12,7 +12,7 @@ import pytest
 from hub_server import ID, MAIN, OLD, Hub, ask_hub, serving_hub
 from openvino_reference import TinyModel
 
-from cog_triton.cli.engine_choice import prepared
+from cog_triton.cli.serve import prepared
 from cog_triton.download import disk_space
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.engines.vllm.model_directory import read_model

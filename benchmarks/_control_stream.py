@@ -128,7 +128,7 @@ class Watched(Answer):
     user: User
 
     def body(self, data: bytes, at: float) -> None:
-        """See `ResponseSink.body`."""
+        """See `BufferedResponse.body`."""
         count = len(self.reads)
         super().body(data, at)
         if len(self.reads) > count:

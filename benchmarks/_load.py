@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from _servers import PREDICTIONS, Api
 
-from cog_triton.bench.http_client import Client, Connection, Origin, ResponseSink, now
-from cog_triton.bench.load_generator import GeneratorUsage, UsageMonitor
+from cog_triton.bench.http_client import BufferedResponse, Client, Connection, Origin, now
+from cog_triton.bench.load_generator import GeneratorUsage
 from cog_triton.bench.options import Lengths, Options, Prompt
 from cog_triton.bench.request_record import OK, Record
 from cog_triton.bench.targets import KINDS
@@ -104,7 +104,7 @@ class QuickAckConnection(Connection):
 class QuickAckClient(Client):
     """Client with a new, quickly acknowledging connection for each request."""
 
-    async def send(self, origin: Origin, request: bytes, sink: ResponseSink) -> None:
+    async def send(self, origin: Origin, request: bytes, sink: BufferedResponse) -> None:
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(QuickAckConnection, origin.host, origin.port)
         try:
@@ -145,7 +145,7 @@ async def _wave(
 ) -> Wave:
     done: list[Record] = []
     failures: list[str] = []
-    monitor, target = UsageMonitor(), KINDS[options.target](options, client)
+    usage, target = GeneratorUsage(), KINDS[options.target](options, client)
     await target.prepare()
 
     async def user(until: float) -> None:
@@ -168,14 +168,15 @@ async def _wave(
     gc.collect()
     gc.disable()  # it would pause the client during reads
     try:
-        monitor.start()
+        usage.start()
         started = now()
         await asyncio.gather(*(user(started + seconds) for _ in range(streams)))
     finally:
+        usage.stop()
         client.close()
         gc.enable()
     ended = max((stream.ended for stream in done), default=now())
-    return Wave(done, ended - started, monitor.stop(), failures)
+    return Wave(done, ended - started, usage, failures)
 
 
 def busy_notes(waves: Mapping[str, Wave]) -> Iterator[str]:

@@ -11,7 +11,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -32,18 +32,8 @@ class TransportError(Exception):
         super().__init__(detail)
 
 
-class ResponseSink(Protocol):
-    """Receives an answer as it arrives."""
-
-    def begin(self, status: int, headers: Mapping[bytes, bytes]) -> None:
-        """Receive status and headers; header names are in lower case."""
-
-    def body(self, data: bytes, at: float) -> None:
-        """Receive a part of the body, read at `at` (by `now`)."""
-
-
 class BufferedResponse:
-    """Response sink that buffers the whole answer."""
+    """Receives an answer as it arrives, and buffers the whole of it."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -51,9 +41,11 @@ class BufferedResponse:
         self.text = b""
 
     def begin(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+        """Receive status and headers; header names are in lower case."""
         self.status, self.headers = status, headers
 
     def body(self, data: bytes, at: float) -> None:
+        """Receive a part of the body, read at `at` (by `now`)."""
         self.text += data
 
 
@@ -106,7 +98,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._sink: ResponseSink | None = None
+        self._sink: BufferedResponse | None = None
         self._done: asyncio.Future[None] | None = None
         self._headers: dict[bytes, bytes] = {}
         self._pieces: list[bytes] = []
@@ -120,7 +112,7 @@ class Connection(asyncio.Protocol):
         open_ = self._transport is not None and not self._transport.is_closing()
         return open_ and now() - self.idle_since < _IDLE_S
 
-    async def exchange(self, request: bytes, sink: ResponseSink, timeout: float) -> None:
+    async def exchange(self, request: bytes, sink: BufferedResponse, timeout: float) -> None:
         """Send `request` and feed `sink` until the answer ends; raises TransportError."""
         assert self._transport is not None
         loop = asyncio.get_running_loop()
@@ -208,7 +200,7 @@ class Client:
         self._idle: dict[Origin, list[Connection]] = {}
         self._tls: ssl.SSLContext | None = None
 
-    async def send(self, origin: Origin, request: bytes, sink: ResponseSink) -> None:
+    async def send(self, origin: Origin, request: bytes, sink: BufferedResponse) -> None:
         """Send a request and feed `sink` its answer; raises TransportError."""
         connection = await self._connection(origin)
         await connection.exchange(request, sink, self.timeout)

@@ -171,40 +171,34 @@ def offsets(
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GeneratorUsage:
-    """Usage of one process: CPU seconds, wall seconds, and event-loop lags in seconds."""
+    """Usage of this process from `start` to `stop`: CPU and wall seconds, lags of a 20 ms timer."""
 
-    cpu: float
-    wall: float
-    lags: array[float]
-
-
-class UsageMonitor:
-    """Measures usage from `start` to `stop`; lag is that of a timer of 20 ms."""
-
-    def __init__(self) -> None:
-        self._lags = array("d")
-        self._cpu = self._wall = self._due = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+    cpu: float = 0.0
+    wall: float = 0.0
+    lags: array[float] = field(default_factory=lambda: array("d"))
+    _due: float = 0.0
+    _timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Start measuring, within a running event loop."""
-        self._cpu, self._wall = time.process_time(), now()
+        self.cpu, self.wall = -time.process_time(), -now()
         self._arm()
 
-    def stop(self) -> GeneratorUsage:
-        """Stop measuring; returns the usage since `start`."""
+    def stop(self) -> None:
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
-        return GeneratorUsage(time.process_time() - self._cpu, now() - self._wall, self._lags)
+        self.cpu += time.process_time()
+        self.wall += now()
 
     def _arm(self) -> None:
         self._due = now() + _LAG_PERIOD_S
         self._timer = asyncio.get_running_loop().call_later(_LAG_PERIOD_S, self._fire)
 
     def _fire(self) -> None:
-        self._lags.append(max(0.0, now() - self._due))
+        self.lags.append(max(0.0, now() - self._due))
         self._arm()
 
 
@@ -259,14 +253,14 @@ async def _warm_up(target: Target) -> None:
 async def _measured(generator: LoadGenerator, echo: Callable[[str], None]) -> RunResult:
     generator.prepare()
     gc.freeze()  # prompts and options stay; collecting them again would only delay
-    monitor, loop, at = UsageMonitor(), asyncio.get_running_loop(), now() + _LEAD_S
+    usage, loop, at = GeneratorUsage(), asyncio.get_running_loop(), now() + _LEAD_S
     loop.add_signal_handler(signal.SIGINT, generator.stop)
     showing = asyncio.create_task(_show(generator, echo))
-    monitor.start()
+    usage.start()
     try:
         await generator.run(at)
     finally:
-        usage = monitor.stop()
+        usage.stop()
         showing.cancel()
         loop.remove_signal_handler(signal.SIGINT)
     records = sorted(generator.records, key=lambda record: record.index)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple
@@ -55,6 +57,13 @@ class TargetName(enum.StrEnum):
     COG = "cog-triton"
     TRITON = "triton"
     OPENAI = "openai"
+
+
+_PORTS = {
+    TargetName.COG: ("PORT", 5000),
+    TargetName.TRITON: ("TRITON_HTTP_PORT", 8000),
+    TargetName.OPENAI: ("OPENAI_PORT", 8080),
+}
 
 
 class Unit(enum.StrEnum):
@@ -110,6 +119,26 @@ class Options:
     def streamed(self) -> bool:
         """Whether answers are asked for as streams."""
         return self.output_method is OutputMethod.YIELD
+
+
+def default_url(target: TargetName) -> str:
+    """Base URL without --url: this machine, with the port of the settings."""
+    setting, port = _PORTS[target]
+    return f"http://127.0.0.1:{os.environ.get(setting) or port}"
+
+
+def parse_inputs(pairs: Sequence[str]) -> dict[str, Any]:
+    """``NAME=VALUE`` pairs, values being JSON or else text; raises E1005."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise InvalidArgument(f"--input={pair!r}: must be NAME=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 class Prompt(NamedTuple):

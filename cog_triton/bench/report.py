@@ -1,20 +1,27 @@
-"""Reports of a run: all metrics as one table, and what went wrong, or as JSON."""
+"""``cog-triton bench``: measures; reports all metrics as a table, with what went wrong, or JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
+import uvloop
+from rich.console import Console
+
 from cog_triton import __version__
+from cog_triton.bench import load_generator
 from cog_triton.bench.options import Options
-from cog_triton.bench.run_metrics import RunMetrics
-from cog_triton.errors import InvalidArgument
+from cog_triton.bench.run_metrics import RunMetrics, compute_metrics
+from cog_triton.errors import InvalidArgument, NothingSucceeded
 from cog_triton.system.redaction import redact_address
 
 SCHEMA = 2
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as of every program of a shell."""
 _ROWS = (
     ("TTFT, ms", "ttft", 1000),
     ("TTFT from sending, ms", "ttft_from_sending", 1000),
@@ -94,3 +101,31 @@ def require_writable(path: Path | None) -> None:
     """Raise E1005 unless the directory of `path` exists: before measuring, not after."""
     if path is not None and str(path) != "-" and not path.absolute().parent.is_dir():
         raise InvalidArgument(f"--json={str(path)!r}: its directory does not exist")
+
+
+def run(
+    options: Options,
+    json_file: Path | None,
+    say: Callable[[str], None],
+    err: Console,
+) -> int:
+    """Measure and report, and write `json_file`; returns the exit code.
+
+    Raises E1400, E1005 and others before any load, and E2400 after the report if nothing succeeded.
+    """
+    require_writable(json_file)
+    try:
+        done = uvloop.run(load_generator.measure(options, partial(err.print, markup=False)))
+    except KeyboardInterrupt:
+        err.print("Interrupted before anything was measured", markup=False)
+        return INTERRUPTED
+    found = compute_metrics(done)
+    say(text(options, found))
+    if json_file:
+        write(json_file, as_json(options, found))
+    if done.interrupted:
+        return INTERRUPTED
+    if not found.completed:
+        reasons = [f"{code}: {text}" for code, text in found.examples.items()]
+        raise NothingSucceeded(f"no request succeeded; {'; '.join(reasons) or 'none was sent'}")
+    return 0

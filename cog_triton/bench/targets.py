@@ -84,7 +84,6 @@ class CountingSink(BufferedResponse):
 class Target(ABC):
     """One server to measure; `notes` go to the report."""
 
-    default_port: ClassVar[int]
     start_hint: ClassVar[str] = "cog-triton serve engine.tar"
 
     def __init__(self, options: Options, client: Client) -> None:
@@ -166,8 +165,6 @@ def parse_object(text: bytes) -> JSONObject:
 
 class CogTarget(Target):
     """Cog's /predictions of any predictor with a prompt; streamed if the server can."""
-
-    default_port = 5000
 
     async def prepare(self) -> None:
         answer = await self.get(f"{self.url}/openapi.json")
@@ -255,8 +252,6 @@ def reported_numbers(prediction: JSONObject) -> dict[str, float]:
 class OpenAITarget(Target):
     """OpenAI's chat completions; base URLs with and without ``/v1`` are the same."""
 
-    default_port = 8080
-
     async def prepare(self) -> None:
         self.url = self.url.removesuffix("/v1")
         if self.options.api_key:
@@ -316,7 +311,6 @@ class OpenAITarget(Target):
 class TritonTarget(Target):
     """Triton's generate_stream; ``--model tensorrt_llm`` gets token ids, any other text."""
 
-    default_port = 8000
     start_hint = "cog-triton serve --triton-only engine.tar"
 
     async def prepare(self) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cog_triton.bench.options import Lengths, Options, OutputMethod, TargetName, Unit
+from cog_triton.bench.options import (
+    Lengths,
+    Options,
+    OutputMethod,
+    TargetName,
+    Unit,
+    default_url,
+    parse_inputs,
+)
 from cog_triton.system.terminal import err
 
 _DEFAULT_DURATION_S = 30.0
@@ -76,10 +85,10 @@ def bench(
 
     Example: cog-triton bench --target openai --unit concurrency --rate 8
     """
-    from cog_triton.bench import command
+    from cog_triton.bench import report
 
     options = Options(
-        url=url or command.default_url(target),
+        url=url or default_url(target),
         target=target,
         unit=unit,
         rate=rate,
@@ -93,12 +102,12 @@ def bench(
         tps=tps,
         output_method=output_method,
         model=model,
-        api_key=command.api_key(target),
-        inputs=command.parse_inputs(inputs or []),
+        api_key=os.environ.get("OPENAI_API_KEY") if target is TargetName.OPENAI else None,
+        inputs=parse_inputs(inputs or []),
     )
 
     def say(text: str) -> None:
         typer.echo(text, nl=False, err=str(json_file) == "-")
 
-    if code := command.run(options, json_file, say, err):
+    if code := report.run(options, json_file, say, err):
         raise typer.Exit(code)

@@ -66,7 +66,7 @@ class Kind:
 
 
 class Answer:
-    """One answer (`ResponseSink`); times are seconds of the monotonic clock.
+    """One answer (`BufferedResponse`); times are seconds of the monotonic clock.
 
     `reads` has each read that brought text, of streams; `error` the text of an error, and `broken`
     how the connection ended too early.
@@ -94,11 +94,11 @@ class Answer:
         return body
 
     def begin(self, status: int, headers: Mapping[bytes, bytes]) -> None:
-        """See `ResponseSink.begin`."""
+        """See `BufferedResponse.begin`."""
         self._status = status
 
     def body(self, data: bytes, at: float) -> None:
-        """See `ResponseSink.body`."""
+        """See `BufferedResponse.body`."""
         if not self.streamed or self._status != 200:
             self._body += data
             return

@@ -12,7 +12,7 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def require_image(image_sm: str | None) -> None:
     """Raise E1305 unless the image that this runs in can use the driver and the GPUs here."""
     if image_sm not in (None, "", "cpu"):
         require_driver()
-    require_gpu(image_sm)
+        require_gpu(image_sm)
 
 
 def require_driver() -> None:
@@ -73,17 +73,17 @@ def require_driver() -> None:
         cuda_support.require_driver(cuda, installed_driver(), "this image")
 
 
-def require_gpu(image_sm: str | None, read: Callable[[], Sequence[int]] | None = None) -> None:
+def require_gpu(image_sm: str | None, found: Sequence[int] | None = None) -> None:
     """Raise E1305 unless every GPU that CUDA shows has a compute capability of `image_sm`.
 
     Args:
         image_sm: COG_TRITON_SM: ``86`` for 8.6, ``80,86`` for 8.0 and 8.6; empty, None and
             ``cpu`` ask for nothing.
-        read: gives the SM of each visible GPU; default the driver's, by `visible_gpus`.
+        found: the SM of each visible GPU; the driver is asked if it is None.
     """
     if image_sm in (None, "", "cpu"):
         return
-    found = (read or visible_gpus)()
+    found = visible_gpus() if found is None else found
     others = sorted({sm for sm in found if str(sm) not in image_sm.split(",")})
     if not found:
         raise EngineIncompatible(

@@ -69,7 +69,7 @@ def gpu(image_sm: str | None, here: Sequence[int] | EngineIncompatible) -> Check
         return fail("GPU", here.detail, "update NVIDIA's driver")
     image = f"; this image is for sm_{image_sm}" if image_sm not in (None, "", "cpu") else ""
     try:
-        require_gpu(image_sm, lambda: here)
+        require_gpu(image_sm, here)
     except EngineIncompatible as error:
         return fail("GPU", error.detail, "see docs/images.md for the images")
     if not here:

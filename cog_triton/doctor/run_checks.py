@@ -318,7 +318,7 @@ def memory(wanted: Target) -> Check:
     found = (
         f"{files.name} fits {one.gpus} of {count} x {gpu.name} with {one.precision.title}:"
         f" {best.max_batch_size} sequences at once, {one.kv_tokens} tokens in the KV cache;"
-        f" the largest max_model_len is {min(best.longest, files.shape.max_len)}"
+        f" the largest max_model_len is {min(one.kv_tokens, files.shape.max_len)}"
     )
     if gpu.free is None:
         return ok(wanted.what, f"{found} (what is free of the GPU's memory is not known)")

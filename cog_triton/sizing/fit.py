@@ -48,11 +48,6 @@ class Fit:
     max_batch_size: int
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence that the KV cache holds alone."""
-        return self.memory.kv_tokens
-
-    @property
     def max_input_len(self) -> int:
         """Tokens of a prompt: three quarters of a sequence, so that there is room to answer."""
         return self.max_seq_len * 3 // 4
@@ -177,21 +172,16 @@ class Demand:
         where = f"{files.name} on {self.gpus} x {gpu.name}"
         if one.weights * _CERTAIN > (one.usable if alone else int(gpu.memory * self.share)):
             others = gpu.memory - (gpu.memory if gpu.free is None else gpu.free)
+            more = (
+                f"raise {self.utilization}, or tensor_parallel_size, " if self.utilization else ""
+            )
             raise EngineIncompatible(
                 f"{where}: {one.weights / GIB:.1f} GiB of weights on each, and the engine may take"
                 f" {one.usable / GIB:.1f} of its {gpu.memory / GIB:.1f} GiB ({others / GIB:.1f} are"
-                f" others'): {self._advice(one.weights, others, gpu)}"
+                f" others'): end the other programs on the GPU, {more}or take a smaller or"
+                f" quantized model. {would_do(files)}"
             )
         return (
             f"{where}: by an estimate {one.kv_cache / GIB:.1f} GiB are left for the KV cache,"
             f" {one.kv_tokens} tokens"
         )
-
-    def _advice(self, weights: int, others: int, gpu: gpu_table.Gpu) -> str:
-        """What to set or to end so that `weights` fit."""
-        if weights + 0.08 * gpu.memory < gpu.memory - others and self.utilization:
-            return f"set {self.utilization} to {weights / gpu.memory + 0.04:.2f}"
-        if weights < gpu.memory * self.share:
-            return "end the other programs on the GPU"
-        more = "tensor_parallel_size in model.json to more GPUs, or " if self.utilization else ""
-        return f"set {more}a smaller or quantized model. {would_do(self.files)}"

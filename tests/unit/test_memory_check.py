@@ -81,7 +81,7 @@ def test_a_gpu_that_is_too_small_is_refused_before_anything_is_loaded(tmp_path: 
     said = serve(tmp_path, gpu_driver(tmp_path / "driver", **small), str(engine), "--triton-only")
     assert "E1305 EngineIncompatible" in said
     assert "GiB of weights on each, and the engine may take 3.7 of its 4.0 GiB" in said
-    assert "tensor_parallel_size in model.json" in said
+    assert "or tensor_parallel_size, or take a smaller" in said
     assert "tritonserver" not in said
 
 
@@ -95,9 +95,9 @@ def test_the_driver_of_another_image_counts_for_engines_of_gpus(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("memory", "free", "more", "said"),
     [
-        (15, None, {}, "tensor_parallel_size in model.json to more GPUs"),
+        (15, None, {}, "raise gpu_memory_utilization in model.json, or tensor_parallel_size"),
         (80, 10, {}, "end the other programs on the GPU"),
-        (24, None, {"gpu_memory_utilization": 0.5}, "utilization in model.json to 0.66"),
+        (24, None, {"gpu_memory_utilization": 0.5}, "raise gpu_memory_utilization in model.json"),
         (8, None, {}, "It would fit 1 x"),
         (8, None, {"tensor_parallel_size": 2}, None),
         (8, None, {"quantization": "bitsandbytes"}, None),

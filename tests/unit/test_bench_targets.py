@@ -126,13 +126,9 @@ def test_other_servers_do_not_get_inputs_of_the_mock() -> None:
     _, (request,), notes = measure(by_path(of_cog(*USUAL), STREAM), tps=100.0)
     assert request.json["input"].keys() == {"prompt", "max_tokens", "min_tokens"}
     assert notes == ["--tps is not sent: the server has no such input"]
-
-
-def test_cog_legacy_input_names_and_extra_inputs() -> None:
-    _, (request,), _ = measure(by_path(of_cog("prompt", "max_new_tokens", "top_k"), STREAM))
-    assert request.json["input"] == {"prompt": "one two", "max_new_tokens": 5}
-    _, (request,), _ = measure(by_path(of_cog(*USUAL, "top_k"), STREAM), inputs={"top_k": 1})
-    assert request.json["input"]["top_k"] == 1
+    known = of_cog("prompt", "max_new_tokens", "top_k")
+    _, (request,), _ = measure(by_path(known, STREAM), inputs={"top_k": 1})
+    assert request.json["input"] == {"prompt": "one two", "max_new_tokens": 5, "top_k": 1}
 
 
 def test_numbers_are_read_from_a_prediction_log() -> None:
@@ -149,27 +145,6 @@ def test_numbers_are_read_from_a_prediction_log() -> None:
         "output_token_count": 5,
     }
     assert record.output_tokens == 5
-
-
-@pytest.mark.parametrize(
-    ("parts", "code", "says"),
-    [
-        ([whole(b'{"detail": "busy"}', "409 Conflict")], "HTTP 409", "busy"),
-        (
-            stream(prediction("failed", error="Prediction failed: E2107 Overloaded: full")),
-            "E2107",
-            "full",
-        ),
-        (stream(prediction("canceled")), "canceled", "canceled"),
-        (stream(OUTPUT), "stream ended early", "completed"),
-        ([whole(b"[1]")], "malformed answer", "not a JSON object"),
-        ([*stream(OUTPUT, end=False), object()], "connection closed", "before the answer's end"),
-    ],
-)
-def test_cog_failures_have_codes(parts: list[Part], code: str, says: str) -> None:
-    record, _, _ = measure(by_path(of_cog(*USUAL), parts))
-    assert (record.status, record.code) == (FAILED, code)
-    assert says in record.error
 
 
 @pytest.mark.parametrize(
@@ -271,19 +246,6 @@ def test_triton_token_counts_take_precedence() -> None:
     assert (record.output_tokens, record.input_tokens, notes) == (3, 9, [])
 
 
-@pytest.mark.parametrize(
-    ("parts", "code"),
-    [
-        (stream(event(error="E1002 PromptTooLong: 9 > 8"), status="400 Bad Request"), "E1002"),
-        (stream(event(output_ids=1), event(error="engine died")), "error event"),
-        ([whole(b'{"error": "no"}', "500 Internal Server Error")], "HTTP 500"),
-    ],
-)
-def test_triton_failures_have_codes(parts: list[Part], code: str) -> None:
-    record, _, _ = measure(by_path(DIRECT, parts), model="tensorrt_llm", **TRITON)
-    assert (record.status, record.code) == (FAILED, code)
-
-
 def of_openai(*models: str, ignores: bool = True) -> dict[str, bytes]:
     names = json.dumps({"data": [{"id": name} for name in models]}).encode()
     fields = b'{"ignore_eos": {}}' if ignores else b"{}"
@@ -342,19 +304,6 @@ def test_openai_base_url_may_end_in_v1() -> None:
     assert record.status == OK
 
 
-@pytest.mark.parametrize(
-    ("parts", "code"),
-    [
-        (stream(delta("a"), event(error={"message": "E2105 TritonUnavailable: died"})), "E2105"),
-        (stream(delta("a")), "stream ended early"),
-        ([whole(b'{"error": {"message": "x"}}', "429 Too Many Requests")], "HTTP 429"),
-    ],
-)
-def test_openai_failures_have_codes(parts: list[Part], code: str) -> None:
-    record, _, _ = measure(by_path(of_openai("x"), parts), **OPENAI)
-    assert (record.status, record.code) == (FAILED, code)
-
-
 def test_openai_invalid_options_are_refused() -> None:
     assert "name one of the server's: a, b" in refusal(by_path(of_openai("a", "b"), CHAT), **OPENAI)
     no_key = {"/v1/models": whole(b"{}", "401 Unauthorized")}
@@ -363,3 +312,38 @@ def test_openai_invalid_options_are_refused() -> None:
 
 def test_api_keys_are_not_in_outputs() -> None:
     assert "r8_key" not in repr(options(api_key="r8_key"))
+
+
+FAILURES: dict[TargetName, list[tuple[list[Part], str]]] = {
+    TargetName.COG: [
+        ([whole(b'{"detail": "busy"}', "409 Conflict")], "HTTP 409"),
+        (stream(prediction("failed", error="Prediction failed: E2107 Overloaded: full")), "E2107"),
+        (stream(prediction("canceled")), "canceled"),
+        (stream(OUTPUT), "stream ended early"),
+        ([whole(b"[1]")], "malformed answer"),
+        ([*stream(OUTPUT, end=False), object()], "connection closed"),
+    ],
+    TargetName.TRITON: [
+        (stream(event(error="E1002 PromptTooLong: 9 > 8"), status="400 Bad Request"), "E1002"),
+        (stream(event(output_ids=1), event(error="engine died")), "error event"),
+        ([whole(b'{"error": "no"}', "500 Internal Server Error")], "HTTP 500"),
+    ],
+    TargetName.OPENAI: [
+        (stream(delta("a"), event(error={"message": "E2105 TritonUnavailable: died"})), "E2105"),
+        (stream(delta("a")), "stream ended early"),
+        ([whole(b'{"error": {"message": "x"}}', "429 Too Many Requests")], "HTTP 429"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("target", "parts", "code"),
+    [(target, parts, code) for target, rows in FAILURES.items() for parts, code in rows],
+)
+def test_failures_have_codes(target: TargetName, parts: list[Part], code: str) -> None:
+    model = "tensorrt_llm" if target is TargetName.TRITON else None
+    known = {**of_cog(*USUAL), **DIRECT, **of_openai("x")}
+    known["/openapi.json"] = of_cog(*USUAL)["/openapi.json"]
+    record, _, _ = measure(by_path(known, parts), target=target, model=model)
+    assert (record.status, record.code) == (FAILED, code)
+    assert record.error

@@ -157,26 +157,20 @@ def test_an_invalid_build_config_is_refused(tmp_path: Path) -> None:
     assert refusal("build", str(path)).startswith("error: E1300 BuildConfigInvalid: ")
 
 
-def test_a_taken_port_is_refused(taken: int) -> None:
-    assert f"PORT={taken}: cannot listen on 127.0.0.1:{taken}" in refusal(
-        "serve", "--port", str(taken)
-    )
+@pytest.mark.parametrize(
+    "option", ["--port", "--triton-http-port", "--triton-grpc-port", "--triton-metrics-port"]
+)
+def test_a_taken_port_is_refused(option: str, taken: int) -> None:
+    names = ("--port", "--triton-http-port", "--triton-grpc-port", "--triton-metrics-port")
+    ports = dict(zip(names, free_ports(4), strict=True)) | {option: taken}
+    said = refusal("serve", *(word for item in ports.items() for word in map(str, item)))
+    setting = option[2:].replace("-", "_").upper()
+    assert f" {setting}={taken}: cannot listen on 127.0.0.1:{taken}" in said
 
 
 def test_port_of_the_environment_is_used(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORT", str(taken))
     assert f" PORT={taken}: " in refusal("serve")
-
-
-@pytest.mark.parametrize("kind", ["http", "grpc", "metrics"])
-def test_taken_ports_of_triton_are_refused(kind: str, taken: int) -> None:
-    (port,) = free_ports(1)
-    name = f"TRITON_{kind.upper()}_PORT"
-    others = [k for k in ("http", "grpc", "metrics") if k != kind]
-    arguments = ["--port", str(port), f"--triton-{kind}-port", str(taken)]
-    for other, free in zip(others, free_ports(2), strict=True):
-        arguments += [f"--triton-{other}-port", str(free)]
-    assert f"{name}={taken}: " in refusal("serve", *arguments)
 
 
 def test_what_cannot_be_served_is_told_before_anything_is_started(tmp_path: Path) -> None:

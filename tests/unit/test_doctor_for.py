@@ -92,13 +92,6 @@ def test_a_model_is_held_against_what_is_free(
         assert "the largest max_model_len is" in found["model"]["found"]
 
 
-def test_a_model_too_large_is_told_what_would_hold_it(tmp_path: Path) -> None:
-    _, found = doctor(tmp_path, H100, model(tmp_path, layers=640))
-    assert "does not fit 1 x NVIDIA H100" in found["model"]["found"]
-    assert "GiB short on each" in found["model"]["found"]
-    assert "It would fit" in found["model"]["found"]
-
-
 def image(double: RegistryDouble, layer: bytes = b"x" * 1000, **config: Any) -> str:
     """An image for H100 at a registry; returns its name."""
     labels = {"cog-triton.sm": "90", "cog-triton.cuda": "13.1", "cog-triton.driver": ">=590.44"}

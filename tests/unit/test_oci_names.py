@@ -71,10 +71,11 @@ def encoded(text: str) -> str:
 
 
 def find(
-    tmp_path: Path, config: dict[str, Any], host: str = "ghcr.io", **variables: str
+    tmp_path: Path, config: dict[str, Any] | str, host: str = "ghcr.io", **variables: str
 ) -> Credentials | None:
     (tmp_path / ".docker").mkdir(exist_ok=True)
-    (tmp_path / ".docker/config.json").write_text(json.dumps(config))
+    text = config if isinstance(config, str) else json.dumps(config)
+    (tmp_path / ".docker/config.json").write_text(text)
     return credentials.find(host, "me/llm", {"HOME": str(tmp_path), **variables})
 
 
@@ -145,6 +146,7 @@ def test_a_helper_is_asked(
 @pytest.mark.parametrize(
     ("config", "said"),
     [
+        ('{"auths": h\u00fcnter2', "config.json: cannot be read as credentials"),
         ({"credsStore": "../evil"}, "is no name"),
         ({"credsStore": "absent"}, "docker-credential-absent, which is not in PATH"),
         ({"auths": {"ghcr.io": {"auth": "h\u00fcnter2"}}}, "auth is no base64"),
@@ -152,7 +154,7 @@ def test_a_helper_is_asked(
     ],
 )
 def test_a_broken_config_is_refused(
-    config: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: dict[str, Any] | str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     helper(tmp_path, monkeypatch, "echo hunter2")
     with pytest.raises(InvalidArgument) as caught:

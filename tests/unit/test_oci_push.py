@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -172,20 +173,6 @@ def test_a_blob_that_failed_is_sent_again_and_no_other(
     assert pulled(pushed.reference, tmp_path / "work") == contents(engine)
 
 
-def test_a_registry_that_fails_is_given_up(double: RegistryDouble, engine: Path) -> None:
-    double.plan = lambda seen: Fault(503) if seen.method == "PUT" else None
-    with pytest.raises(PushFailed, match=r"oci://.*503.*3 attempts"):
-        send(double.address, "me/llm:v1", engine)
-    assert double.manifests == {}
-
-
-def test_a_refusal_is_not_retried(double: RegistryDouble, engine: Path) -> None:
-    double.plan = lambda seen: Fault(403) if seen.method == "POST" else None
-    with pytest.raises(InvalidArgument, match="docker login"):
-        send(double.address, "me/llm:v1", engine)
-    assert len(double.asked("POST")) <= 3  # of three threads
-
-
 def test_a_stopped_push_ends(double: RegistryDouble, engine: Path) -> None:
     stop = threading.Event()
 
@@ -207,9 +194,38 @@ def test_a_stopped_push_ends(double: RegistryDouble, engine: Path) -> None:
     assert double.manifests == {}
 
 
-def test_a_damaged_engine_is_not_sent(double: RegistryDouble, engine: Path) -> None:
-    (engine / "rank0.engine").write_bytes(b"another")
-    with pytest.raises(EngineCorrupt, match=r"rank0\.engine has 7 bytes"):
+@pytest.mark.parametrize(
+    ("method", "status", "kind", "said", "most"),
+    [
+        ("PUT", 503, PushFailed, r"oci://.*503.*3 attempts", 99),
+        ("POST", 403, InvalidArgument, "docker login", 3),  # of three threads
+    ],
+)
+def test_a_registry_that_fails_is_given_up_and_a_refusal_is_not_retried(
+    method: str,
+    status: int,
+    kind: type[Exception],
+    said: str,
+    most: int,
+    double: RegistryDouble,
+    engine: Path,
+) -> None:
+    double.plan = lambda seen: Fault(status) if seen.method == method else None
+    with pytest.raises(kind, match=said):
+        send(double.address, "me/llm:v1", engine)
+    assert double.manifests == {}
+    assert len(double.asked(method)) <= most
+
+
+@pytest.mark.parametrize("name", ["rank0.engine", ".wh.config.json"])
+def test_a_damaged_engine_and_a_whiteout_are_not_sent(
+    name: str, double: RegistryDouble, engine: Path
+) -> None:
+    (engine / name).write_bytes(b"another")
+    if name.startswith("."):
+        (engine / "cog-triton.json").unlink()
+        with_manifest(engine)
+    with pytest.raises(EngineCorrupt, match=re.escape(name)):
         send(double.address, "me/llm:v1", engine)
     assert double.seen == []
 
@@ -228,13 +244,6 @@ def test_a_tar_with_a_link_is_refused(double: RegistryDouble, engine: Path, tmp_
     (engine / "link").symlink_to("config.json")
     with pytest.raises(EngineCorrupt, match="link is a link"):
         send(double.address, "me/llm:v1", original_tar(tmp_path / "old.tar", engine))
-
-
-def test_a_whiteout_is_no_file_of_an_engine(double: RegistryDouble, tmp_path: Path) -> None:
-    engine = directory(tmp_path / "engine", V1, 0)
-    (engine / ".wh.config.json").write_text("")
-    with pytest.raises(EngineCorrupt, match=r"\.wh\.config\.json"):
-        send(double.address, "me/llm:v1", with_manifest(engine))
 
 
 def test_a_digest_is_not_pushed_to(double: RegistryDouble, engine: Path) -> None:

@@ -55,9 +55,10 @@ def failure(text: str | bytes, otherwise: str) -> Failure:
 class CountingSink(BufferedResponse):
     """Response sink: counts the pieces of an event stream, and buffers any other body."""
 
-    def __init__(self, record: Record, event: Callable[[bytes], int]) -> None:
-        """`event` gets every event of a stream, and returns its number of pieces of output."""
+    def __init__(self, record: Record, event: Callable[[bytes], int | Failure]) -> None:
+        """`event` gets every event of a stream; returns its number of pieces, or a failure."""
         super().__init__()
+        self.wrong: Failure | None = None
         self.streamed = False
         self.at = 0.0
         self._record = record
@@ -76,7 +77,11 @@ class CountingSink(BufferedResponse):
             return
         pieces = 0
         for event in self._splitter.feed(data):
-            pieces += self._event(event)
+            found = self._event(event)
+            if isinstance(found, Failure):
+                self.wrong = self.wrong or found
+            else:
+                pieces += found
         if pieces:
             self._record.output(at, pieces)
 
@@ -135,7 +140,7 @@ class Target(ABC):
             raise self.unavailable(f"{error.kind}: {error}") from error
 
     async def post(
-        self, url: str, body: JSONObject, record: Record, event: Callable[[bytes], int]
+        self, url: str, body: JSONObject, record: Record, event: Callable[[bytes], int | Failure]
     ) -> CountingSink:
         """POST `body` as JSON and count the answer's pieces; raises Failure unless it succeeds."""
         answer = CountingSink(record, event)
@@ -144,6 +149,8 @@ class Target(ABC):
         record.ended = answer.at or now()
         if not 200 <= answer.status < 300:
             raise failure(answer.text, f"HTTP {answer.status}")
+        if answer.wrong:
+            raise answer.wrong
         return answer
 
     def note(self, text: str) -> None:
@@ -282,11 +289,10 @@ class OpenAITarget(Target):
         messages = [{"role": "user", "content": prompt.text}]
         body = {"messages": messages, "max_tokens": prompt.output_tokens, **self._fixed}
         ends: list[bytes] = []
-        wrong: list[Failure] = []
 
-        def event(data: bytes) -> int:
+        def event(data: bytes) -> int | Failure:
             if _ERROR.search(data):
-                wrong.append(failure(data, "error event"))
+                return failure(data, "error event")
             if _USAGE.search(data):
                 ends.append(sse.event_data(data))
             elif data == b"data: [DONE]":
@@ -294,8 +300,6 @@ class OpenAITarget(Target):
             return int(_TEXT.search(data) is not None)
 
         answer = await self.post(f"{self.url}/v1/chat/completions", body, record, event)
-        if wrong:
-            raise wrong[0]
         if answer.streamed and not ends:
             raise Failure("stream ended early", "there was neither usage nor [DONE]")
         last = next(filter(None, reversed(ends)), b"") if answer.streamed else answer.text
@@ -348,20 +352,16 @@ class TritonTarget(Target):
         if self._direct:
             ids = {"input_ids": list(prompt.ids), "input_lengths": len(prompt.ids)}
             body = {**ids, "request_output_len": count}
-        wrong: list[Failure] = []
         last = b""
 
-        def event(data: bytes) -> int:
+        def event(data: bytes) -> int | Failure:
             nonlocal last
             if b'"error"' in data:
-                wrong.append(failure(_error(data), "error event"))
-                return 0
+                return failure(data, "error event")
             last = data
             return _count_ids(data) if self._direct else int(b'"text_output"' in data)
 
         answer = await self.post(self._url, {**body, **self._fixed}, record, event)
-        if wrong:
-            raise wrong[0]
         last = last if answer.streamed else answer.text
         told = parse_object(last.removeprefix(b"data:").strip()) if last else {}
         if self._direct:
@@ -382,13 +382,6 @@ def _count_ids(data: bytes) -> int:
         return 0
     ids = found[1]
     return 1 if ids is None else ids.count(b",") + 1 if ids.strip() else 0
-
-
-def _error(data: bytes) -> str:
-    try:
-        return str(json.loads(data.removeprefix(b"data:"))["error"])
-    except (ValueError, KeyError, TypeError):
-        return data.decode("utf-8", "replace")
 
 
 KINDS: dict[TargetName, type[Target]] = {

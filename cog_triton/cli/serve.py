@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -143,37 +142,36 @@ def serve(
         raise typer.BadParameter(
             "goes with --triton-only, and in place of ENGINE", param_hint="--model-repo"
         )
-    with ExitStack() as opened:
-        overrides = {
-            "mock_tps": tps,
-            "cog_triton_engine": engine_name,
-            "world_size": world_size,
-            "triton_http_port": triton_http_port,
-            "triton_grpc_port": triton_grpc_port,
-            "triton_metrics_port": triton_metrics_port,
-            "openai_port": openai_port,
-            "cog_host": host,
-            "port": port,
-            "cog_triton_config": config,
-            "cog_weights": engine,
-            "triton_host": None if "TRITON_HOST" in os.environ else host,
-        }
-        given = {name: value for name, value in overrides.items() if value is not None}
-        settings = load_settings(**given)
-        if engine and settings.cog_triton_engine:
-            raise InvalidArgument(
-                f"COG_TRITON_ENGINE={settings.cog_triton_engine!r}: not with ENGINE"
-                f" {redact_address(engine)!r}"
-            )
-        if tps is not None and not settings.cog_triton_engine:
-            raise InvalidArgument("--tps: is an option of --engine mock")
-        # Before a long preparation, so that nobody takes a port meanwhile.
-        ports = {} if settings.cog_triton_rank else settings.public_ports
-        if triton_only:
-            ports = {name: ports[name] for name in ports.keys() & settings.triton_ports.keys()}
-        if ports:
-            require_free({**ports, **settings.triton_ports})
-        sockets = opened.enter_context(bound(ports))
+    overrides = {
+        "mock_tps": tps,
+        "cog_triton_engine": engine_name,
+        "world_size": world_size,
+        "triton_http_port": triton_http_port,
+        "triton_grpc_port": triton_grpc_port,
+        "triton_metrics_port": triton_metrics_port,
+        "openai_port": openai_port,
+        "cog_host": host,
+        "port": port,
+        "cog_triton_config": config,
+        "cog_weights": engine,
+        "triton_host": None if "TRITON_HOST" in os.environ else host,
+    }
+    given = {name: value for name, value in overrides.items() if value is not None}
+    settings = load_settings(**given)
+    if engine and settings.cog_triton_engine:
+        raise InvalidArgument(
+            f"COG_TRITON_ENGINE={settings.cog_triton_engine!r}: not with ENGINE"
+            f" {redact_address(engine)!r}"
+        )
+    if tps is not None and not settings.cog_triton_engine:
+        raise InvalidArgument("--tps: is an option of --engine mock")
+    # Before a long preparation, so that nobody takes a port meanwhile.
+    ports = {} if settings.cog_triton_rank else settings.public_ports
+    if triton_only:
+        ports = {name: ports[name] for name in ports.keys() & settings.triton_ports.keys()}
+    if ports:
+        require_free({**ports, **settings.triton_ports})
+    with bound(ports) as sockets:
         settings = prepared(settings, source, family, update, model_repo)
         alone = ["--triton-only"] if triton_only else None
         if alone and model_repo:

@@ -13,9 +13,8 @@ from cog_triton import __version__
 from cog_triton.cli.accounts import keys, usage
 from cog_triton.cli.bench import bench
 from cog_triton.cli.build import build
-from cog_triton.cli.doctor import doctor
+from cog_triton.cli.examine import doctor, inspect_engine
 from cog_triton.cli.init import init, schema
-from cog_triton.cli.inspect import inspect_engine
 from cog_triton.cli.migrate import migrate
 from cog_triton.cli.push import push
 from cog_triton.cli.serve import serve

@@ -110,7 +110,11 @@ def _checks(wanted: str | None, scratch: Path) -> Iterator[Check]:
     source, checked = (None, found) if isinstance(found, Check) else (found, None)
     needs = None
     if source is not None and source.is_engine:
-        needs, checked = engine(source, _machine(triton, here))
+        held = None
+        if triton is not None:
+            found_here = backends_in(triton.backend_directory)
+            held = Machine(here, triton.binary, found_here, library_versions())
+        needs, checked = engine(source, held)
     ranks = settings.world_size or (needs.world_size if needs else 0)
     yield machine.mpirun(settings, ranks)
     yield machine.memory()
@@ -123,8 +127,8 @@ def _checks(wanted: str | None, scratch: Path) -> Iterator[Check]:
     yield from machine.free_ports({**cog, **settings.http_ports, **settings.triton_ports})
     if checked is not None:
         yield checked
-    if source is not None and needs is not None:
-        yield from filter(None, [seals(source, settings)])
+    if source is not None and needs is not None and (seal := seals(source, settings)):
+        yield seal
     if source is not None and not source.is_engine:
         try:
             yield memory(target(source, settings.work_dir))
@@ -148,13 +152,6 @@ def _gpus() -> list[int] | EngineIncompatible:
         return visible_gpus()
     except EngineIncompatible as error:
         return error
-
-
-def _machine(triton: TritonInstallation | None, sm: Sequence[int]) -> Machine | None:
-    if triton is None:
-        return None
-    backends = backends_in(triton.backend_directory)
-    return Machine(sm, triton.binary, backends, library_versions())
 
 
 def _configured(settings: Settings) -> str | None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
-from cog_triton_prune import file_search, tree_copies
-from cog_triton_prune.prune_file import Options, Outcome, prune
+from cog_triton.errors import InvalidArgument
+from cog_triton_prune import elf
+from cog_triton_prune.prune_file import Options, Outcome, from_os, keep_metadata, prune
 
 Progress = Callable[[int, int], None]
 
@@ -47,42 +51,137 @@ def run(
         InvalidArgument: a path or `output` cannot be used; nothing was done then.
         DiskFull: no space for the copies.
     """
-    targets = tree_copies.destinations(paths, output) if output else {}
-    found = file_search.find(paths)
-    if not targets or options.dry_run:
-        return _prune(found, options, jobs, progress)
+    targets = _destinations(paths, output) if output else {}
+    files, links_out = _find(paths)
     with _terminable():
+        if not targets or options.dry_run:
+            return _prune(files, links_out, options, jobs, progress)
         try:
-            tree_copies.make(targets)
-            return _prune(file_search.find(list(targets.values())), options, jobs, progress)
+            _copy_all(targets)
+            files, links_out = _find(list(targets.values()))
+            return _prune(files, links_out, options, jobs, progress)
         except BaseException:
-            tree_copies.remove(targets)
+            for target in targets.values():
+                if target.is_dir():
+                    shutil.rmtree(target)
+                else:
+                    target.unlink(missing_ok=True)
             raise
 
 
 def _prune(
-    found: file_search.Found, options: Options, jobs: int | None, progress: Progress
+    files: list[list[Path]], links_out: int, options: Options, jobs: int | None, progress: Progress
 ) -> Result:
     outcomes: list[Outcome] = []
-    total = len(found.files)
     with (
-        _terminable(),
-        _directory_times({name.parent for names in found.files for name in names}),
+        _directory_times({name.parent for names in files for name in names}),
         # What takes long here, copying, runs without the interpreter's lock.
         ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool,
     ):
-        futures = [pool.submit(prune, path, names, options) for path, *names in found.files]
+        futures = [pool.submit(prune, path, names, options) for path, *names in files]
         try:
             for done, future in enumerate(as_completed(futures), 1):
-                outcome = future.result()
-                if outcome:
+                if outcome := future.result():
                     outcomes.append(outcome)
-                progress(done, total)
+                progress(done, len(files))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     outcomes.sort(key=lambda outcome: outcome.path)
-    return Result(options, tuple(outcomes), total - len(outcomes), found.links_out)
+    return Result(options, tuple(outcomes), len(files) - len(outcomes), links_out)
+
+
+def _find(paths: Sequence[Path]) -> tuple[list[list[Path]], int]:
+    """All regular files at and below `paths`, each with its hard links; how many links lead out.
+
+    A symbolic link is followed only if it is one of `paths`.
+
+    Raises:
+        InvalidArgument: a path is not there or cannot be read, or is a file but no shared object.
+    """
+    by_identity: dict[tuple[int, int], list[Path]] = {}
+    links: list[Path] = []
+    for given in paths:
+        try:
+            for path in _below(given):
+                status = path.lstat()
+                if stat.S_ISLNK(status.st_mode):
+                    links.append(path)
+                elif stat.S_ISREG(status.st_mode):
+                    names = by_identity.setdefault((status.st_dev, status.st_ino), [])
+                    if path not in names:
+                        names.append(path)
+        except OSError as error:
+            raise from_os(error, Path(error.filename) if given.exists() else given) from error
+    # A link that leads nowhere leads to no device code.
+    led_to = [link.stat() for link in links if link.is_file()]
+    out = sum((status.st_dev, status.st_ino) not in by_identity for status in led_to)
+    return list(by_identity.values()), out
+
+
+def _below(given: Path) -> list[Path]:
+    root = given.resolve(strict=True)
+    if root.is_dir():
+        tree = os.walk(root, onerror=_raise)
+        return sorted(Path(directory, name) for directory, _, names in tree for name in names)
+    if root.is_file() and elf.is_loadable(root):
+        return [root]
+    raise InvalidArgument(
+        f"PATH='{given}': must be a directory, or a 64-bit little-endian ELF file that is a"
+        " shared object or a program"
+    )
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
+def _destinations(paths: Sequence[Path], output: Path) -> dict[Path, Path]:
+    """Where the copy of each path is to be: under its own name in `output`.
+
+    Raises:
+        InvalidArgument: it would lie in its original, or where something is already.
+    """
+    copies: dict[Path, Path] = {}
+    for path in paths:
+        target = output.resolve() / Path(os.path.normpath(path.absolute())).name
+        if os.path.lexists(target) or target in copies.values():
+            raise InvalidArgument(f"OUTPUT='{output}': {target} exists already, or is meant twice")
+        if target.is_relative_to(path.resolve()):
+            raise InvalidArgument(f"OUTPUT='{output}': lies in '{path}', which is to be copied")
+        copies[path] = target
+    return copies
+
+
+def _copy_all(copies: Mapping[Path, Path]) -> None:
+    """Copy each path as `cp -a` does: links as links, with owners, permissions and times."""
+    seen: dict[tuple[int, int], Path] = {}
+    for path, target in copies.items():
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _copy(path.resolve(), target, seen)
+        except OSError as error:
+            raise from_os(error, Path(error.filename or path)) from error
+
+
+def _copy(source: Path, target: Path, seen: dict[tuple[int, int], Path]) -> None:
+    status = source.lstat()
+    identity = (status.st_dev, status.st_ino)
+    if source.is_symlink():
+        target.symlink_to(source.readlink())
+    elif source.is_dir():
+        target.mkdir()
+        for entry in source.iterdir():
+            _copy(entry, target / entry.name, seen)
+    elif identity in seen:
+        target.hardlink_to(seen[identity])
+        return
+    elif source.is_file():
+        shutil.copyfile(source, target)
+        seen[identity] = target
+    else:
+        raise InvalidArgument(f"PATH='{source}': is a device, pipe or socket; cannot be copied")
+    keep_metadata(source, target)
 
 
 @contextmanager
@@ -93,8 +192,7 @@ def _directory_times(directories: set[Path]) -> Iterator[None]:
         yield
     finally:
         for directory, status in before.items():
-            now = directory.stat()
-            if now.st_mtime_ns != status.st_mtime_ns:
+            if directory.stat().st_mtime_ns != status.st_mtime_ns:
                 # Whoever may replace a file need not own its directory.
                 with suppress(PermissionError):
                     os.utime(directory, ns=(status.st_atime_ns, status.st_mtime_ns))

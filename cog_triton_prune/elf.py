@@ -6,18 +6,20 @@ Source: System V ABI, "Object Files"; field names are its own.
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from typing import NamedTuple
 
 from cog_triton.errors import FatbinInvalid
 from cog_triton_prune.zero_edits import Bytes
 
+START = b"\x7fELF\x02\x01"
 MACHINE_CUDA = 190
 PROGBITS, NOBITS = 1, 8
 ALLOC, EXECINSTR, COMPRESSED = 0x2, 0x4, 0x800
 _EXECUTABLE, _SHARED = 2, 3
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-HEADER_SIZE = _HEADER.size
 _SECTION = struct.Struct("<IIQQQQIIQQ")
+HEADER_SIZE, SECTION_SIZE = _HEADER.size, _SECTION.size
 _MANY = 0xFFFF
 
 
@@ -35,6 +37,11 @@ class Section(NamedTuple):
         """Offset of the byte after it; a section without bytes in the file is empty."""
         return self.offset + (0 if self.type == NOBITS else self.size)
 
+    @property
+    def is_plain_data(self) -> bool:
+        """Whether it is loaded as data, as it is in the file."""
+        return self.type == PROGBITS and self.flags & (ALLOC | EXECINSTR | COMPRESSED) == ALLOC
+
 
 class Header(NamedTuple):
     """Fields of the ELF header that pruning needs."""
@@ -51,20 +58,21 @@ class Header(NamedTuple):
 
 def header(buffer: Bytes, start: int = 0) -> Header | None:
     """The ELF header at `start`; None if there is no 64-bit little-endian one."""
-    if buffer[start : start + 6] != b"\x7fELF\x02\x01" or len(buffer) - start < _HEADER.size:
+    if buffer[start : start + len(START)] != START or len(buffer) - start < HEADER_SIZE:
         return None
     (ident, kind, machine, _, _, phoff, shoff, flags, _, phentsize, phnum, shentsize, shnum, names
      ) = _HEADER.unpack_from(buffer, start)  # fmt: skip
-    if shoff and shentsize != _SECTION.size:
+    if shoff and shentsize != SECTION_SIZE:
         return None
     return Header(
         ident[8], kind, machine, flags, phoff + phentsize * phnum, shoff, shnum, names
     )  # fmt: skip
 
 
-def is_loadable(buffer: Bytes) -> bool:
-    """Whether this is a shared object or a program, the files that hold device code to run."""
-    found = header(buffer)
+def is_loadable(path: Path) -> bool:
+    """Whether the file is a shared object or a program: those hold device code to run."""
+    with path.open("rb") as file:
+        found = header(file.read(HEADER_SIZE))
     return found is not None and found.type in (_EXECUTABLE, _SHARED)
 
 
@@ -80,29 +88,26 @@ def sections(buffer: Bytes, start: int = 0, end: int | None = None) -> list[Sect
         raise FatbinInvalid(f"byte {start}: no ELF header")
     if not found.section_offset:
         return []
-    table, count, names_index = start + found.section_offset, found.section_count, found.names_index
-    if table + _SECTION.size > limit:
+    table = start + found.section_offset
+    if table + SECTION_SIZE > limit:
         raise FatbinInvalid(f"byte {table}: the section table lies outside the file")
     first = _SECTION.unpack_from(buffer, table)
     # Counts that do not fit the header's 16 bits are kept in the first section.
-    count = count or first[5]
-    names_index = first[6] if names_index == _MANY else names_index
-    if table + count * _SECTION.size > limit or names_index >= count:
+    count = found.section_count or first[5]
+    names_index = first[6] if found.names_index == _MANY else found.names_index
+    if table + count * SECTION_SIZE > limit or names_index >= count:
         raise FatbinInvalid(f"byte {table}: a table of {count} sections does not fit the file")
-    rows = [_SECTION.unpack_from(buffer, table + i * _SECTION.size) for i in range(count)]
+    rows = [_SECTION.unpack_from(buffer, table + i * SECTION_SIZE) for i in range(count)]
     names_start = start + rows[names_index][4]
     names_end = names_start + rows[names_index][5]
-    found_sections = []
+    made = []
     for name, kind, flags, _, offset, size, *_ in rows:
         at = names_start + name
-        stop = buffer.find(b"\0", at, names_end)
-        section = Section(
-            bytes(buffer[at : max(at, stop)]).decode("utf-8", "replace"),
-            kind, flags, start + offset, size,
-        )  # fmt: skip
+        shown = bytes(buffer[at : max(at, buffer.find(b"\0", at, names_end))])
+        section = Section(shown.decode("utf-8", "replace"), kind, flags, start + offset, size)
         if section.end > limit:
             raise FatbinInvalid(
-                f"section {section.name!r} ends at byte {section.end}, the file at {limit}"
+                f"section {section.name!r} ends at {section.end}, the file at {limit}"
             )
-        found_sections.append(section)
-    return found_sections
+        made.append(section)
+    return made

@@ -65,9 +65,8 @@ def parse_sm(text: str) -> int:
     """
     if match := re.fullmatch(r"(?:sm_)?([1-9]\d{1,2})|([1-9]\d?)\.(\d)", text.strip()):
         return int(match[1] or match[2] + match[3])
-    hint = ""
-    if match := re.fullmatch(r"(?:sm_)?(\d{2,3})[af]", text.strip()):
-        hint = f"; for this GPU say {match[1]}: code for sm_{match[0].removeprefix('sm_')} is kept"
+    variant = re.fullmatch(r"(?:sm_)?((\d{2,3})[af])", text.strip())
+    hint = f"; for this GPU say {variant[2]}: code for sm_{variant[1]} is kept" if variant else ""
     raise InvalidArgument(
         f"SM={text!r}: must be a GPU's compute capability, as 86, sm_86 or 8.6{hint}"
     )

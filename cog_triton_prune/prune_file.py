@@ -8,13 +8,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 from cog_triton.errors import CogTritonError, DiskFull, InvalidArgument
 from cog_triton_prune import elf, licences, zero_edits
-from cog_triton_prune.prune_plan import Plan, make
+from cog_triton_prune.prune_plan import EMPTY, Plan, make
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Outcome:
     path: Path
     action: str
     size: int = 0
-    plan: Plan = field(default_factory=Plan)
+    plan: Plan = EMPTY
     reason: str = ""
     error: CogTritonError | None = None
 
@@ -48,18 +48,28 @@ def prune(path: Path, names: Sequence[Path], options: Options) -> Outcome | None
     Nothing is raised but an interrupt: whatever a file is refused for is in the outcome, and the
     file is then as it was. One that is not to be changed need not be readable.
     """
-    closed = None if options.all_licences else _skip_reason([path, *names])
+    reasons = [] if options.all_licences else [licences.refusal(name) for name in [path, *names]]
+    closed = reasons[0] if reasons and None not in reasons else None
     try:
-        size = path.stat().st_size
-        found = _plan(path, options)
-        if found is None or not found.has_device_code:
+        status = path.stat()
+        if not elf.is_loadable(path):
+            return None
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
+            plan = make(view, options.sms, options.embedded)
+        if not plan.has_device_code:
             return None
         if closed:
-            return Outcome(path, "skipped", size, found, closed)
-        return _carry_out(path, names, found, options)
+            return Outcome(path, "skipped", status.st_size, plan, closed)
+        if not plan.edits:
+            return Outcome(path, "unchanged", status.st_size, plan)
+        if not options.dry_run:
+            _replace(path, names, plan)
+        unseen = status.st_nlink - 1 - len(names)
+        note = f"{unseen} other hard links keep the file as it was" if unseen else ""
+        return Outcome(path, "pruned", status.st_size, plan, note)
     except CogTritonError as error:
         if closed:
-            return Outcome(path, "skipped", size, reason=closed)
+            return Outcome(path, "skipped", status.st_size, reason=closed)
         coded = type(error)(f"{shown(path)}: {error.detail}")
     except OSError as error:
         if closed:
@@ -79,43 +89,12 @@ def shown(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", "replace")
 
 
-def is_loadable(path: Path) -> bool:
-    """Whether the file is a shared object or a program."""
-    with path.open("rb") as file:
-        return elf.is_loadable(file.read(elf.HEADER_SIZE))
-
-
 def keep_metadata(source: Path, copy: Path) -> None:
     """Give `copy` the owner, permissions, extended attributes and times of `source`."""
     status = source.lstat()
     if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
         os.chown(copy, status.st_uid, status.st_gid, follow_symlinks=False)
     shutil.copystat(source, copy, follow_symlinks=False)
-
-
-def _plan(path: Path, options: Options) -> Plan | None:
-    with path.open("rb") as file:
-        if not elf.is_loadable(file.read(elf.HEADER_SIZE)):
-            return None
-        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
-            return make(view, options.sms, options.embedded)
-
-
-def _carry_out(path: Path, names: Sequence[Path], plan: Plan, options: Options) -> Outcome:
-    status = path.stat()
-    if not plan.edits:
-        return Outcome(path, "unchanged", status.st_size, plan)
-    if not options.dry_run:
-        _replace(path, names, plan)
-    unseen = status.st_nlink - 1 - len(names)
-    note = f"{unseen} other hard links keep the file as it was" if unseen else ""
-    return Outcome(path, "pruned", status.st_size, plan, note)
-
-
-def _skip_reason(names: Iterable[Path]) -> str | None:
-    """Reason to skip a file with these names; None if one of them may be pruned."""
-    reasons = [licences.refusal(name) for name in names]
-    return None if None in reasons else reasons[0]
 
 
 def _replace(path: Path, names: Iterable[Path], plan: Plan) -> None:

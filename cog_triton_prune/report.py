@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -19,17 +18,31 @@ from cog_triton_prune.command import Result
 from cog_triton_prune.gpu_arch import sm_text
 from cog_triton_prune.prune_file import Outcome, shown
 
-_KINDS = ("sm_", "compute_", "lto_")
-
 
 def as_json(result: Result) -> str:
     """JSON with all results, sizes in bytes."""
     options = result.options
+    rows = [
+        {
+            "path": str(outcome.path),
+            "action": outcome.action,
+            "reason": outcome.reason,
+            "size": outcome.size,
+            "found": outcome.plan.found,
+            "kept": outcome.plan.kept,
+            "freed": outcome.plan.freed if outcome.action == "pruned" else 0,
+            "fat_binaries": outcome.plan.containers,
+            "fat_binaries_without_code": outcome.plan.unfit,
+            "embedded": outcome.plan.embedded,
+            "embedded_zeroed": outcome.plan.zeroed,
+        }
+        for outcome in result.outcomes
+    ]
     document = {
         "sm": options.sms[0] if len(options.sms) == 1 else options.sms,
         "dry_run": options.dry_run,
-        "files": [_row(outcome) for outcome in result.outcomes],
-        "freed": _freed(result.outcomes),
+        "files": rows,
+        "freed": sum(outcome.plan.freed for outcome in _in_scope(result)),
         "files_without_device_code": result.others,
         "links_out_of_tree": result.links_out,
     }
@@ -38,7 +51,24 @@ def as_json(result: Result) -> str:
 
 def as_table(result: Result) -> RenderableType:
     """Table with a row for each file, totals, and notes."""
-    return Group(_table(result), *(Text(note) for note in _notes(result)))
+    scope, outcomes = _in_scope(result), result.outcomes
+    kept = sum(sum(outcome.plan.kept.values()) for outcome in scope)
+    freed = sum(outcome.plan.freed for outcome in scope)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=bool(outcomes))
+    table.add_column("file, architectures found", "total", overflow="fold", ratio=1)
+    for name, total in (("kept MB", kept), ("freed MB", freed)):
+        table.add_column(name, _mb(total), justify="right", no_wrap=True)
+    base = os.path.commonpath([o.path.parent for o in outcomes]) if outcomes else "/"
+    for outcome in outcomes:
+        plan = outcome.plan
+        details = filter(None, [architectures(plan.found), *_remarks(outcome, result)])
+        below = [Padding(Text(detail, style="dim"), (0, 0, 0, 2)) for detail in details]
+        file = Group(
+            Text(shown(Path(os.path.relpath(outcome.path, base))), overflow="fold"), *below
+        )
+        sizes = [_mb(sum(plan.kept.values())), _mb(plan.freed)] if outcome in scope else ["-", "-"]
+        table.add_row(file, *sizes)
+    return Group(table, *(Text(note) for note in _notes(result, freed)))
 
 
 def progress_line(console: Console, done: int, total: int) -> None:
@@ -50,7 +80,7 @@ def progress_line(console: Console, done: int, total: int) -> None:
 def architectures(sizes: Mapping[str, int]) -> str:
     """Abbreviated labels, oldest first: "sm_80 90 90a, compute_80"."""
     groups = []
-    for kind in _KINDS:
+    for kind in ("sm_", "compute_", "lto_"):
         found = [label.removeprefix(kind) for label in sizes if label.startswith(kind)]
         found.sort(key=lambda arch: (int(re.sub(r"\D", "", arch) or 0), arch))
         if found:
@@ -58,43 +88,22 @@ def architectures(sizes: Mapping[str, int]) -> str:
     return ", ".join(groups)
 
 
-def _table(result: Result) -> Table:
-    scope = _in_scope(result.outcomes)
-    kept = sum(sum(outcome.plan.kept.values()) for outcome in scope)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=bool(result.outcomes))
-    table.add_column("file, architectures found", "total", overflow="fold", ratio=1)
-    for name, total in (("kept MB", _mb(kept)), ("freed MB", _mb(_freed(scope)))):
-        table.add_column(name, total, justify="right", no_wrap=True)
-    base = _base(result.outcomes)
-    for outcome in result.outcomes:
-        name = shown(outcome.path.relative_to(base))
-        details = [architectures(outcome.plan.found), *_remarks(outcome, result)]
-        sizes = ["-", "-"]
-        if outcome in scope:
-            sizes = [_mb(sum(outcome.plan.kept.values())), _mb(outcome.plan.freed)]
-        below = [Padding(Text(detail, style="dim"), (0, 0, 0, 2)) for detail in details if detail]
-        table.add_row(Group(Text(name, overflow="fold"), *below), *sizes)
-    return table
-
-
 def _remarks(outcome: Outcome, result: Result) -> Iterable[str]:
-    plan, sms = outcome.plan, sm_text(result.options.sms)
+    plan, skipped = outcome.plan, outcome.action == "skipped"
     if outcome.action == "refused":
         yield f"refused: {outcome.error.code if outcome.error else outcome.reason}"
         return
-    if plan.unfit and outcome.action != "skipped":
+    if plan.unfit and not skipped:
+        sms = sm_text(result.options.sms)
         yield f"nothing for {sms} in {plan.unfit} of {plan.containers}: kept whole"
     if plan.embedded:
-        zeroed = architectures(plan.zeroed) if plan.zeroed else ""
         listed = ", ".join(f"{label} {_mb(size)}" for label, size in sorted(plan.embedded.items()))
-        yield f"embedded MB: {listed}; " + (f"zeroed: {zeroed}" if zeroed else "not pruned")
-    if outcome.action == "skipped":
-        yield f"skipped: {outcome.reason}"
-    elif outcome.reason:
-        yield outcome.reason
+        end = f"zeroed: {architectures(plan.zeroed)}" if plan.zeroed else "not pruned"
+        yield f"embedded MB: {listed}; {end}"
+    yield f"skipped: {outcome.reason}" if skipped else outcome.reason
 
 
-def _notes(result: Result) -> Iterable[str]:
+def _notes(result: Result, freed: int) -> Iterable[str]:
     options = result.options
     counts = dict.fromkeys(("pruned", "unchanged", "skipped", "refused"), 0)
     for outcome in result.outcomes:
@@ -108,42 +117,17 @@ def _notes(result: Result) -> Iterable[str]:
         yield f"{result.links_out} links out of the tree were not followed."
     if counts["skipped"]:
         yield "--all-licences prunes what was skipped; see to it that you may."
-    if any(o.plan.embedded and not o.plan.zeroed for o in _in_scope(result.outcomes)):
+    if any(o.plan.embedded and not o.plan.zeroed for o in _in_scope(result)):
         yield "--embedded zeroes embedded cubins of other GPUs."
-    if _freed(result.outcomes):
+    if freed:
         yield (
             "Freed bytes are zeros: they shrink the compressed layer (pull, push, registry), not"
             " the unpacked files."
         )
 
 
-def _row(outcome: Outcome) -> dict[str, Any]:
-    plan = outcome.plan
-    return {
-        "path": str(outcome.path),
-        "action": outcome.action,
-        "reason": outcome.reason,
-        "size": outcome.size,
-        "found": plan.found,
-        "kept": plan.kept,
-        "freed": plan.freed if outcome.action == "pruned" else 0,
-        "fat_binaries": plan.containers,
-        "fat_binaries_without_code": plan.unfit,
-        "embedded": plan.embedded,
-        "embedded_zeroed": plan.zeroed,
-    }
-
-
-def _in_scope(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    return [outcome for outcome in outcomes if outcome.action in ("pruned", "unchanged")]
-
-
-def _freed(outcomes: Iterable[Outcome]) -> int:
-    return sum(outcome.plan.freed for outcome in _in_scope(outcomes))
-
-
-def _base(outcomes: tuple[Outcome, ...]) -> Path:
-    return Path(os.path.commonpath([o.path.parent for o in outcomes])) if outcomes else Path("/")
+def _in_scope(result: Result) -> list[Outcome]:
+    return [o for o in result.outcomes if o.action in ("pruned", "unchanged")]
 
 
 def _mb(size: int) -> str:

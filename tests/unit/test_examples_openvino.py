@@ -189,7 +189,7 @@ def test_other_rope_scaling_is_refused_by_name(kind: str, tmp_path: Path) -> Non
         ({"eos_token_id": None}, "eos_token_id"),
         ({"vocab_size": 999}, "token_embd.weight"),
         ({"num_hidden_layers": 3}, "blk.2."),
-        ({"num_hidden_layers": 1}, "blk.1."),
+        ({"num_hidden_layers": 1}, "model.layers.1."),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"layer_types": ["sliding_attention"] * 2}, "layer_types"),
     ],

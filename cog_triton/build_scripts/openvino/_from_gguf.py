@@ -8,33 +8,25 @@ from typing import Any
 import numpy as np
 
 from cog_triton.build_scripts.openvino import _gguf_file, _tokenizer
-from cog_triton.build_scripts.openvino._model import Checkpoint, Model, Rope, divisors
+from cog_triton.build_scripts.openvino._model import (
+    ARCHITECTURES,
+    Checkpoint,
+    Model,
+    Rope,
+    divisors,
+    positive,
+)
 from cog_triton.errors import EngineIncompatible, ModelUnavailable
 
-_HF_NAMES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
+_HF_NAMES = {gguf: name for name, gguf in reversed(ARCHITECTURES.items())}
 # Every `<architecture>.*` key this family understands; any other is refused by name.
-_KNOWN = {
-    "block_count",
-    "context_length",
-    "embedding_length",
-    "feed_forward_length",
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.key_length",
-    "attention.value_length",
-    "attention.layer_norm_rms_epsilon",
-    "rope.freq_base",
-    "rope.dimension_count",
-    "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.finetuned",
-    "vocab_size",
-}
+_KNOWN = (
+    "block_count context_length embedding_length feed_forward_length attention.head_count"
+    " attention.head_count_kv attention.key_length attention.value_length"
+    " attention.layer_norm_rms_epsilon rope.freq_base rope.dimension_count rope.scaling.type"
+    " rope.scaling.factor rope.scaling.original_context_length rope.scaling.finetuned"
+    " vocab_size"
+)
 
 
 def find(source: Path) -> Path | None:
@@ -89,14 +81,11 @@ def parse(fields: dict[str, Any], *, tied: bool, has_table: bool) -> Model:
             f"GGUF architecture {name!r}: the openvino family builds {', '.join(_HF_NAMES)}"
         )
     own = {k[len(name) + 1 :]: v for k, v in fields.items() if k.startswith(f"{name}.")}
-    for key in sorted(own.keys() - _KNOWN):
+    for key in sorted(own.keys() - set(_KNOWN.split())):
         raise EngineIncompatible(f"GGUF key {name}.{key} ({own[key]!r}) cannot be honoured")
 
     def count(key: str, default: int | None = None) -> int:
-        value = own.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise EngineIncompatible(f"GGUF key {name}.{key} {value!r} must be a number > 0")
-        return value
+        return int(positive(own, key, default, where=f"GGUF key {name}."))
 
     heads, hidden = count("attention.head_count"), count("embedding_length")
     head_size = count("attention.key_length", hidden // heads)

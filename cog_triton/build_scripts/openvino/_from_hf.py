@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,25 +17,6 @@ from cog_triton.build_scripts.openvino._model import Checkpoint, Model
 from cog_triton.build_scripts.openvino._script import read_json
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, ModelUnavailable
 
-_TOP = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_LAYER = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 # A buffer that old checkpoints saved; it follows from rope_theta.
 _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
@@ -57,20 +37,17 @@ def index(directory: Path) -> dict[str, TensorEntry]:
         shards = [shard for shard in shards if shard.name in named]
     found: dict[str, TensorEntry] = {}
     for shard in shards:
-        for name, tensor in _read_header(shard).items():
+        try:
+            header = read_header(shard)
+        except EngineCorrupt as error:
+            raise ModelUnavailable(error.detail) from error
+        for name, tensor in header.items():
             if name in found:
                 raise ModelUnavailable(f"{shard}: tensor {name} is also in {found[name].path.name}")
             found[name] = tensor
     if not found:
         raise ModelUnavailable(f"{directory}: no *.safetensors with tensors in it")
     return found
-
-
-def _read_header(path: Path) -> dict[str, TensorEntry]:
-    try:
-        return read_header(path)
-    except EngineCorrupt as error:
-        raise ModelUnavailable(error.detail) from error
 
 
 def read(directory: Path) -> Checkpoint:
@@ -85,8 +62,7 @@ def read(directory: Path) -> Checkpoint:
     tokenizer = read_json(directory / "tokenizer.json")
     config = _tokenizer_config(directory)
     fields = _model_fields(model)
-    ids = model.special_ids()
-    fields += _tokenizer.gguf_fields(tokenizer, config, model.vocab_size, ids)
+    fields += _tokenizer.gguf_fields(tokenizer, config, model.vocab_size, model.special_ids())
     tensors = [_tensor(model, name, stored[name]) for name in model.tensors()]
     table = _model.divisors(model.rope, model.head_size)
     scaling = model.rope.scaling
@@ -98,15 +74,16 @@ def read(directory: Path) -> Checkpoint:
 
 def _named(stored: dict[str, TensorEntry], model: Model) -> dict[str, TensorEntry]:
     """`stored` by GGUF name, complete and of the right shapes."""
+    architecture = gguf.MODEL_ARCH[model.gguf_architecture.upper()]
+    names = gguf.get_tensor_name_map(architecture, model.num_layers)
     found: dict[str, TensorEntry] = {}
     for name, tensor in stored.items():
-        match = _LAYER_NAME.fullmatch(name)
-        if name in _TOP:
-            found[_TOP[name]] = tensor
-        elif match is not None and match[2] in _LAYER:
-            found[f"blk.{match[1]}.{_LAYER[match[2]]}.{match[3]}"] = tensor
-        elif not _DERIVED.fullmatch(name):
+        if _DERIVED.fullmatch(name):
+            continue
+        own = names.get_name(name, (".weight", ".bias"))
+        if own is None or own in found:
             raise EngineIncompatible(f"tensor {name} has no place in a {model.architecture} engine")
+        found[own] = tensor
     if model.tied:
         found.pop("output.weight", None)  # a copy of the embedding, saved by some tools
     model.check_tensors({name: tensor.shape for name, tensor in found.items()})
@@ -160,14 +137,11 @@ def _tokenizer_config(directory: Path) -> dict[str, Any]:
     """tokenizer_config.json, with the chat template included if it is a file of its own."""
     path = directory / "tokenizer_config.json"
     config = read_json(path) if path.is_file() else {}
-    for name in ("chat_template.jinja", "chat_template.json"):
-        template = directory / name
-        if template.is_file():
-            text = template.read_text("utf-8")
-            config["chat_template"] = (
-                text if name.endswith(".jinja") else json.loads(text)["chat_template"]
-            )
-            break
+    jinja, wrapped = directory / "chat_template.jinja", directory / "chat_template.json"
+    if jinja.is_file():
+        config["chat_template"] = jinja.read_text("utf-8")
+    elif wrapped.is_file():
+        config["chat_template"] = read_json(wrapped)["chat_template"]
     if (directory / "tokenizer.model").is_file() and not (directory / "tokenizer.json").is_file():
         raise ModelUnavailable(f"{directory}: SentencePiece tokenizer.model without tokenizer.json")
     return config

@@ -7,8 +7,10 @@ header from bytes in 0.1.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +27,6 @@ _T = gguf.GGUFValueType
 _SCALARS = {
     **{_T.UINT8: "B", _T.INT8: "b", _T.UINT16: "H", _T.INT16: "h", _T.UINT32: "I", _T.INT32: "i"},
     **{_T.UINT64: "Q", _T.INT64: "q", _T.FLOAT32: "f", _T.FLOAT64: "d", _T.BOOL: "?"},
-}
-_PLAIN = {
-    **{"F16": np.float16, "F32": np.float32, "F64": np.float64},
-    **{"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64},
 }
 Array = npt.NDArray[Any]
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
@@ -60,15 +58,6 @@ class Tensor:
     raw: Array | None = None
 
 
-@dataclass(frozen=True)
-class Stored:
-    """A tensor in the file: `shape` rows first, `data` its bytes, or its values where plain."""
-
-    type: Any
-    shape: tuple[int, ...]
-    data: npt.NDArray[Any]
-
-
 class GGUFReader:
     """Metadata and tensors of a file, both in its order.
 
@@ -96,7 +85,7 @@ class GGUFReader:
         if step <= 0 or step & (step - 1):
             raise ValueError(f"alignment {step}")
         start = self._at + -self._at % step
-        self.tensors = {name: self._tensor(start, *rest) for name, *rest in infos}
+        self.tensors = {info[0]: self._tensor(start, *info) for info in infos}
         if len(self.tensors) != len(infos):
             raise ValueError("a tensor's name is there twice")
 
@@ -134,15 +123,21 @@ class GGUFReader:
         *shape, kind, offset = self._unpack(f"{dimensions}QIQ")
         return name, gguf.GGMLQuantizationType(kind), tuple(reversed(shape)), offset
 
-    def _tensor(self, start: int, kind: Any, shape: tuple[int, ...], offset: int) -> Stored:
+    def _tensor(
+        self, start: int, name: str, kind: Any, shape: tuple[int, ...], offset: int
+    ) -> Tensor:
         block, size = gguf.GGML_QUANT_SIZES[kind]
-        plain = _PLAIN.get(kind.name)
-        stored = shape if plain else gguf.quants.quant_shape_to_byte_shape(shape, kind)
-        count = int(np.prod(shape, dtype=object)) // block * size
+        count = math.prod(shape) // block * size
         if start + offset + count > len(self._bytes):
             raise struct.error("a tensor ends behind the file")
         raw = np.frombuffer(self._bytes, np.uint8, count, start + offset)
-        return Stored(kind, shape, raw.view(plain or np.uint8).reshape(stored))
+        raw = raw.reshape(gguf.quants.quant_shape_to_byte_shape(shape, kind))
+
+        def floats() -> npt.NDArray[np.float32]:
+            values = gguf.quants.dequantize(raw, kind)
+            return np.asarray(values, dtype=np.float32).reshape(shape)
+
+        return Tensor(name, shape, kind.name, floats, raw)
 
 
 def read(path: Path) -> tuple[list[Field], list[Tensor]]:
@@ -155,16 +150,7 @@ def read(path: Path) -> tuple[list[Field], list[Tensor]]:
         reader = GGUFReader(path)
     except (ValueError, IndexError, KeyError, OSError, struct.error) as error:
         raise ModelUnavailable(f"{path}: not a readable GGUF file: {error}") from error
-    tensors = [_tensor(name, stored) for name, stored in reader.tensors.items()]
-    return [*reader.fields.values()], tensors
-
-
-def _tensor(name: str, stored: Stored) -> Tensor:
-    def floats() -> npt.NDArray[np.float32]:
-        values = gguf.quants.dequantize(stored.data, stored.type)
-        return np.asarray(values, dtype=np.float32).reshape(stored.shape)
-
-    return Tensor(name, stored.shape, stored.type.name, floats, stored.data)
+    return [*reader.fields.values()], [*reader.tensors.values()]
 
 
 def write(
@@ -184,7 +170,7 @@ def write(
     for tensor, to in tensors:
         kind = gguf.GGMLQuantizationType[to]
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        size = int(np.prod(tensor.shape)) // block * block_bytes
+        size = math.prod(tensor.shape) // block * block_bytes
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), size, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -208,8 +194,8 @@ def _encoded(tensor: Tensor, to: str) -> Array:
 
 def dominant_type(tensors: Iterable[tuple[Tensor, str]]) -> str:
     """The type that holds most elements of matrices."""
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for tensor, kind in tensors:
         if len(tensor.shape) > 1:
-            sizes[kind] = sizes.get(kind, 0) + int(np.prod(tensor.shape))
-    return max(sizes, key=lambda kind: sizes[kind])
+            sizes[kind] += math.prod(tensor.shape)
+    return sizes.most_common(1)[0][0]

@@ -56,17 +56,14 @@ def divisors(rope: Rope, head_size: int) -> Floats | None:
     if scaling["rope_type"] == "linear":
         return np.full(head_size // 2, factor, np.float32)
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-    turns = (
-        float(scaling["original_max_position_embeddings"])
-        * frequencies(rope.theta, head_size)
-        / (2 * math.pi)
-    )
+    original = float(scaling["original_max_position_embeddings"])
+    turns = original * frequencies(rope.theta, head_size) / (2 * math.pi)
     # Llama 3.1: few turns over the original context are divided in full, many not at all.
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return np.asarray(1.0 / (keep + (1.0 - keep) / factor), dtype=np.float32)
 
 
-def _rope_of(config: dict[str, Any], default_theta: float = 10000.0) -> Rope:
+def _rope_of(config: dict[str, Any]) -> Rope:
     """Read ``rope_theta`` and ``rope_scaling`` / ``rope_parameters`` of a config.json.
 
     Raises:
@@ -79,15 +76,14 @@ def _rope_of(config: dict[str, Any], default_theta: float = 10000.0) -> Rope:
     if not isinstance(new or old or {}, dict):
         raise EngineIncompatible(f"rope_scaling {new or old!r} must be a mapping")
     given: dict[str, Any] = dict(new or old or {})
-    theta = given.pop("rope_theta", config.get("rope_theta", default_theta))
-    if not isinstance(theta, int | float) or theta <= 0:
-        raise EngineIncompatible(f"rope_theta {theta!r} must be a positive number")
-    if config.get("rope_theta", theta) != theta:
-        raise EngineIncompatible(
-            f"rope_theta {config['rope_theta']!r} and rope_parameters.rope_theta {theta!r} disagree"
-        )
-    partial = given.pop("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    if partial != 1.0:
+    defaults = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+    above = {key: config[key] for key in defaults if key in config}
+    if any(given.get(key, value) != value for key, value in above.items()):
+        raise EngineIncompatible(f"rope_parameters {given} and {above} disagree in config.json")
+    given = {**defaults, **above, **given}
+    theta = positive(given, "rope_theta", kinds=(int, float))
+    del given["rope_theta"]
+    if (partial := given.pop("partial_rotary_factor")) != 1.0:
         raise EngineIncompatible(f"partial_rotary_factor {partial!r}: only 1.0 can be honoured")
     kind = given.pop("rope_type", given.pop("type", "default"))
     given.pop("type", None)
@@ -101,19 +97,15 @@ def _rope_of(config: dict[str, Any], default_theta: float = 10000.0) -> Rope:
             f"RoPE scaling {kind!r} (factor {given.get('factor')!r}) cannot be honoured by an "
             "OpenVINO engine: only 'linear' and 'llama3' can"
         )
-    scaling = {"rope_type": kind, **{key: _positive(kind, key, given.get(key)) for key in wanted}}
+    where = f"RoPE scaling {kind!r}: "
+    numbers = {key: positive(given, key, kinds=(int, float), where=where) for key in wanted}
+    scaling = {"rope_type": kind, **numbers}
     unknown = sorted(set(given) - set(wanted) - {"original_max_position_embeddings"})
     if unknown:
         raise EngineIncompatible(f"RoPE scaling {kind!r} has unknown parameters {unknown}")
     if kind == "llama3" and scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
         raise EngineIncompatible("RoPE scaling 'llama3': high_freq_factor <= low_freq_factor")
     return Rope(float(theta), scaling)
-
-
-def _positive(kind: str, key: str, value: object) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise EngineIncompatible(f"RoPE scaling {kind!r}: {key} {value!r} must be a number > 0")
-    return value
 
 
 @dataclass(frozen=True)
@@ -148,8 +140,8 @@ class Model:
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """GGUF name and shape (rows first) of every tensor the model must have."""
-        hidden, query, inner = self.hidden_size, self.num_heads * self.head_size, "blk.{}."
-        key = self.num_kv_heads * self.head_size
+        hidden, inner = self.hidden_size, self.intermediate_size
+        query, key = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         layer: dict[str, tuple[int, ...]] = {
             "attn_norm.weight": (hidden,),
             "attn_q.weight": (query, hidden),
@@ -157,18 +149,17 @@ class Model:
             "attn_v.weight": (key, hidden),
             "attn_output.weight": (hidden, query),
             "ffn_norm.weight": (hidden,),
-            "ffn_gate.weight": (self.intermediate_size, hidden),
-            "ffn_up.weight": (self.intermediate_size, hidden),
-            "ffn_down.weight": (hidden, self.intermediate_size),
+            "ffn_gate.weight": (inner, hidden),
+            "ffn_up.weight": (inner, hidden),
+            "ffn_down.weight": (hidden, inner),
         }
         if self.gguf_architecture == "qwen2":
             layer |= {"attn_q.bias": (query,), "attn_k.bias": (key,), "attn_v.bias": (key,)}
         if self.gguf_architecture == "qwen3":
-            layer |= {"attn_q_norm.weight": (self.head_size,)}
-            layer |= {"attn_k_norm.weight": (self.head_size,)}
+            layer |= {f"attn_{one}_norm.weight": (self.head_size,) for one in "qk"}
         found: dict[str, tuple[int, ...]] = {"token_embd.weight": (self.vocab_size, hidden)}
         for index in range(self.num_layers):
-            found |= {inner.format(index) + name: shape for name, shape in layer.items()}
+            found |= {f"blk.{index}.{name}": shape for name, shape in layer.items()}
         found["output_norm.weight"] = (hidden,)
         if not self.tied:
             found["output.weight"] = (self.vocab_size, hidden)
@@ -224,12 +215,17 @@ def load(directory: Path) -> Model:
 
 def parse(config: dict[str, Any], generation: dict[str, Any]) -> Model:
     """As `load`, from the parsed files."""
-    architecture = _architecture(config)
+    names = config.get("architectures") or []
+    if len(names) != 1 or names[0] not in ARCHITECTURES:
+        raise EngineIncompatible(
+            f"architectures {names!r}: the openvino family builds {', '.join(ARCHITECTURES)}"
+        )
+    architecture = str(names[0])
     _refuse_unsupported(config, architecture)
-    heads = _count(config, "num_attention_heads")
-    hidden = _count(config, "hidden_size")
-    kv_heads = _count(config, "num_key_value_heads", heads)
-    head_size = _count(config, "head_dim", hidden // heads)
+    heads = positive(config, "num_attention_heads")
+    hidden = positive(config, "hidden_size")
+    kv_heads = positive(config, "num_key_value_heads", heads)
+    head_size = positive(config, "head_dim", hidden // heads)
     if heads % kv_heads:
         raise EngineIncompatible(
             f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
@@ -241,21 +237,18 @@ def parse(config: dict[str, Any], generation: dict[str, Any]) -> Model:
         raise EngineIncompatible("no eos_token_id: the engine would never stop")
     bos = _ids(config.get("bos_token_id", generation.get("bos_token_id")), "bos_token_id")
     pad = _ids(generation.get("pad_token_id", config.get("pad_token_id")), "pad_token_id")
-    epsilon = config.get("rms_norm_eps", 1e-6)
-    if not isinstance(epsilon, float) or epsilon <= 0:
-        raise EngineIncompatible(f"rms_norm_eps {epsilon!r} must be a number > 0")
     return Model(
         architecture=architecture,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
-        num_layers=_count(config, "num_hidden_layers"),
+        num_layers=positive(config, "num_hidden_layers"),
         hidden_size=hidden,
-        intermediate_size=_count(config, "intermediate_size"),
+        intermediate_size=positive(config, "intermediate_size"),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_size=head_size,
-        vocab_size=_count(config, "vocab_size"),
-        max_positions=_count(config, "max_position_embeddings"),
-        norm_epsilon=epsilon,
+        vocab_size=positive(config, "vocab_size"),
+        max_positions=positive(config, "max_position_embeddings"),
+        norm_epsilon=positive(config, "rms_norm_eps", 1e-6, (float,)),
         rope=_rope_of(config),
         tied=bool(config.get("tie_word_embeddings", False)),
         eos=eos,
@@ -264,20 +257,11 @@ def parse(config: dict[str, Any], generation: dict[str, Any]) -> Model:
     )
 
 
-def _architecture(config: dict[str, Any]) -> str:
-    names = config.get("architectures") or []
-    if len(names) == 1 and names[0] in ARCHITECTURES:
-        return str(names[0])
-    raise EngineIncompatible(
-        f"architectures {names!r}: the openvino family builds {', '.join(ARCHITECTURES)}"
-    )
-
-
 def _refuse_unsupported(config: dict[str, Any], architecture: str) -> None:
     """Refuse settings that OpenVINO's GGUF reader would ignore silently."""
-    rules = {"hidden_act": "silu", "quantization_config": None, "mlp_bias": False}
     # qwen2 always has q, k and v biases; its config does not say so.
-    rules["attention_bias"] = False
+    off = {"mlp_bias": False, "attention_bias": False, "quantization_config": None}
+    rules: dict[str, Any] = {"hidden_act": "silu", **off}
     for key, allowed in rules.items():
         value = config.get(key, allowed)
         if value != allowed and not (value is None and allowed is False):
@@ -297,12 +281,18 @@ def _refuse_unsupported(config: dict[str, Any], architecture: str) -> None:
         )
 
 
-def _count(config: dict[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None and default is not None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise EngineIncompatible(f"config.json: {key} {value!r} must be a whole number > 0")
+def positive(
+    values: dict[str, Any],
+    key: str,
+    default: float | None = None,
+    kinds: tuple[type, ...] = (int,),
+    where: str = "config.json: ",
+) -> Any:
+    """The value of `key`, a number above 0 of one of `kinds`; `where` begins a refusal."""
+    value: Any = default if values.get(key) is None else values[key]
+    if type(value) not in kinds or not value > 0:
+        rule = "a whole number" if kinds == (int,) else "a number"
+        raise EngineIncompatible(f"{where}{key} {value!r} must be {rule} > 0")
     return value
 
 

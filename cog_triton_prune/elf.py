@@ -64,9 +64,8 @@ def header(buffer: Bytes, start: int = 0) -> Header | None:
      ) = _HEADER.unpack_from(buffer, start)  # fmt: skip
     if shoff and shentsize != SECTION_SIZE:
         return None
-    return Header(
-        ident[8], kind, machine, flags, phoff + phentsize * phnum, shoff, shnum, names
-    )  # fmt: skip
+    program_end = phoff + phentsize * phnum
+    return Header(ident[8], kind, machine, flags, program_end, shoff, shnum, names)
 
 
 def is_loadable(path: Path) -> bool:

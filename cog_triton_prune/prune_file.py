@@ -89,17 +89,10 @@ def shown(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", "replace")
 
 
-def keep_metadata(source: Path, copy: Path) -> None:
-    """Give `copy` the owner, permissions, extended attributes and times of `source`."""
-    status = source.lstat()
-    if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
-        os.chown(copy, status.st_uid, status.st_gid, follow_symlinks=False)
-    shutil.copystat(source, copy, follow_symlinks=False)
-
-
 def _replace(path: Path, names: Iterable[Path], plan: Plan) -> None:
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)
+    made = [temporary]
     try:
         with os.fdopen(descriptor, "r+b") as file:
             shutil.copyfile(path, temporary)
@@ -107,21 +100,16 @@ def _replace(path: Path, names: Iterable[Path], plan: Plan) -> None:
                 zero_edits.apply(view, plan.edits)
                 view.flush()
             os.fsync(file.fileno())
-        keep_metadata(path, temporary)
+        status = path.stat()
+        if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
+            os.chown(temporary, status.st_uid, status.st_gid)
+        shutil.copystat(path, temporary)
         for other in names:
-            _relink(other, temporary)
+            made.append(other.with_name(f".{other.name}.{uuid4().hex}"))
+            os.link(temporary, made[-1])
+            made[-1].replace(other)
         temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _relink(name: Path, target: Path) -> None:
-    """Replace `name` atomically by a hard link to `target`."""
-    fresh = name.with_name(f".{name.name}.{uuid4().hex}")
-    os.link(target, fresh)
-    try:
-        fresh.replace(name)
-    except BaseException:
-        fresh.unlink()
+        for left in made:
+            left.unlink(missing_ok=True)
         raise

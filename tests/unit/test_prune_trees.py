@@ -9,7 +9,7 @@ import pytest
 from fatbins import PTX, Image, container, elf, library
 from prunable_files import LIBRARY, OLD_NS, SM90, actions, only, snapshot, write
 
-from cog_triton.errors import InvalidArgument
+from cog_triton.errors import DiskFull, InvalidArgument
 from cog_triton_prune.command import run
 
 
@@ -137,10 +137,18 @@ def test_two_paths_of_one_name_cannot_share_an_output(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tree_that_cannot_be_copied_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("why", "error"),
+    [("No space left on device", DiskFull), ("Permission denied", InvalidArgument)],
+)
+def test_a_tree_that_cannot_be_copied_leaves_nothing(
+    why: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = write(tmp_path / "site" / "libtorch.so").parent
-    os.mkfifo(source / "pipe")
-    with pytest.raises(InvalidArgument, match="is a device, pipe or socket"):
+    stand_in = write(tmp_path / "bin" / "cp", b"")
+    stand_in.write_text(f'#!/bin/sh\nmkdir "$4"\necho "cp: error: {why}" >&2\nexit 1\n')
+    monkeypatch.setenv("PATH", f"{stand_in.parent}:{os.environ['PATH']}")
+    with pytest.raises(error, match=f"PATH='{source}': cp: error: {why}"):
         run([source], SM90, output=tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 

@@ -61,19 +61,15 @@ def read(path: Path) -> Checkpoint:
     table = by_name.pop("rope_freqs.weight", None)
     if fields.get("split.count", 1) != 1:
         raise EngineIncompatible(f"{path.name}: a split GGUF; merge its parts first")
-    model = parse(fields, tied="output.weight" not in by_name, has_table=table is not None)
+    model = _model_of(fields, "output.weight" not in by_name, table is not None)
     model.check_tensors({name: tensor.shape for name, tensor in by_name.items()})
-    return Checkpoint(
-        model,
-        entries,
-        tensors,
-        divisors(model.rope, model.head_size) if table is None else table.floats(),
-        _tokenizer.rebuild(fields).to_str(pretty=True),
-        _tokenizer.config_of(fields, model.max_positions),
-    )
+    divided = divisors(model.rope, model.head_size) if table is None else table.floats()
+    tokenizer = _tokenizer.rebuild(fields).to_str(pretty=True)
+    config = _tokenizer.config_of(fields, model.max_positions)
+    return Checkpoint(model, entries, tensors, divided, tokenizer, config)
 
 
-def parse(fields: dict[str, Any], *, tied: bool, has_table: bool) -> Model:
+def _model_of(fields: dict[str, Any], tied: bool, has_table: bool) -> Model:
     """The model that metadata describe; `has_table` of divisors of its rotary frequencies."""
     name = str(fields.get("general.architecture"))
     if name not in _HF_NAMES:
@@ -104,7 +100,7 @@ def parse(fields: dict[str, Any], *, tied: bool, has_table: bool) -> Model:
         vocab_size=len(fields.get("tokenizer.ggml.tokens", ())),
         max_positions=count("context_length"),
         norm_epsilon=_shortest(own.get("attention.layer_norm_rms_epsilon", 1e-6)),
-        rope=_rope_of(name, own, has_table=has_table),
+        rope=_rope_of(name, own, has_table),
         tied=tied,
         eos=_stop_ids(fields),
         bos=fields.get("tokenizer.ggml.bos_token_id"),
@@ -112,7 +108,7 @@ def parse(fields: dict[str, Any], *, tied: bool, has_table: bool) -> Model:
     )
 
 
-def _rope_of(name: str, own: dict[str, Any], *, has_table: bool) -> Rope:
+def _rope_of(name: str, own: dict[str, Any], has_table: bool) -> Rope:
     theta = _shortest(own.get("rope.freq_base", 10000.0))
     kind, factor = own.get("rope.scaling.type", "none"), own.get("rope.scaling.factor", 1.0)
     if kind == "linear" and not has_table:

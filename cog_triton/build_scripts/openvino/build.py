@@ -103,12 +103,8 @@ def _limits(arguments: argparse.Namespace, model_limit: int) -> dict[str, int]:
     for name, (value, low, high) in rules.items():
         if not low <= value <= high:
             raise InvalidArgument(f"--{name} {value} must be from {low} to {high}")
-    return {
-        "max_input_len": prompt,
-        "max_seq_len": seq,
-        "max_batch_size": arguments.max_batch_size,
-        "max_beam_width": 1,
-    }
+    found = {name: rules[name][0] for name in ("max_input_len", "max_seq_len", "max_batch_size")}
+    return {**found, "max_beam_width": 1}
 
 
 def _type_of(tensor: Tensor, wanted: str | None) -> str:
@@ -138,8 +134,7 @@ def _restore_exactness(xml: Path, checkpoint: Checkpoint) -> None:
     found = _constants_like(model, plain.reshape(1, -1, 1))
     if len(found) != 1:
         raise EngineIncompatible(
-            f"the OpenVINO model has {len(found)} constants that look like its RoPE frequencies, "
-            "not one: they cannot be made exact"
+            f"the OpenVINO model has {len(found)} constants like its RoPE frequencies, not one"
         )
     _replace(found[0], scaled.reshape(1, -1, 1), "rope_frequencies")
     for index, constant in enumerate(_constants_like(model, np.full((1, 1, 1), epsilon))):
@@ -176,6 +171,7 @@ def _replace(constant: Any, values: Floats, name: str) -> None:
 
 def _engine_config(model: Model, kind: str, limits: dict[str, int]) -> dict[str, Any]:
     """config.json of the engine, shaped like TensorRT-LLM's."""
+    algorithm = None if kind == "F16" else kind
     return {
         "version": __version__,
         "engine": "openvino",
@@ -193,10 +189,7 @@ def _engine_config(model: Model, kind: str, limits: dict[str, int]) -> dict[str,
             "norm_epsilon": model.norm_epsilon,
             "rotary_base": model.rope.theta,
             "rotary_scaling": model.rope.scaling,
-            "quantization": {
-                "quant_algo": None if kind == "F16" else kind,
-                "kv_cache_quant_algo": None,
-            },
+            "quantization": {"quant_algo": algorithm, "kv_cache_quant_algo": None},
             **{key: model.special_ids()[key] for key in _IDS},
         },
         "build_config": limits,

@@ -54,15 +54,14 @@ def run(
         DiskFull: no space for the copies.
     """
     targets = _destinations(paths, output) if output else {}
-    files, links_out = _find(paths)
+    found = _find(paths)
     with _terminable():
         if not targets or options.dry_run:
-            return _prune(files, links_out, options, jobs, progress)
+            return _prune(*found, options, jobs, progress)
         try:
             for path, target in targets.items():
                 _copy(path, target)
-            files, links_out = _find(list(targets.values()))
-            return _prune(files, links_out, options, jobs, progress)
+            return _prune(*_find([*targets.values()]), options, jobs, progress)
         except BaseException:
             for target in targets.values():
                 if target.is_dir():

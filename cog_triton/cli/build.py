@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cog_triton.system.paths import expanded
-from cog_triton.system.terminal import cancellable, coded_errors, tagged
+from cog_triton.system.terminal import cancellable, tagged
 
 if TYPE_CHECKING:
     from cog_triton.builder.config import SealedConfig
@@ -76,37 +76,34 @@ def build(
     def echo(line: str) -> None:
         print(tagged(line), flush=True)  # scripts write many lines, rich would be slow
 
-    with coded_errors():
-        if clean:
-            _clean(config, work_dir, echo)
-            return
-        if porcelain:
-            from cog_triton.builder.build_request import run_request
+    if clean:
+        _clean(config, work_dir, echo)
+        return
+    if porcelain:
+        from cog_triton.builder.build_request import run_request
 
-            run_request(sys.stdin.read(), work_dir, output)
-            return
-        if config is None:
-            raise typer.BadParameter(
-                "name a build config, as in configs/build/", param_hint="CONFIG"
-            )
-        if check or plan:
-            if not look(config, work_dir, output, echo, check=check, plan=plan):
-                raise typer.Exit(2)
-            return
-        # A check, which is to be done within a second, has no need of these.
-        from cog_triton.builder.config import SealedConfig, load_any
-        from cog_triton.builder.run import build_of, built
-        from cog_triton.builder.workspace import Workspace
+        run_request(sys.stdin.read(), work_dir, output)
+        return
+    if config is None:
+        raise typer.BadParameter("name a build config, as in configs/build/", param_hint="CONFIG")
+    if check or plan:
+        if not look(config, work_dir, output, echo, check=check, plan=plan):
+            raise typer.Exit(2)
+        return
+    # A check, which is to be done within a second, has no need of these.
+    from cog_triton.builder.config import SealedConfig, load_any
+    from cog_triton.builder.run import build_of, built
+    from cog_triton.builder.workspace import Workspace
 
-        wanted = load_any(config)
-        if add_seal and not isinstance(wanted, SealedConfig):
-            raise typer.BadParameter("is for configs with engine: vllm", param_hint="--add-seal")
-        workspace = Workspace(work_dir, cache=not no_cache)
-        elapsed = built(build_of(wanted, workspace, echo, add_seal or []), output)
-        echo(
-            f"Built {output} ({output.stat().st_size / 1e6:.0f} MB) in {elapsed}."
-            f" Serve it: cog-triton serve {shlex.quote(str(output))}"
-        )
+    wanted = load_any(config)
+    if add_seal and not isinstance(wanted, SealedConfig):
+        raise typer.BadParameter("is for configs with engine: vllm", param_hint="--add-seal")
+    workspace = Workspace(work_dir, cache=not no_cache)
+    elapsed = built(build_of(wanted, workspace, echo, add_seal or []), output)
+    echo(
+        f"Built {output} ({output.stat().st_size / 1e6:.0f} MB) in {elapsed}."
+        f" Serve it: cog-triton serve {shlex.quote(str(output))}"
+    )
 
 
 def look(

@@ -14,7 +14,6 @@ import typer
 
 from cog_triton.errors import InvalidArgument
 from cog_triton.system.atomic_write import writing
-from cog_triton.system.terminal import coded_errors
 
 if TYPE_CHECKING:
     from cog_triton.sizing.fit import Fit
@@ -84,22 +83,21 @@ def init(
     from cog_triton.sizing.model_files import describe
     from cog_triton.sources.source import Source
 
-    with coded_errors():
-        source = Source.open(f"{model}@{revision}" if revision else model)
-        files = describe(source)
-        fit = _fit(files, gpu, target, quantization)
-        prints = str(output) == "-"
-        write = _for_vllm if target is Target.VLLM else _for_tensorrt_llm
-        path, text, said = write(files, fit, None if prints else output)
-        if prints:
-            sys.stdout.write(text)
-            return
-        write_output(path, text, force=force)
-        memory = fit.memory
-        gpus = f"{memory.gpus} x {memory.gpu.name} (sm_{memory.gpu.sm})"
-        typer.echo(f"{gpus}, {memory.precision.title}")
-        for line in (*(f"  {line}" for line in memory.lines()), *said):
-            typer.echo(line)
+    source = Source.open(f"{model}@{revision}" if revision else model)
+    files = describe(source)
+    fit = _fit(files, gpu, target, quantization)
+    prints = str(output) == "-"
+    write = _for_vllm if target is Target.VLLM else _for_tensorrt_llm
+    path, text, said = write(files, fit, None if prints else output)
+    if prints:
+        sys.stdout.write(text)
+        return
+    write_output(path, text, force=force)
+    memory = fit.memory
+    gpus = f"{memory.gpus} x {memory.gpu.name} (sm_{memory.gpu.sm})"
+    typer.echo(f"{gpus}, {memory.precision.title}")
+    for line in (*(f"  {line}" for line in memory.lines()), *said):
+        typer.echo(line)
 
 
 def _fit(files: ModelFiles, wanted: str | None, target: Target, quantization: Quantization) -> Fit:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.system.terminal import coded_errors, tagged
+from cog_triton.system.terminal import tagged
 
 
 def migrate(
@@ -56,21 +56,16 @@ def migrate(
     from cog_triton.cli.init import write_output
     from cog_triton.triton.serve_config import load_serve_config
 
-    with coded_errors():
-        settings = (
-            load_serve_config(serve_config).arguments_of("tensorrt_llm") if serve_config else {}
-        )
-        given = load_any(config)
-        if isinstance(given, SealedConfig):
-            raise InvalidArgument(
-                f"{config}: is a build config of vLLM: there is nothing to migrate"
-            )
-        found = migration.migrate(given, settings)
-        text = migration.text_of(found)
-        path = None
-        if str(output) != "-":
-            path = migration.path_of(output or Path(f"{config.stem}-vllm"))
-            write_output(path, text, force=force)
+    settings = load_serve_config(serve_config).arguments_of("tensorrt_llm") if serve_config else {}
+    given = load_any(config)
+    if isinstance(given, SealedConfig):
+        raise InvalidArgument(f"{config}: is a build config of vLLM: there is nothing to migrate")
+    found = migration.migrate(given, settings)
+    text = migration.text_of(found)
+    path = None
+    if str(output) != "-":
+        path = migration.path_of(output or Path(f"{config.stem}-vllm"))
+        write_output(path, text, force=force)
     if as_json:
         content = {
             "path": None if path is None else str(path),

@@ -16,13 +16,7 @@ from typing import get_args
 from pydantic import BaseModel
 
 from cog_triton.artifact.cuda_support import FLOORS
-from cog_triton.builder.config import (
-    AdapterSource,
-    BuildConfig,
-    CanaryConfig,
-    SealedConfig,
-    StepConfig,
-)
+from cog_triton.builder import config as build_config
 from cog_triton.engines.tensorrt_llm.runtime_settings import RuntimeSettings
 from cog_triton.engines.vllm.argument_types import known_versions
 from cog_triton.errors import all_errors
@@ -106,17 +100,17 @@ def build_keys() -> str:
     """docs/build.md's tables of keys."""
     return (
         "Of the config:\n\n"
-        f"{_keys(BuildConfig)}\n"
+        f"{_keys(build_config.BuildConfig)}\n"
         "Of each step (`convert`, `quantize`, `build`):\n\n"
-        f"{_keys(StepConfig)}\n"
+        f"{_keys(build_config.StepConfig)}\n"
         "Of `runtime`, with the values that [the serve config](serve-config.md) has for them:\n\n"
         f"{_keys(RuntimeSettings)}\n"
         "Of each of `lora_adapters`:\n\n"
-        f"{_keys(AdapterSource)}\n"
+        f"{_keys(build_config.AdapterSource)}\n"
         "Of a config with `engine: vllm`:\n\n"
-        f"{_keys(SealedConfig)}\n"
+        f"{_keys(build_config.SealedConfig)}\n"
         "Of its `canary`:\n\n"
-        f"{_keys(CanaryConfig)}"
+        f"{_keys(build_config.CanaryConfig)}"
     )
 
 

@@ -66,7 +66,10 @@ class Started:
                 yield from map(json.loads, lines)
 
     def ask(self, expression: str = "os.getpid()") -> Any:
-        return next(self.answers(expression))
+        """As `answers`, of the next server if one hangs up without an answer."""
+        while True:
+            with suppress(ConnectionResetError, StopIteration):
+                return next(self.answers(expression))
 
     def cogs(self, count: int = 1) -> list[int]:
         """Processes of all Cogs, once there are so many."""

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from cog_triton.engines.vllm import compiler_caches as caches
 from cog_triton.errors import CogTritonError, EngineIncompatible, TritonStartFailed
 from cog_triton.serving.coglet import cog_server
 from cog_triton.settings import Settings
+from cog_triton.sizing import gpu_table
 from cog_triton.system import ports as tcp_ports
-from cog_triton.system.gpus import installed_driver, nvidia_smi
+from cog_triton.system.gpus import installed_driver
 from cog_triton.system.host_memory import HostMemory, host_memory
 from cog_triton.system.work_dir import require_usable
 from cog_triton.triton import launch
@@ -31,7 +32,6 @@ from cog_triton.triton.installation import TritonInstallation, missing_libpython
 _PROC = Path("/proc")
 _SERVERS = {b"cog_triton.front.server", b"--triton-only"}
 _GB = 1e9
-_QUERY = "gpu=name,memory.total,driver_version"
 _OUR_REGIONS = re.compile(r"cog_triton_(\d+)_")
 
 
@@ -74,8 +74,9 @@ def gpu(image_sm: str | None, here: Sequence[int] | EngineIncompatible) -> Check
         return fail("GPU", error.detail, "see docs/images.md for the images")
     if not here:
         return ok("GPU", "none; engines for the CPU need none")
-    names = summarize(nvidia_smi(_QUERY)) or [f"{len(here)} with {sm_names(sorted({*here}))}"]
-    return ok("GPU", f"{'; '.join(names)} ({sm_names(sorted({*here}))}){image}")
+    kinds = Counter(f"{one.name} {one.memory / _GB:.0f} GB" for one in gpu_table.gpus_here())
+    names = "; ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    return ok("GPU", f"{names} ({sm_names(sorted({*here}))}){image}")
 
 
 def memory(here: HostMemory | None = None) -> Check:
@@ -160,15 +161,6 @@ def free_ports(wanted: Mapping[str, tuple[str, int]]) -> list[Check]:
     return [*([ok("ports", "; ".join(said))] if said else []), *others]
 
 
-def summarize(gpus: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of rows of nvidia-smi (name, MiB, driver), with a count of each kind of GPU."""
-    kinds = []
-    for name, mib, driver in gpus:
-        size = f" {int(mib) * 2**20 / _GB:.0f} GB" if mib.isdecimal() else ""
-        kinds.append(f"{name}{size}, driver {driver}")
-    return [f"{count} x {kind}" for kind, count in Counter(kinds).items()]
-
-
 _PYTHONS = ((3, 11), (3, 12))
 _TIMEOUT_S = 30
 
@@ -181,9 +173,9 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     return fail("Python", text, "use Python 3.11 or 3.12: `make setup PYTHON=python3.11`")
 
 
-def libpython(triton: TritonInstallation | None) -> Check:
+def libpython(triton: TritonInstallation | TritonStartFailed) -> Check:
     """Check for the libpython that the stub of the wheel's tritonserver is linked with."""
-    if triton is not None and "pytriton" not in triton.binary.parts:
+    if isinstance(triton, TritonInstallation) and "pytriton" not in triton.binary.parts:
         return ok("libpython", f"not needed: {triton.binary} has a Python of its own")
     missing = missing_libpython()
     if missing is None:
@@ -192,11 +184,10 @@ def libpython(triton: TritonInstallation | None) -> Check:
     return fail("libpython", f"no {missing}", f"on Debian: apt-get install {package}")
 
 
-def tritonserver(triton: TritonInstallation | None, error: TritonStartFailed | None) -> Check:
-    """Check that the binary exists and starts; `error` says why it was not found."""
-    if triton is None:
-        detail = error.detail if error else "not found"
-        return fail("Triton", detail, "`make setup` installs one, images have their own")
+def tritonserver(triton: TritonInstallation | TritonStartFailed) -> Check:
+    """Check that the binary exists and starts; `triton` is the error if none was found."""
+    if isinstance(triton, TritonStartFailed):
+        return fail("Triton", triton.detail, "`make setup` installs one, images have their own")
     if reason := _does_not_start([str(triton.binary), "--help"], triton.environment):
         found = f"{triton.binary}: {reason}"
         return fail("Triton", found, "set TRITONSERVER to one that runs here")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,10 +95,10 @@ def _checks(wanted: str | None, scratch: Path) -> Iterator[Check]:
         yield fail("settings", error.detail, "correct it in the environment or the file")
         return
     yield ok("settings", "valid")
-    triton, why_not = _triton(settings, scratch)
+    triton = _triton(settings, scratch)
     yield machine.libpython(triton)
-    yield machine.tritonserver(triton, why_not)
-    if triton is not None:
+    yield machine.tritonserver(triton)
+    if isinstance(triton, TritonInstallation):
         yield machine.backends(triton)
     gpus = _gpus()
     yield machine.gpu(settings.cog_triton_sm, gpus)
@@ -111,7 +111,7 @@ def _checks(wanted: str | None, scratch: Path) -> Iterator[Check]:
     needs = None
     if source is not None and source.is_engine:
         held = None
-        if triton is not None:
+        if isinstance(triton, TritonInstallation):
             found_here = backends_in(triton.backend_directory)
             held = Machine(here, triton.binary, found_here, library_versions())
         needs, checked = engine(source, held)
@@ -136,15 +136,13 @@ def _checks(wanted: str | None, scratch: Path) -> Iterator[Check]:
             yield unknown(source, error)
 
 
-def _triton(
-    settings: Settings, scratch: Path
-) -> tuple[TritonInstallation | None, TritonStartFailed | None]:
+def _triton(settings: Settings, scratch: Path) -> TritonInstallation | TritonStartFailed:
     try:
         return installation.find_installation(
             scratch, settings.tritonserver, settings.tritonserver_backend_dir
-        ), None
+        )
     except TritonStartFailed as error:
-        return None, error
+        return error
 
 
 def _gpus() -> list[int] | EngineIncompatible:
@@ -220,7 +218,7 @@ def _image(source: Image) -> Target:
 
 def _engine(source: Source, wanted: Target) -> Target:
     directory = source.path if source.kind == "directory" else None
-    if directory and VLLMFamily.matches(directory) and source.read(MANIFEST_NAME) is None:
+    if directory and source.family() == "vllm" and source.read(MANIFEST_NAME) is None:
         family = VLLMFamily.open(directory)
         wanted.gpus = family.gpus or 1
         try:
@@ -339,11 +337,10 @@ def _on_the_cpu(files: ModelFiles) -> Check:
     return ok("model", f"{found}; the memory here holds it, too")
 
 
-def disk(wanted: Target, usage: Callable[[Path], int] | None = None) -> Check:
+def disk(wanted: Target) -> Check:
     """Check the disk for what is to be fetched, and for its unpacking."""
-    free_of = usage or (lambda path: shutil.disk_usage(path).free)
     place = next(path for path in (wanted.place, *wanted.place.parents) if path.exists())
-    free, unpacked = free_of(place), wanted.unpacked
+    free, unpacked = shutil.disk_usage(place).free, wanted.unpacked
     needed = wanted.pull + (wanted.pull if unpacked is None else unpacked) + _SPARE
     found = f"{free / _GB:.1f} GB free at {place}; {wanted.pull / _GB:.1f} GB to fetch, " + (
         "unpacked at least as much: compressed layers do not tell"

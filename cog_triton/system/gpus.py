@@ -8,11 +8,9 @@ by CUDA's forward compatibility package.
 
 from __future__ import annotations
 
-import csv
 import ctypes
 import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,7 +44,6 @@ _ADVICE = (
     "start containers with --gpus=all (NVIDIA_DRIVER_CAPABILITIES=compute,utility), set"
     f" {VISIBLE_GPUS}= (empty) to serve on the CPU, or update NVIDIA's driver"
 )
-_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,18 +218,6 @@ def _call(cuda: ctypes.CDLL, name: str, *arguments: object) -> None:
             f" {installed_driver()}, which may be too old for this image's CUDA (its floor"
             f" is the label cog-triton.driver): {_ADVICE}"
         )
-
-
-def nvidia_smi(what: str) -> list[list[str]]:
-    """Rows of a query of nvidia-smi, none where it does not run; memory is in MiB or unknown."""
-    command = ["nvidia-smi", f"--query-{what}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return list(csv.reader(done.stdout.splitlines(), skipinitialspace=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def binary(directory: Path, script: str) -> TritonInstallation:
 
 def test_a_tritonserver_with_missing_libraries_fails(tmp_path: Path) -> None:
     triton = binary(tmp_path, "echo 'libfoo.so: cannot open shared object file' >&2; exit 127")
-    found = machines.tritonserver(triton, None)
+    found = machines.tritonserver(triton)
     assert found.state is State.FAIL
     assert "libfoo.so" in found.found
 
@@ -82,7 +82,7 @@ def test_a_tritonserver_with_missing_libraries_fails(tmp_path: Path) -> None:
 def test_triton_version_is_read_from_an_image(tmp_path: Path) -> None:
     triton = binary(tmp_path, "exit 0")
     (tmp_path / "TRITON_VERSION").write_text("2.60.0\n")
-    assert machines.tritonserver(triton, None).found == f"2.60.0: {triton.binary}"
+    assert machines.tritonserver(triton).found == f"2.60.0: {triton.binary}"
     assert machines.libpython(triton).state is State.OK
 
 
@@ -318,9 +318,8 @@ def test_limits(check: Callable[[], Check], state: str, said: str) -> None:
     assert said in found.found
 
 
-def test_gpus_of_a_kind_are_counted() -> None:
-    h200 = ("NVIDIA H200", "143771", "580.1")
-    assert machines.summarize([h200, h200, ("Tesla T4", "[N/A]", "580.1")]) == [
-        "2 x NVIDIA H200 151 GB, driver 580.1",
-        "1 x Tesla T4, driver 580.1",
-    ]
+def test_gpus_of_a_kind_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    h200 = Gpu("NVIDIA H200", 90, 143771 << 20)
+    monkeypatch.setattr(gpu_table, "gpus_here", lambda: [h200, h200, L4])
+    found = machines.gpu(None, [90, 90, 89])
+    assert found.found == "2 x NVIDIA H200 151 GB; 1 x L4 24 GB (sm_89, sm_90)"

@@ -27,16 +27,18 @@ class Conversion:
     Attributes:
         revision: of a hub's model, a commit.
         identity: what tells its files from others': a commit, or names, sizes and times.
-        max_positions: the model's own limit of a sequence, in tokens.
     """
 
     model_id: str
     revision: str | None
     identity: str
-    max_positions: int
 
-    def config(self) -> BuildConfig:
-        """The build config: what configs/build/smollm2-135m-cpu.yaml is for the demo model."""
+    def config(self, max_positions: int) -> BuildConfig:
+        """The build config: what configs/build/smollm2-135m-cpu.yaml is for the demo model.
+
+        Args:
+            max_positions: the model's own limit of a sequence, in tokens.
+        """
         from cog_triton.builder.config import BuildConfig  # a start without a model needs none
 
         source = {"revision": self.revision, "weight_format": "safetensors"}
@@ -53,7 +55,7 @@ class Conversion:
                         "output_dir": "engine",
                         "weights": "q8_0",
                         "max_batch_size": 16,
-                        "max_seq_len": min(MAX_SEQ_LEN, self.max_positions),
+                        "max_seq_len": min(MAX_SEQ_LEN, max_positions),
                     },
                 },
             }
@@ -65,27 +67,23 @@ class Conversion:
         from cog_triton.builder.script_build import code_of, versions  # NumPy
         from cog_triton.builder.workspace import digest
 
-        of = [self.config().to_yaml(), self.identity, versions(), code_of(OWN / "openvino")]
+        config = self.config(MAX_SEQ_LEN).to_yaml()
+        of = [config, self.identity, versions(), code_of(OWN / "openvino")]
         return store.absolute() / "engines" / digest(of)[:16]
 
-    def run(self, store: Path, echo: Echo) -> Path:
-        """Convert it, unless that was done; returns the engine directory.
+    def run(self, store: Path, echo: Echo, max_positions: int) -> None:
+        """Make `engine`; `max_positions` is as for `config`.
 
         What a killed conversion finished is not done again; a second process waits for the first.
 
         Raises:
             UserError, FrameworkError: see `run_build`.
         """
-        target = self.engine(store)
-        if not target.is_dir():
-            self._convert(target, Workspace(store), echo)
-        return target
-
-    def _convert(self, target: Path, workspace: Workspace, echo: Echo) -> None:
         from cog_triton.builder.run import build_of, making_engine  # engine families, and so NumPy
         from cog_triton.system.terminal_progress import BuildProgress
 
-        build = build_of(self.config(), workspace, echo)
+        target = self.engine(store)
+        build = build_of(self.config(max_positions), Workspace(store), echo)
         with BuildProgress(echo, len(build.names) + 2) as progress:
             build.echo = progress.echo
             with making_engine(build, progress.begin) as (engine, _, _):

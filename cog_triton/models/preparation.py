@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from cog_triton.builder.workspace import Workspace
 from cog_triton.download import disk_space
@@ -119,12 +119,12 @@ class Preparation:
         served, model_id = (source.name, source.name) if packed else (path.name, str(path))
         if choice.family == "vllm":
             return self._with_vllm(path, _object(source, "config.json"), served, choice)
-        identity = conversion.files_identity(path)
-        wanted = self._known(model_id, identity)
-        if wanted is None:
+        wanted = Conversion(model_id, None, conversion.files_identity(path))
+        if not (engine := wanted.engine(self._store)).is_dir():
             with _named(source.name, vllm=source.kind == "directory"):
-                wanted = Conversion(model_id, None, identity, _max_positions(path))
-        return self._converted(wanted, served)
+                limit = _max_positions(path)
+            wanted.run(self._store, self._echo, limit)
+        return Prepared(str(engine), served)
 
     def _engine(self, source: Source) -> Prepared:
         family = source.family()
@@ -157,13 +157,13 @@ class Preparation:
         name, pin = source.model_id, self._pin(source)
         pinned = source.revision if hub_cache.is_commit(source.revision) else None
         if pinned is None and not self._update:
-            pinned = _recorded(pin, "commit", str)
-        known = self._known(name, pinned, pinned) if pinned else None
-        if known is not None and choice.family == "openvino":
+            pinned = json_object(pin).get("commit")
+        if pinned and choice.family == "openvino":
             provide(OPENVINO, self._packages, self._echo)
-            if known.engine(self._store).is_dir():
+            engine = Conversion(name, pinned, pinned).engine(self._store)
+            if engine.is_dir():
                 self._say(f"{name}@{pinned}", choice)
-                return self._converted(known, name)
+                return Prepared(str(engine), name)
         model = source.at(pinned or source.revision)
         try:
             _require_safetensors(model)
@@ -194,11 +194,12 @@ class Preparation:
             with _named(name, vllm=True):
                 generation = _object(model, "generation_config.json")
                 limit = _model.parse(dict(config), dict(generation)).max_positions
-            wanted = Conversion(name, commit, commit, limit)
             provide(OPENVINO, self._packages, self._echo)
-            if not wanted.engine(self._store).is_dir():
+            wanted = Conversion(name, commit, commit)
+            if not (engine := wanted.engine(self._store)).is_dir():
                 self._require_room(name, missing, int(conversion.SHARE * weights))
-            prepared = self._converted(wanted, name)
+                wanted.run(self._store, self._echo, limit)
+            prepared = Prepared(str(engine), name)
         if commit != source.revision:
             write_json(pin, {"model_id": name, "revision": source.revision, "commit": commit})
         return prepared
@@ -239,23 +240,6 @@ class Preparation:
             disk_space.require(cache, missing, f"{name}: the download")
             disk_space.require(self._store, engine, f"{name}: its conversion")
 
-    def _known(self, model_id: str, identity: str, commit: str | None = None) -> Conversion | None:
-        """A conversion that was done before, by its record: the model is not read."""
-        limit = _recorded(self._record(model_id, identity), "max_positions", int)
-        return None if limit is None else Conversion(model_id, commit, identity, limit)
-
-    def _record(self, model_id: str, identity: str) -> Path:
-        digest = hashlib.sha256(f"{model_id}\0{identity}".encode()).hexdigest()[:16]
-        return self._store / "converted" / f"{digest}.json"
-
-    def _converted(self, wanted: Conversion, served: str) -> Prepared:
-        engine = wanted.run(self._store, self._echo)
-        record = self._record(wanted.model_id, wanted.identity)
-        if not record.is_file():
-            of = {"model_id": wanted.model_id, "max_positions": wanted.max_positions}
-            write_json(record, of)
-        return Prepared(str(engine), served_model_name=served)
-
     def _with_vllm(
         self, model: Path, config: Mapping[str, Any], served: str, choice: FamilyChoice
     ) -> Prepared:
@@ -268,15 +252,6 @@ class Preparation:
 
     def _say(self, what: str, choice: FamilyChoice) -> None:
         self._echo(f"{what}: served by {choice.family}, as {choice.why}; {choice.otherwise}")
-
-
-_Value = TypeVar("_Value", str, int)
-
-
-def _recorded(file: Path, key: str, kind: type[_Value]) -> _Value | None:
-    """The value of `key` in a file that `write_json` wrote; None if there is none."""
-    value = json_object(file).get(key)
-    return value if isinstance(value, kind) else None
 
 
 def _object(source: Source, name: str) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 from hub_server import ID, MAIN, OLD, Hub, ask_hub, serving_hub
 from openvino_reference import TinyModel
 
+from cog_triton.builder.config import BuildConfig
 from cog_triton.cli.serve import prepared
 from cog_triton.download import disk_space
 from cog_triton.download.retry import RetryPolicy
@@ -65,15 +66,15 @@ def home(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def converted(monkeypatch: pytest.MonkeyPatch) -> list[Conversion]:
-    """Conversions that were run; each makes an empty engine directory."""
-    runs: list[Conversion] = []
+def converted(monkeypatch: pytest.MonkeyPatch) -> list[BuildConfig]:
+    """Build configs of the conversions that were run; each makes an empty engine directory."""
+    runs: list[BuildConfig] = []
 
-    def convert(self: Conversion, target: Path, _workspace: Any, _echo: Any) -> None:
-        runs.append(self)
-        target.mkdir(parents=True)
+    def run(self: Conversion, store: Path, _echo: Any, max_positions: int) -> None:
+        runs.append(self.config(max_positions))
+        self.engine(store).mkdir(parents=True)
 
-    monkeypatch.setattr(Conversion, "_convert", convert)
+    monkeypatch.setattr(Conversion, "run", run)
     return runs
 
 
@@ -113,7 +114,7 @@ def with_config(hub: Hub, **changes: Any) -> None:
 
 
 def test_a_model_of_the_hub_is_converted_once(
-    home: Path, hub: Hub, converted: list[Conversion], monkeypatch: pytest.MonkeyPatch
+    home: Path, hub: Hub, converted: list[BuildConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, lines = prepare(home, ID)
     assert lines[0] == (
@@ -123,9 +124,7 @@ def test_a_model_of_the_hub_is_converted_once(
     assert f"{ID}: 300 kB to download into {home}/hub; 180 kB for the conversion" in lines[1]
     assert first.served_model_name == ID
     assert first.vllm_python is None
-    (done,) = converted
-    assert (done.revision, done.max_positions) == (MAIN, 512)
-    config = done.config()
+    (config,) = converted
     assert (config.revision, config.weight_format) == (MAIN, "safetensors")
     assert config.build.args["max_seq_len"] == 512
     ask_hub(monkeypatch, f"http://127.0.0.1:{free_ports(1)[0]}")  # of another hub nothing is known
@@ -139,7 +138,7 @@ def test_a_model_of_the_hub_is_converted_once(
 
 
 def test_a_revision_is_pinned_until_an_update(
-    home: Path, hub: Hub, converted: list[Conversion]
+    home: Path, hub: Hub, converted: list[BuildConfig]
 ) -> None:
     prepare(home, ID)
     prepare(home, f"{ID}@v1")
@@ -211,19 +210,20 @@ def test_what_does_not_fit_the_disk_is_refused_before_the_download(
     assert "HF_HOME may name another disk" in told
 
 
-def test_a_directory_and_its_change(home: Path, converted: list[Conversion]) -> None:
+def test_a_directory_and_its_change(home: Path, converted: list[BuildConfig]) -> None:
     model = TinyModel.make("Qwen3ForCausalLM").save(home / "mine")
     first, _ = prepare(home, "mine")
     assert first.served_model_name == "mine"
     assert prepare(home, str(model))[0] == first
     (done,) = converted
-    assert (done.model_id, done.revision, done.max_positions) == (str(model), None, 512)
+    assert (done.model_id, done.revision) == (str(model), None)
+    assert done.build.args["max_seq_len"] == 512
     (model / "tokenizer_config.json").write_text("{}")
     assert prepare(home, "mine")[0] != first
 
 
 def test_the_demo_model_is_what_its_build_config_makes(
-    home: Path, converted: list[Conversion]
+    home: Path, converted: list[BuildConfig]
 ) -> None:
     assert default_model(Settings(cog_weights="engine.tar")) is None
     assert default_model(Settings(cog_triton_engine="mock")) is None
@@ -234,11 +234,11 @@ def test_the_demo_model_is_what_its_build_config_makes(
 
     root = Path(conversion.__file__).parents[2]
     config = load_config(root / "configs" / "build" / "smollm2-135m-cpu.yaml")
-    assert converted[0].config() == config
+    assert converted[0] == config
 
 
 def test_a_gpu_with_vllm_gets_a_directory_for_it(
-    home: Path, hub: Hub, vllm: VLLMInstallation, converted: list[Conversion]
+    home: Path, hub: Hub, vllm: VLLMInstallation, converted: list[BuildConfig]
 ) -> None:
     found, lines = prepare(home, ID)
     assert "served by vllm, as this machine has a GPU and vLLM; for the CPU:" in lines[0]
@@ -266,7 +266,7 @@ def test_a_model_too_large_for_the_gpu_is_refused_before_the_download(
 
 
 def test_a_forced_family(
-    home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, converted: list[Conversion]
+    home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, converted: list[BuildConfig]
 ) -> None:
     assert "no NVIDIA GPU" in refusal(home, hub, ID, EngineIncompatible, family="vllm")
     assert "run cog-triton build" in refusal(home, hub, ID, InvalidArgument, family="tensorrt_llm")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -28,14 +28,15 @@ from cog_triton.artifact.engine_tar import Checksum, Readable, hashing
 from cog_triton.download.model_request import ModelRequest, resolve
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import EngineCorrupt, ModelUnavailable, nearest
-from cog_triton.oci.reference import DIGEST, Reference, is_oci
+from cog_triton.oci import image_manifest
+from cog_triton.oci.image_manifest import Descriptor, Digest
+from cog_triton.oci.reference import Reference, is_oci
 from cog_triton.system.paths import expanded
 from cog_triton.system.printable import first_problem, printable, shortened
 from cog_triton.system.redaction import redact_address
 
 if TYPE_CHECKING:
     from cog_triton.download.hub_cache import Listing
-    from cog_triton.oci.image_manifest import Descriptor
     from cog_triton.oci.registry_client import Registry
 
 ACCEPTED = (
@@ -299,7 +300,7 @@ class URL(Tar):
                 self.path = None
 
 
-Layers = Sequence[tuple[str | None, "Descriptor"]]
+Layers = Sequence[tuple[str | None, Descriptor]]
 """Layers, each with the name of a file in it; None for what is not said to be in it."""
 
 
@@ -315,8 +316,6 @@ class InRegistry(Source):
 
     @cached_property
     def _texts(self) -> Mapping[str, bytes]:
-        from cog_triton.oci import image_manifest
-
         contents: dict[str, bytes] = {}
         with _registry(self.reference, self._network) as (registry, scratch):
             digest, body = registry.manifest()
@@ -423,6 +422,15 @@ class _ImageConfig(BaseModel):
     config: _Container = _Container()
 
 
+class _IndexEntry(BaseModel):
+    digest: Digest
+    platform: dict[str, Any] | None = None
+
+
+class _Index(BaseModel):
+    manifests: list[_IndexEntry] | None = None
+
+
 class Image(Source):
     """A container image, of an index that for linux/amd64: its labels and environment."""
 
@@ -452,14 +460,14 @@ class Image(Source):
 
     @cached_property
     def _read(self) -> tuple[_Container, Sequence[Descriptor]]:
-        from cog_triton.oci.image_manifest import Image as Manifest
-
         with _registry(self._reference, self._network) as (registry, scratch):
             self.digest, body = registry.manifest()
-            if chosen := self._for_platform(body):
-                return Image(self._reference.pinned(chosen), self._network)._read
             try:
-                image = Manifest.model_validate_json(body)
+                entries = _Index.model_validate_json(body).manifests
+                if entries is not None:
+                    chosen = self._for_platform(entries)
+                    return Image(self._reference.pinned(chosen), self._network)._read
+                image = image_manifest.Image.model_validate_json(body)
                 if image.config is None:
                     raise EngineCorrupt(f"{self.name}: has no config")
                 text = _fetched(image.config, registry, scratch).read_bytes()
@@ -467,19 +475,10 @@ class Image(Source):
             except ValidationError as error:
                 raise EngineCorrupt(f"{self.name}: is no image: {first_problem(error)}") from None
 
-    def _for_platform(self, body: bytes) -> str | None:
-        """Digest of the image for linux/amd64 if `body` is an index, None if it is a manifest."""
-        try:
-            entries = json.loads(body).get("manifests")
-            for entry in entries or ():
-                if _PLATFORM.items() <= (entry.get("platform") or {}).items():
-                    if DIGEST.fullmatch(entry["digest"]) is None:
-                        raise ValueError
-                    return str(entry["digest"])
-        except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-            raise EngineCorrupt(f"{self.name}: its manifest is no image's") from None
-        if entries is None:
-            return None
+    def _for_platform(self, entries: Sequence[_IndexEntry]) -> str:
+        for entry in entries:
+            if _PLATFORM.items() <= (entry.platform or {}).items():
+                return entry.digest
         raise EngineCorrupt(f"{self.name}: its index has no image for linux/amd64")
 
 

@@ -159,7 +159,7 @@ def test_an_index_is_followed_to_linux_amd64(double: RegistryDouble, tmp_path: P
     double.manifests["v1"] = json.dumps({"manifests": [astray]}).encode()
     asked = len(double.seen)
     _, found = doctor(tmp_path, H100, name)
-    assert "its manifest is no image's" in found["engine"]["found"]
+    assert "is no image: manifests.0.digest" in found["engine"]["found"]
     assert len(double.seen) <= asked + 2  # a token, and the index: not where that points
 
 

@@ -36,27 +36,27 @@ class Gpu:
 
 # MiB by nvidia-smi, with ECC as the card has it by default.
 _TABLE = {
-    "a10": ("A10", 86, 23028),
-    "a10g": ("A10G", 86, 23028),
-    "a30": ("A30", 80, 24576),
-    "a40": ("A40", 86, 46068),
-    "a100": ("A100 80GB", 80, 81920),
-    "a100-40gb": ("A100 40GB", 80, 40960),
-    "a6000": ("RTX A6000", 86, 49140),
-    "l4": ("L4", 89, 23034),
-    "l40": ("L40", 89, 46068),
-    "l40s": ("L40S", 89, 46068),
-    "rtx-6000-ada": ("RTX 6000 Ada", 89, 49140),
-    "rtx-3090": ("RTX 3090", 86, 24576),
-    "rtx-4090": ("RTX 4090", 89, 24564),
-    "rtx-5090": ("RTX 5090", 120, 32607),
-    "rtx-pro-6000": ("RTX PRO 6000", 120, 97887),
-    "h100": ("H100 80GB", 90, 81559),
-    "h100-nvl": ("H100 NVL", 90, 95830),
-    "h200": ("H200", 90, 143771),
-    "gh200": ("GH200", 90, 97871),
-    "b200": ("B200", 100, 183359),
-    "b300": ("B300", 103, 275040),
+    "a10": Gpu("A10", 86, 23028 * MIB),
+    "a10g": Gpu("A10G", 86, 23028 * MIB),
+    "a30": Gpu("A30", 80, 24576 * MIB),
+    "a40": Gpu("A40", 86, 46068 * MIB),
+    "a100": Gpu("A100 80GB", 80, 81920 * MIB),
+    "a100-40gb": Gpu("A100 40GB", 80, 40960 * MIB),
+    "a6000": Gpu("RTX A6000", 86, 49140 * MIB),
+    "l4": Gpu("L4", 89, 23034 * MIB),
+    "l40": Gpu("L40", 89, 46068 * MIB),
+    "l40s": Gpu("L40S", 89, 46068 * MIB),
+    "rtx-6000-ada": Gpu("RTX 6000 Ada", 89, 49140 * MIB),
+    "rtx-3090": Gpu("RTX 3090", 86, 24576 * MIB),
+    "rtx-4090": Gpu("RTX 4090", 89, 24564 * MIB),
+    "rtx-5090": Gpu("RTX 5090", 120, 32607 * MIB),
+    "rtx-pro-6000": Gpu("RTX PRO 6000", 120, 97887 * MIB),
+    "h100": Gpu("H100 80GB", 90, 81559 * MIB),
+    "h100-nvl": Gpu("H100 NVL", 90, 95830 * MIB),
+    "h200": Gpu("H200", 90, 143771 * MIB),
+    "gh200": Gpu("GH200", 90, 97871 * MIB),
+    "b200": Gpu("B200", 100, 183359 * MIB),
+    "b300": Gpu("B300", 103, 275040 * MIB),
 }
 _ALIASES = {
     "a100-80gb": "a100",
@@ -71,7 +71,7 @@ _WANTED = re.compile(r"(?:(\d{1,4}) ?x ?)?([a-z][a-z0-9 _-]*|\d{4})")
 
 def known() -> list[Gpu]:
     """All GPUs of the table, the smallest first."""
-    return sorted((_gpu(key) for key in _TABLE), key=lambda gpu: (gpu.memory, gpu.sm))
+    return sorted(_TABLE.values(), key=lambda gpu: (gpu.memory, gpu.sm))
 
 
 def find(wanted: str) -> tuple[Gpu, int | None]:
@@ -86,7 +86,7 @@ def find(wanted: str) -> tuple[Gpu, int | None]:
         key = _ALIASES.get(key, key)
         count = int(match[1]) if match[1] else None
         if key in _TABLE and count != 0:
-            return _gpu(key), count
+            return _TABLE[key], count
     raise InvalidArgument(
         f"--gpu {wanted!r}: must be one of {', '.join(_TABLE)}, several as 4xh100"
         f"{nearest(wanted.lower(), [*_TABLE, *_ALIASES])}"
@@ -104,11 +104,6 @@ def require_supported(gpu: Gpu) -> None:
             f"{gpu.name} is sm_{gpu.sm}: must be sm_{_LEAST_SM} (A100) or later; for the CPU,"
             " leave --gpu out and use cog-triton serve"
         )
-
-
-def _gpu(key: str) -> Gpu:
-    name, sm, mib = _TABLE[key]
-    return Gpu(name, sm, mib * MIB)
 
 
 def gpus_here() -> list[Gpu]:

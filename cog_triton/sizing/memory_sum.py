@@ -75,67 +75,61 @@ def read_shape(config: Mapping[str, Any], where: str) -> ModelShape:
     Raises:
         BuildConfigInvalid: names the key that is missing or no positive whole number.
     """
-    text = _text_part(config)
-    read = _Reader(text, where)
+    text = text_part(config)
+
+    def number(*names: str, default: int | None = None) -> int:
+        for name in names:
+            value = text.get(name)
+            if value is None:
+                continue
+            if type(value) is not int or value < 1:
+                raise BuildConfigInvalid(
+                    f"{where}: {name}: {value!r}: must be a positive whole number"
+                )
+            return value
+        if default is None:
+            raise BuildConfigInvalid(
+                f"{where}: {names[0]}: missing; it is no transformer's that memory can be"
+                " summed for"
+            )
+        return default
+
     architectures = config.get("architectures")
     named = architectures[0] if isinstance(architectures, list) and architectures else ""
-    hidden = read.number("hidden_size", "n_embd", "d_model")
-    heads = read.number("num_attention_heads", "n_head", "n_heads")
-    head = read.number("head_dim", default=max(1, hidden // heads))
-    if latent := read.number("kv_lora_rank", default=0):
-        kv_heads, kv_width = 1, latent + read.number("qk_rope_head_dim", default=0)
+    hidden = number("hidden_size", "n_embd", "d_model")
+    heads = number("num_attention_heads", "n_head", "n_heads")
+    head = number("head_dim", default=max(1, hidden // heads))
+    if latent := number("kv_lora_rank", default=0):
+        kv_heads, kv_width = 1, latent + number("qk_rope_head_dim", default=0)
     else:
         fallback = 1 if text.get("multi_query") is True else heads
-        kv_heads = read.number("num_key_value_heads", "n_head_kv", default=fallback)
+        kv_heads = number("num_key_value_heads", "n_head_kv", default=fallback)
         kv_width = 2 * head
     quantization = config.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     dtype = text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype")
     return ModelShape(
         architecture=named if isinstance(named, str) else "",
-        layers=read.number("num_hidden_layers", "n_layer", "n_layers"),
+        layers=number("num_hidden_layers", "n_layer", "n_layers"),
         hidden=hidden,
-        intermediate=read.number("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
+        intermediate=number("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
         heads=heads,
         kv_heads=kv_heads,
         kv_width=kv_width,
-        vocabulary=read.number("vocab_size"),
-        experts=read.number("num_local_experts", "num_experts", "n_routed_experts", default=1),
-        max_len=read.number(*_LENGTHS, default=2048),
+        vocabulary=number("vocab_size"),
+        experts=number("num_local_experts", "num_experts", "n_routed_experts", default=1),
+        max_len=number(*_LENGTHS, default=2048),
         dtype=dtype if isinstance(dtype, str) and dtype in _BYTES else "bfloat16",
         quantized=method if isinstance(method, str) else None,
     )
 
 
-def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config.json that describes the language model; all of it where it is flat."""
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config.json, with the part that describes the language model at its top."""
     for section in ("text_config", "llm_config", "language_config"):
         if isinstance(config.get(section), dict):
             return {**config, **config[section]}
     return config
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    values: Mapping[str, Any]
-    where: str
-
-    def number(self, *names: str, default: int | None = None) -> int:
-        for name in names:
-            value = self.values.get(name)
-            if value is None:
-                continue
-            if type(value) is not int or value < 1:
-                raise BuildConfigInvalid(
-                    f"{self.where}: {name}: {value!r}: must be a positive whole number"
-                )
-            return value
-        if default is None:
-            raise BuildConfigInvalid(
-                f"{self.where}: {names[0]}: missing; it is no transformer's that memory can be"
-                " summed for"
-            )
-        return default
 
 
 @dataclass(frozen=True, slots=True)

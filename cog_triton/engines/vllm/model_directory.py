@@ -18,6 +18,7 @@ from cog_triton.errors import (
     UnexpectedEngineArg,
     nearest,
 )
+from cog_triton.sizing.memory_sum import text_part
 from cog_triton.system.paths import expanded
 
 # vllm/transformers_utils/model_arch_config_convertor.py and vllm/config/model.py of 0.33.
@@ -86,13 +87,9 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def text_config(model: Path) -> dict[str, Any]:
+def text_config(model: Path) -> Mapping[str, Any]:
     """config.json of a model, with the part for text at its top."""
-    config = read_object(model / "config.json")
-    for section in ("text_config", "llm_config", "language_config"):
-        if isinstance(config.get(section), dict):
-            config = {**config, **config[section]}
-    return config
+    return text_part(read_object(model / "config.json"))
 
 
 def derived_length(model: Path) -> int:

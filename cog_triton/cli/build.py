@@ -77,7 +77,12 @@ def build(
         print(tagged(line), flush=True)  # scripts write many lines, rich would be slow
 
     if clean:
-        _clean(config, work_dir, echo)
+        from cog_triton.builder.config import load_any
+        from cog_triton.builder.workspace import Workspace
+
+        workspace = Workspace(work_dir)
+        freed = workspace.clean(None if config is None else load_any(config).fingerprint)
+        echo(f"[clean] {workspace.root}: removed {freed / 1e6:.0f} MB")
         return
     if porcelain:
         from cog_triton.builder.build_request import run_request
@@ -150,16 +155,6 @@ def look(
         for line in as_lines(plan_of, workspace, output):
             echo(line)
     return checked
-
-
-def _clean(config: Path | None, work_dir: Path, echo: Echo) -> None:
-    """Remove what builds left in `work_dir`, all or those of one config."""
-    from cog_triton.builder.config import load_any
-    from cog_triton.builder.workspace import Workspace
-
-    workspace = Workspace(work_dir)
-    freed = workspace.clean(None if config is None else load_any(config).fingerprint)
-    echo(f"[clean] {workspace.root}: removed {freed / 1e6:.0f} MB")
 
 
 def _local_model(plan: Plan) -> Path | None:

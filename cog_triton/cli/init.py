@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,21 +21,8 @@ if TYPE_CHECKING:
 _YAML = (".yaml", ".yml")
 
 
-class Target(enum.StrEnum):
-    """What serves the model."""
-
-    TENSORRT_LLM = "tensorrt-llm"
-    VLLM = "vllm"
-
-
-class Quantization(enum.StrEnum):
-    """Quantization of the weights; auto takes the least loss that fits."""
-
-    AUTO = "auto"
-    NONE = "none"
-    FP8 = "fp8"
-    INT8 = "int8"
-    INT4_AWQ = "int4_awq"
+Target = Literal["tensorrt-llm", "vllm"]
+Quantization = Literal["auto", "none", "fp8", "int8", "int4_awq"]
 
 
 def init(
@@ -45,12 +31,10 @@ def init(
         str | None,
         typer.Option(help="Such as l40s or 4xh100.", show_default="this machine's"),
     ] = None,
-    target: Annotated[Target, typer.Option("--for", help="What is to serve it.")] = (
-        Target.TENSORRT_LLM
-    ),
+    target: Annotated[Target, typer.Option("--for", help="What is to serve it.")] = "tensorrt-llm",
     quantization: Annotated[
         Quantization, typer.Option(help="auto: the least loss that fits.")
-    ] = Quantization.AUTO,
+    ] = "auto",
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit on the hub.", show_default="main")
     ] = None,
@@ -87,7 +71,7 @@ def init(
     files = describe(source)
     fit = _fit(files, gpu, target, quantization)
     prints = str(output) == "-"
-    write = _for_vllm if target is Target.VLLM else _for_tensorrt_llm
+    write = _for_vllm if target == "vllm" else _for_tensorrt_llm
     path, text, said = write(files, fit, None if prints else output)
     if prints:
         sys.stdout.write(text)
@@ -110,10 +94,10 @@ def _fit(files: ModelFiles, wanted: str | None, target: Target, quantization: Qu
         gpu, count = gpu_table.find(wanted)
         counts = list(gpu_table.COUNTS) if count is None else [count]
     gpu_table.require_supported(gpu)
-    if quantization is not Quantization.AUTO:
-        return fit.choose(files, gpu, counts, [PRECISIONS[quantization.value]])
+    if quantization != "auto":
+        return fit.choose(files, gpu, counts, [PRECISIONS[quantization]])
     there = fit.precisions_of(files, gpu)
-    if target is Target.VLLM:  # others need weights that are quantized already
+    if target == "vllm":  # others need weights that are quantized already
         there = [one for one in there if one in (AS_STORED, FP8)]
     return fit.choose(files, gpu, counts, there)
 
@@ -180,14 +164,8 @@ def write_output(path: Path, text: str, *, force: bool) -> None:
         raise InvalidArgument(f"--output {path}: {error.strerror}") from error
 
 
-class Schema(enum.StrEnum):
-    """Files that have a JSON schema."""
-
-    BUILD = "build"
-
-
 def schema(
-    what: Annotated[Schema, typer.Argument(help="Which file's schema.")],
+    what: Annotated[Literal["build"], typer.Argument(help="Which file's schema.")],
 ) -> None:
     """Print a JSON schema, for editors to check and complete YAML files.
 

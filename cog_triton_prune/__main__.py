@@ -60,9 +60,7 @@ def prune(
 
     with coded_errors():
         options = Options(parse_sms(sm), dry_run, embedded, all_licences)
-        result = run(
-            paths, options, output, jobs, lambda done, of: report.progress_line(err, done, of)
-        )
+        result = run(paths, options, output, jobs)
     if as_json:
         typer.echo(report.as_json(result))
     else:

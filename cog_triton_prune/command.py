@@ -8,8 +8,7 @@ import shutil
 import signal
 import stat
 import subprocess
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,11 +16,12 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from rich.progress import track
+
 from cog_triton.errors import DiskFull, InvalidArgument
+from cog_triton.system.terminal import err
 from cog_triton_prune import elf
 from cog_triton_prune.prune_file import Options, Outcome, from_os, prune, shown
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,6 @@ def run(
     options: Options,
     output: Path | None = None,
     jobs: int | None = None,
-    progress: Progress = lambda done, of: None,
 ) -> Result:
     """Prune every shared object at and below `paths`, in place or in copies below `output`.
 
@@ -57,11 +56,11 @@ def run(
     found = _find(paths)
     with _terminable():
         if not targets or options.dry_run:
-            return _prune(*found, options, jobs, progress)
+            return _prune(*found, options, jobs)
         try:
             for path, target in targets.items():
                 _copy(path, target)
-            return _prune(*_find([*targets.values()]), options, jobs, progress)
+            return _prune(*_find([*targets.values()]), options, jobs)
         except BaseException:
             for target in targets.values():
                 if target.is_dir():
@@ -71,9 +70,7 @@ def run(
             raise
 
 
-def _prune(
-    files: list[list[Path]], links_out: int, options: Options, jobs: int | None, progress: Progress
-) -> Result:
+def _prune(files: list[list[Path]], links_out: int, options: Options, jobs: int | None) -> Result:
     outcomes: list[Outcome] = []
     with (
         _directory_times({name.parent for names in files for name in names}),
@@ -82,10 +79,17 @@ def _prune(
     ):
         futures = [pool.submit(prune, path, names, options) for path, *names in files]
         try:
-            for done, future in enumerate(as_completed(futures), 1):
+            finished = track(
+                as_completed(futures),
+                "Pruning",
+                len(files),
+                console=err,
+                transient=True,
+                disable=not err.is_terminal,
+            )
+            for future in finished:
                 if outcome := future.result():
                     outcomes.append(outcome)
-                progress(done, len(files))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -179,9 +183,6 @@ def _directory_times(directories: set[Path]) -> Iterator[None]:
 @contextmanager
 def _terminable() -> Iterator[None]:
     """Raise SystemExit on SIGTERM within the block, so that it cleans up."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def end(signum: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + signum)

@@ -14,6 +14,7 @@ Nothing here does I/O: it reads a buffer and says which bytes may become zeros.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,11 +59,6 @@ class Entry:
     def label(self) -> str:
         """Kind and architecture as nvcc spells them: sm_90a, compute_80, lto_90."""
         return f"{_PREFIX[self.kind]}{self.arch}"
-
-    @property
-    def size(self) -> int:
-        """Bytes, header included."""
-        return self.end - self.start
 
 
 @dataclass(frozen=True)
@@ -113,26 +109,17 @@ def parse(buffer: Bytes, start: int, end: int) -> list[Container]:
     ]
 
 
-def choose_for(container: Container, sms: Sequence[int]) -> Choice:
-    """Choose the entries that GPUs of any of these compute capabilities need."""
-    choices = [choose(container, sm) for sm in sms]
-    kept = {entry for choice in choices for entry in choice.kept}
-    return Choice(
-        tuple(entry for entry in container.entries if entry in kept),
-        all(choice.fits for choice in choices),
-    )
+def choose(container: Container, sms: Sequence[int]) -> Choice:
+    """Choose the entries of a container that GPUs of any of the compute capabilities `sms` need.
 
-
-def choose(container: Container, sm: int) -> Choice:
-    """Choose the entries of a container that a GPU of compute capability `sm` needs.
-
-    The cubins with the highest SM number that run on it (sm_90 and sm_90a alike); without any,
-    the PTX with the highest that compiles for it; link-time code always. A container that has
-    nothing for the GPU is kept whole: what is there was not meant for it, or cannot be judged.
+    For each, the cubins with the highest SM number that run on it (sm_90 and sm_90a alike);
+    without any, the PTX with the highest that compiles for it; link-time code always. Of a
+    container that has nothing for the GPU everything stays: what is there was not meant for it, or
+    cannot be judged.
     """
     kept: set[Entry] = set()
     fits = True
-    for name in {entry.name for entry in container.entries}:
+    for sm, name in itertools.product(sms, {entry.name for entry in container.entries}):
         module = [entry for entry in container.entries if entry.name == name]
         linked = [entry for entry in module if entry.kind is Kind.LTO]
         usable = [e for e in module if e.kind is Kind.CUBIN and e.arch.runs_on(sm)] or [

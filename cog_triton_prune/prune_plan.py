@@ -76,7 +76,7 @@ def make(buffer: Bytes, sms: Sequence[int], zero_embedded: bool = False) -> Plan
             containers += fatbin.parse(buffer, section.offset, section.end)
         elif section.name not in fatbin.SECTIONS and section.is_plain_data:
             images += _images(buffer, section)
-    choices = [fatbin.choose_for(container, sms) for container in containers]
+    choices = [fatbin.choose(container, sms) for container in containers]
     edits: list[Edit | None] = []
     for container, choice in zip(containers, choices, strict=True):
         if container.was_pruned and not choice.fits:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -69,12 +69,6 @@ def as_table(result: Result) -> RenderableType:
         sizes = [_mb(sum(plan.kept.values())), _mb(plan.freed)] if outcome in scope else ["-", "-"]
         table.add_row(file, *sizes)
     return Group(table, *(Text(note) for note in _notes(result, freed)))
-
-
-def progress_line(console: Console, done: int, total: int) -> None:
-    """Show progress, on a terminal only."""
-    if console.is_terminal:
-        console.print(f"{done} of {total} files", end="\r" if done < total else "\n", style="dim")
 
 
 def architectures(sizes: Mapping[str, int]) -> str:

@@ -42,7 +42,7 @@ def sections(draw: st.DrawFn) -> tuple[bytes, list[list[Image]]]:
 def pruned(data: bytes, sm: int) -> bytes:
     buffer = bytearray(data)
     found = fatbin.parse(buffer, 0, len(buffer))
-    changes = [fatbin.edit(one, fatbin.choose(one, sm)) for one in found]
+    changes = [fatbin.edit(one, fatbin.choose(one, [sm])) for one in found]
     zero_edits.apply(buffer, [change for change in changes if change])
     return bytes(buffer)
 
@@ -54,7 +54,7 @@ def labels(data: bytes) -> list[list[str]]:
 def kept(sm: int, *images: Image) -> tuple[str, bool]:
     data = container(*images)
     (one,) = fatbin.parse(data, 0, len(data))
-    choice = fatbin.choose(one, sm)
+    choice = fatbin.choose(one, [sm])
     return " ".join(entry.label for entry in choice.kept), choice.fits
 
 
@@ -87,13 +87,13 @@ def test_pruning_keeps_sizes_and_chosen_entries(
     assert pruned(after, sm) == after
     before = fatbin.parse(data, 0, len(data))
     for one, small in zip(before, fatbin.parse(after, 0, len(after)), strict=True):
-        choice = fatbin.choose(one, sm)
+        choice = fatbin.choose(one, [sm])
         assert small.start == one.start
         assert [after[e.start : e.end] for e in small.entries] == [
             data[e.start : e.end] for e in choice.kept
         ]
         assert not any(after[small.end : one.end + one.slack])
-        assert fatbin.choose(small, sm) == fatbin.Choice(small.entries, choice.fits)
+        assert fatbin.choose(small, [sm]) == fatbin.Choice(small.entries, choice.fits)
         if one.entries:
             assert choice.kept
 
@@ -103,7 +103,7 @@ def test_nothing_that_a_gpu_would_pick_is_lost(images: list[Image], sm: int) -> 
     """Of each module the driver takes the newest cubin that runs, else PTX that compiles."""
     data = container(*images)
     (one,) = fatbin.parse(data, 0, len(data))
-    choice = fatbin.choose(one, sm)
+    choice = fatbin.choose(one, [sm])
     for name in {entry.name for entry in one.entries}:
         module = [entry for entry in one.entries if entry.name == name]
         runs = [e for e in module if e.kind is fatbin.Kind.CUBIN and e.arch.runs_on(sm)]

@@ -44,12 +44,12 @@ class Arch(NamedTuple):
 
 
 def parse_sms(text: str) -> tuple[int, ...]:
-    """Parse SMs with commas between them, as in "80,86", into SM numbers, the lowest first.
+    """Parse SMs with commas between them, as in "80,sm_86,9.0", the lowest first.
 
     Raises:
         InvalidArgument: one of them is not an SM.
     """
-    return tuple(sorted({parse_sm(part) for part in text.split(",")}))
+    return tuple(sorted({_parse_sm(part) for part in text.split(",")}))
 
 
 def sm_text(sms: Sequence[int]) -> str:
@@ -57,12 +57,7 @@ def sm_text(sms: Sequence[int]) -> str:
     return "sm_" + ",".join(map(str, sms))
 
 
-def parse_sm(text: str) -> int:
-    """Parse "86", "sm_86" or "8.6" into an SM number.
-
-    Raises:
-        InvalidArgument: it is neither.
-    """
+def _parse_sm(text: str) -> int:
     if match := re.fullmatch(r"(?:sm_)?([1-9]\d{1,2})|([1-9]\d?)\.(\d)", text.strip()):
         return int(match[1] or match[2] + match[3])
     variant = re.fullmatch(r"(?:sm_)?((\d{2,3})[af])", text.strip())

@@ -13,24 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import ran
 from scripted_server import HANG, ScriptedServer, serving, whole
 from test_bench_targets import STREAM, USUAL, by_path, of_cog
-from typer.testing import CliRunner
 
 from cog_triton.bench import load_generator
-from cog_triton.cli.app import app
 from cog_triton.system.ports import free_ports
 
 BENCH = [sys.executable, "-m", "cog_triton", "bench", "--url"]
 ENDLESS = ["--warmup", "0", "--unit", "concurrency", "--rate", "1", "--duration", "60"]
 FULL = [whole(b'{"detail": "busy"}', "409 Conflict")]
-
-
-@pytest.fixture(autouse=True)
-def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setenv("COLUMNS", "400")
 
 
 @pytest.fixture
@@ -40,9 +32,7 @@ def server() -> Iterator[ScriptedServer]:
 
 
 def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["bench", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    result = ran("bench", *arguments, columns=400)
     return result.exit_code, result.output
 
 

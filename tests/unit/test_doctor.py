@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 import sample_engines
+from command_line import ran
 from rich.console import Console
-from typer.testing import CliRunner
 
 from cog_triton.artifact.compatibility import Machine
-from cog_triton.cli.app import app
 from cog_triton.doctor import machine as machines
 from cog_triton.doctor import report, run_checks
 from cog_triton.doctor.report import Check, State
@@ -37,7 +36,6 @@ from cog_triton.triton.installation import TritonInstallation
 @pytest.fixture(autouse=True)
 def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COG_TRITON_WORK_DIR", str(tmp_path / "work"))
-    monkeypatch.setenv("NO_COLOR", "1")
     for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True):
         monkeypatch.setenv(f"TRITON_{name.upper()}_PORT", str(port))
     for name, port in zip(("PORT", "OPENAI_PORT"), free_ports(2), strict=True):
@@ -45,9 +43,7 @@ def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def doctor(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["doctor", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    result = ran("doctor", *arguments)
     return result.exit_code, result.output
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import ran
 from test_sizing import DEEPSEEK, GPT2, LLAMA_8B, LLAMA_70B, MIXTRAL
-from typer.testing import CliRunner
 
 from cog_triton.builder.config import SealedConfig, load_any, load_config
-from cog_triton.cli.app import app
 from cog_triton.engines.vllm.model_directory import read_arguments
 from cog_triton.sizing import gpu_table
 from cog_triton.sizing.gpu_table import Gpu
@@ -33,9 +32,7 @@ def model(config: dict[str, Any]) -> str:
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["init", *arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    result = ran("init", *arguments, columns=200)
     return result.exit_code, result.output
 
 

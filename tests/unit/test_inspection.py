@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import ran
 from sample_engines import (
     V0_7,
     V0_9,
@@ -23,24 +24,14 @@ from sample_engines import (
     small_tar,
     with_manifest,
 )
-from typer.testing import CliRunner
 
 from cog_triton.builder import package
 from cog_triton.builder.config import parse_config
-from cog_triton.cli.app import app
 from cog_triton.download.model_request import FetchedModel
 
 
-@pytest.fixture(autouse=True)
-def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "80")
-
-
 def run(*arguments: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["inspect", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    result = ran("inspect", *arguments)
     return result.exit_code, result.output
 
 

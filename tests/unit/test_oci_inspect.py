@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import ran
 from local_registry import Registry
 from registry_double import Fault, RegistryDouble
 from sample_engines import with_manifest
-from typer.testing import CliRunner
 
 from cog_triton.artifact import engine_manifest
-from cog_triton.cli.app import app
 from cog_triton.oci import image_manifest, layer_blobs
 from cog_triton.oci.engine_push import push
 from cog_triton.oci.reference import Reference
@@ -28,11 +27,7 @@ COG = ("llm", "/src/weights")
 TITLE = "org.opencontainers.image.title"
 
 
-@pytest.fixture(autouse=True)
-def _plain(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Output as in a plain terminal."""
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "80")
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def send(address: str, name: str, engine: Path, cog: tuple[str, str] | None = None) -> Reference:
@@ -43,9 +38,7 @@ def send(address: str, name: str, engine: Path, cog: tuple[str, str] | None = No
 
 
 def inspect(*arguments: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["inspect", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    result = ran("inspect", *arguments)
     return result.exit_code, result.output
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import ran
 from fatbins import PTX, Image, container, cubin, library
-from typer.testing import CliRunner
 
-from cog_triton.cli.app import app
 from cog_triton_prune.report import architectures
 
 MANY = [Image(number=n) for n in (75, 80, 86, 89, 90, 100, 103, 120, 121)] + [
@@ -21,12 +20,6 @@ MANY = [Image(number=n) for n in (75, 80, 86, 89, 90, 100, 103, 120, 121)] + [
 FATBIN = container(*MANY) + container(Image(number=75))
 RODATA = cubin(80) + cubin(90)
 LONG = "libtensorrt_llm_kernels_with_a_name_that_is_longer_than_a_line_of_the_table.so"
-
-
-@pytest.fixture(autouse=True)
-def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "80")
 
 
 @pytest.fixture
@@ -45,9 +38,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def run(*arguments: str | Path) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["prune", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    result = ran("prune", *arguments)
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -137,13 +128,6 @@ def test_invalid_arguments_are_refused_with_a_code(arguments: list[str], message
     assert message in errors
 
 
-@pytest.mark.parametrize("arguments", [[], ["."], ["--sm", "86"], ["--sm", "86", "-j", "0", "."]])
-def test_usage_errors_exit_with_2(arguments: list[str]) -> None:
-    code, _, errors = run(*arguments)
-    assert code == 2
-    assert "Usage" in errors
-
-
 def test_a_tree_without_device_code(tmp_path: Path) -> None:
     code, table, _ = run("--sm", "86", tmp_path)
     assert code == 0
@@ -155,12 +139,3 @@ def test_architectures_are_abbreviated() -> None:
         ["lto_90", "sm_100f", "compute_80", "sm_90a", "sm_?", "sm_90", "sm_80"], 1
     )
     assert architectures(sizes) == "sm_? 80 90 90a 100f, compute_80, lto_90"
-
-
-def test_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, _ = run("--help")
-    assert code == 0
-    assert max(map(len, out.splitlines())) <= 80
-    for word in ("PATH", "--sm", "--output", "--dry-run", "--json", "--embedded"):
-        assert word in out
-    assert "Example: cog-triton prune --sm 86 --dry-run .venv/lib" in out

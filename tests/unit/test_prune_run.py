@@ -53,12 +53,6 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert snapshot(tmp_path) == before
 
 
-def test_embedded_cubins_only_when_asked_for(tmp_path: Path) -> None:
-    path = write(tmp_path / "libtensorrt_llm.so")
-    assert only(run([path], Options((90,), embedded=True))).plan.zeroed == {"sm_80": len(cubin(80))}
-    assert cubin(80) not in path.read_bytes()
-
-
 def test_all_licences_prunes_closed_libraries(tmp_path: Path) -> None:
     path = write(tmp_path / "libcublasLt.so.12")
     assert only(run([path], SM90)).reason == "under NVIDIA's licence"

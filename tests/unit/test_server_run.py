@@ -23,15 +23,6 @@ def refusal(**settings: Any) -> str:
     return caught.value.detail
 
 
-@pytest.mark.parametrize("name", ["TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "OPENAI_PORT", "PORT"])
-def test_a_port_in_use_fails_the_start_by_name(name: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        error = refusal(**{name.lower(): port})
-    assert error.startswith(f"{name}={port}: cannot listen on 127.0.0.1:{port}")
-    assert "in use" in error
-
-
 def test_a_port_in_use_on_one_address_is_in_use_for_all_addresses() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert refusal(cog_host="0.0.0.0", port=taken.getsockname()[1]).startswith("PORT=")

@@ -201,11 +201,6 @@ def test_what_does_not_fit_says_what_is_short_and_what_would_do() -> None:
     assert "It would fit 1 x " in said
 
 
-def test_what_nothing_holds_is_said() -> None:
-    files = files_of({**LLAMA_70B, "num_hidden_layers": 8000})
-    assert fit.would_do(files) == "No 8 GPUs of one kind hold it"
-
-
 def test_heads_that_cannot_be_split_are_named() -> None:
     with pytest.raises(EngineIncompatible, match="32 attention heads cannot be split over 3 GPUs"):
         chosen(LLAMA_8B, "3xh100")

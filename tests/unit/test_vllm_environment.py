@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from command_line import ran
 
-from cog_triton.cli.app import app
 from cog_triton.errors import MissingExtra, ModelUnavailable
 from cog_triton.models import family_choice
 from cog_triton.packages import package_set, vllm_environment
@@ -58,8 +57,7 @@ def lock(tmp_path: Path) -> Path:
 
 
 def setup(*options: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["setup", "vllm", *options], env={"COLUMNS": "300"})
-    assert result.exception is None or isinstance(result.exception, SystemExit)
+    result = ran("setup", "vllm", *options, columns=300)
     return result.exit_code, result.output
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cog_triton.builder.workspace import Workspace
+from cog_triton.builder.workspace import Workspace, digest
 from cog_triton.download.transfer_progress import Echo
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class Conversion:
 
     Attributes:
         revision: of a hub's model, a commit.
-        identity: what tells its files from others': a commit, or names, sizes and times.
+        identity: of its files: a commit, or the digest of their names, sizes and times.
     """
 
     model_id: str
@@ -65,7 +64,6 @@ class Conversion:
         """Where the engine is, or will be: by the config, the model and the converter."""
         from cog_triton.builder.plan import OWN
         from cog_triton.builder.script_build import code_of, versions  # NumPy
-        from cog_triton.builder.workspace import digest
 
         config = self.config(MAX_SEQ_LEN).to_yaml()
         of = [config, self.identity, versions(), code_of(OWN / "openvino")]
@@ -91,10 +89,3 @@ class Conversion:
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(engine)
                 link.replace(target)
-
-
-def files_identity(path: Path) -> str:
-    """Identity of the model at `path`, a file or a directory: names, sizes and times."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    stats = [(file, file.stat()) for file in files if file.is_file()]
-    return json.dumps([str(path), [[f.name, s.st_size, s.st_mtime_ns] for f, s in stats]])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cog_triton.builder.workspace import Workspace
+from cog_triton.builder.workspace import Workspace, digest, listing
 from cog_triton.download import disk_space
 from cog_triton.download.model_request import ModelRequest, json_object
 from cog_triton.download.model_source import fetch_model
@@ -119,7 +119,7 @@ class Preparation:
         served, model_id = (source.name, source.name) if packed else (path.name, str(path))
         if choice.family == "vllm":
             return self._with_vllm(path, _object(source, "config.json"), served, choice)
-        wanted = Conversion(model_id, None, conversion.files_identity(path))
+        wanted = Conversion(model_id, None, digest([str(path), listing(path)]))
         if not (engine := wanted.engine(self._store)).is_dir():
             with _named(source.name, vllm=source.kind == "directory"):
                 limit = _max_positions(path)
@@ -286,10 +286,8 @@ def _max_positions(path: Path) -> int:
     """Longest sequence of the model at `path`; refuses what OpenVINO does not honour."""
     from cog_triton.build_scripts.openvino import _from_gguf, _model
 
-    if path.is_dir() and (path / "config.json").is_file():
-        return _model.load(path).max_positions
-    file = path if path.is_file() else next(path.glob("*.gguf"))
-    return _from_gguf.read(file).model.max_positions
+    file = _from_gguf.find(path)
+    return (_model.load(path) if file is None else _from_gguf.read(file).model).max_positions
 
 
 @contextmanager

@@ -86,10 +86,6 @@ def test_options_are_spelled_with_dashes_or_underscores(spelling: str) -> None:
     assert "No such option" not in output
 
 
-def test_version_option() -> None:
-    assert run("--version") == (0, f"cog-triton {__version__}\n")
-
-
 def test_python_m_cog_triton_runs_the_command_line() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "cog_triton", "--version"], capture_output=True, check=True
@@ -137,16 +133,6 @@ def refusal(*arguments: str) -> str:
     assert output.startswith("error: E1")
     assert "Traceback" not in output
     return output
-
-
-def test_a_missing_build_config_is_refused(tmp_path: Path) -> None:
-    assert "no.yaml" in refusal("build", str(tmp_path / "no.yaml"))
-
-
-def test_an_invalid_build_config_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "build.yaml"
-    path.write_text("frobnicate: [bold]1[/bold]")
-    assert refusal("build", str(path)).startswith("error: E1300 BuildConfigInvalid: ")
 
 
 PORTS = ["--port", "--openai-port", *(f"--triton-{k}-port" for k in ("http", "grpc", "metrics"))]

@@ -264,14 +264,7 @@ def test_names_cannot_control_the_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("here", "said"),
-    [
-        ([90, 90, 90, 90], None),
-        ([90] * 8, None),
-        ([], "was built for sm_90, there is no GPU here"),
-        ([86, 90, 90, 90], "was built for sm_90, this machine has sm_86"),
-        ([90, 90], "has 4 ranks, a GPU for each: 2 here"),
-    ],
+    ("here", "said"), [([90] * 8, None), ([90, 90], "has 4 ranks, a GPU for each: 2 here")]
 )
 def test_check_gpu_compares_with_the_visible_gpus(
     here: list[int], said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
 import io
 import json
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from command_line import ran
 from local_registry import Registry
-from registry_double import Fault, RegistryDouble
+from registry_double import RegistryDouble
 from sample_engines import with_manifest
 
 from cog_triton.artifact import engine_manifest
@@ -133,14 +132,6 @@ def test_files_that_share_a_layer_are_found_in_it(
     assert len(told["files"]) == len(engine_manifest.files_of(engine))
 
 
-def test_a_layer_of_other_bytes_is_refused(double: RegistryDouble, engine: Path) -> None:
-    send(double.address, "me/llm:v1", engine)
-    held = json.loads(double.manifests["v1"])["layers"]
-    digest = next(o["digest"] for o in held if o["annotations"][TITLE] == "cog-triton.json")
-    double.blobs[digest] = double.blobs[digest].replace(b"Qwen3-8B", b"Qwen3-9B")
-    assert digest.removeprefix("sha256:") in refusal(double, "E1304")
-
-
 def test_what_is_no_engine_is_refused(double: RegistryDouble, engine: Path) -> None:
     model = titled(double.add(tar(model__json=b"{}")), "cog-triton.json")
     config = titled(double.add(tar(config__json=b"{}")), "config.json")
@@ -181,15 +172,3 @@ def test_a_broken_config_of_cog_is_refused(
     held = double.add(json.dumps(lost).encode() if config is None else config, kind)
     double.tag("v1", layers(double, engine), config=held)
     assert why in refusal(double)
-
-
-def test_a_login_is_used_and_asked_for(double: RegistryDouble, engine: Path, home: Path) -> None:
-    send(double.address, "me/llm:v1", engine)
-    basic = base64.b64encode(b"me:hunter2").decode()
-    challenge = Fault(401, {"WWW-Authenticate": 'Basic realm="it"'})
-    double.plan = lambda seen: None if seen.authorization == f"Basic {basic}" else challenge
-    assert "log in with docker login" in refusal(double, "E1304")
-    (home / ".docker").mkdir(parents=True)
-    config = {"auths": {double.address: {"auth": basic}}}
-    (home / ".docker/config.json").write_text(json.dumps(config))
-    assert document(f"oci://{double.address}/me/llm:v1")["model_id"] == "Qwen/Qwen3-8B"

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +31,7 @@ from cog_triton.triton.installation import TritonInstallation, missing_libpython
 _PROC = Path("/proc")
 _SERVERS = {b"cog_triton.front.server", b"--triton-only"}
 _GB = 1e9
+_TIMEOUT_S = 30
 _OUR_REGIONS = re.compile(r"cog_triton_(\d+)_")
 
 
@@ -159,18 +159,6 @@ def free_ports(wanted: Mapping[str, tuple[str, int]]) -> list[Check]:
         said.append(f"{its} in use by cog-triton (process {server}), which runs here")
     others = [check for port, check in taken.items() if port not in ours]
     return [*([ok("ports", "; ".join(said))] if said else []), *others]
-
-
-_PYTHONS = ((3, 11), (3, 12))
-_TIMEOUT_S = 30
-
-
-def python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
-    """Check that the package supports this Python."""
-    text = ".".join(map(str, version))
-    if _PYTHONS[0] <= version[:2] <= _PYTHONS[1]:
-        return ok("Python", text)
-    return fail("Python", text, "use Python 3.11 or 3.12: `make setup PYTHON=python3.11`")
 
 
 def libpython(triton: TritonInstallation | TritonStartFailed) -> Check:

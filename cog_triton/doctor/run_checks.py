@@ -6,6 +6,7 @@ Of an engine, a model or an image no weights are fetched.
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -86,7 +87,7 @@ def _source(name: str, settings: Settings, *, images: bool = False) -> Source | 
 
 
 def _checks(wanted: str | None, scratch: Path) -> Iterator[Check]:
-    yield machine.python()
+    yield ok("Python", platform.python_version())  # requires-python has the rule
     try:
         own = {} if "OPENAI_PORT" in os.environ else {"openai_port": OPENAI_PORT}
         settings = load_settings(**own)

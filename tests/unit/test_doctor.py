@@ -223,27 +223,19 @@ MODEL = {
     **{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336},
     **{"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256},
 }
-L4 = Gpu("L4", 89, 23034 << 20)
 
 
 @pytest.mark.parametrize(
-    ("gpus", "layers", "state", "said"),
+    ("layers", "state", "said"),
     [
-        ((L4, 2), 32, "ok", "fits 1 of 2 x L4 with FP8 weights"),
-        ((L4, 1), 320, "fail", "It would fit 1 x "),
-        (None, 2, "ok", "no GPU. It would fit 1 x "),
-        (None, 32000, "fail", "no GPU. No 8 GPUs of one kind hold it"),
+        (2, "ok", "no GPU. It would fit 1 x "),
+        (32000, "fail", "no GPU. No 8 GPUs of one kind hold it"),
     ],
 )
-def test_a_model_is_compared_with_this_machine(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    gpus: tuple[Gpu, int] | None,
-    layers: int,
-    state: str,
-    said: str,
+def test_a_model_is_compared_with_a_machine_without_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int, state: str, said: str
 ) -> None:
-    monkeypatch.setattr(gpu_table, "gpu_here", lambda: gpus)
+    monkeypatch.setattr(gpu_table, "gpu_here", lambda: None)
     (tmp_path / "config.json").write_text(json.dumps({**MODEL, "num_hidden_layers": layers}))
     found = run_checks.memory(run_checks.target(Source.open(str(tmp_path)), tmp_path))
     assert (found.state.value, found.advice == "") == (state, state == "ok")
@@ -299,9 +291,6 @@ def test_this_machine_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("check", "state", "said"),
     [
-        (lambda: machines.python((3, 10, 13)), "fail", "3.10.13"),
-        (lambda: machines.python((3, 12, 9)), "ok", "3.12.9"),
-        (lambda: machines.python((3, 13, 0)), "fail", "3.13.0"),
         (lambda: machines.memory(HostMemory(8 * 10**9, "max")), "ok", "8.0 GB free (max)"),
         (lambda: machines.memory(HostMemory(2 * 10**9, "max")), "warn", "2.0 GB free"),
         (lambda: machines.memory(HostMemory(10**8, "max")), "fail", "0.1 GB free"),
@@ -315,7 +304,7 @@ def test_limits(check: Callable[[], Check], state: str, said: str) -> None:
 
 
 def test_gpus_of_a_kind_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    h200 = Gpu("NVIDIA H200", 90, 143771 << 20)
-    monkeypatch.setattr(gpu_table, "gpus_here", lambda: [h200, h200, L4])
+    h200, l4 = Gpu("NVIDIA H200", 90, 143771 << 20), Gpu("L4", 89, 23034 << 20)
+    monkeypatch.setattr(gpu_table, "gpus_here", lambda: [h200, h200, l4])
     found = machines.gpu(None, [90, 90, 89])
     assert found.found == "2 x NVIDIA H200 151 GB; 1 x L4 24 GB (sm_89, sm_90)"

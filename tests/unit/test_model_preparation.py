@@ -27,10 +27,15 @@ from cog_triton.errors import (
     ModelUnavailable,
     TritonStartFailed,
 )
-from cog_triton.models import conversion, family_choice, preparation
-from cog_triton.models.conversion import Conversion
+from cog_triton.models import family_choice, preparation
 from cog_triton.models.family_choice import VLLMInstallation
-from cog_triton.models.preparation import DEMO_MODEL, Preparation, Prepared, default_model
+from cog_triton.models.preparation import (
+    DEMO_MODEL,
+    Conversion,
+    Preparation,
+    Prepared,
+    default_model,
+)
 from cog_triton.settings import Settings
 from cog_triton.sizing import gpu_table
 from cog_triton.sources.source import Network, Source, Tar
@@ -232,7 +237,7 @@ def test_the_demo_model_is_what_its_build_config_makes(
     assert prepare(home, DEMO_MODEL)[0].served_model_name == DEMO_MODEL
     from cog_triton.builder.config import load_config
 
-    root = Path(conversion.__file__).parents[2]
+    root = Path(preparation.__file__).parents[2]
     config = load_config(root / "configs" / "build" / "smollm2-135m-cpu.yaml")
     assert converted[0] == config
 

@@ -160,44 +160,8 @@ class Source:
         """The family of an engine on this machine by the files before its weights, if they say."""
         return None
 
-    def was_read(self, name: str) -> bool:
-        """Whether the size and checksum of a file are of its bytes, and not what something says."""
-        return self.files()[name].sha256 is not None
 
-
-class _Local(Source):
-    """What is read from a disk; its small texts are kept."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self._summed = False
-        self._files: dict[str, File] | None = None
-        self._texts: dict[str, bytes] = {}
-
-    def files(self, *, checksums: bool = False) -> Mapping[str, File]:
-        if self._files is None or (checksums and not self._summed):
-            self._files, self._summed = {}, checksums
-            self._scan(self._files, checksums)
-            self._files = dict(sorted(self._files.items()))
-        return self._files
-
-    def _scan(self, found: dict[str, File], checksums: bool) -> None:
-        raise NotImplementedError
-
-    def _sum(self, name: str, content: Readable, sums: Checksum) -> File:
-        kept = bytearray()
-        while piece := sums.read(content):
-            if name in _TEXTS:
-                kept += piece
-                if len(kept) > MAX_TEXT:
-                    raise EngineCorrupt(f"{self.name}: {name} has over {MAX_TEXT} bytes")
-        if name in _TEXTS:
-            self._texts[name] = bytes(kept)
-        entry = sums.entry()
-        return File(entry.size, entry.sha256)
-
-
-class Directory(_Local):
+class Directory(Source):
     """A directory: an engine of any family, or a model with a config.json."""
 
     kind = "directory"
@@ -207,14 +171,11 @@ class Directory(_Local):
         self.path: Path = path
         self.is_engine = self.family() is not None
 
-    def _scan(self, found: dict[str, File], checksums: bool) -> None:
+    def files(self, *, checksums: bool = False) -> Mapping[str, File]:
+        sum_of = engine_manifest.sha256_of if checksums else lambda _path: None
         try:
-            with hashing() as checksum:
-                for name, path in engine_manifest.files_of(self.path).items():
-                    found[name] = File(path.stat().st_size)
-                    if checksums:
-                        with path.open("rb") as file:
-                            found[name] = self._sum(name, file, checksum())
+            found = engine_manifest.files_of(self.path).items()
+            return {name: File(path.stat().st_size, sum_of(path)) for name, path in found}
         except OSError as error:
             raise EngineCorrupt(f"{error.filename}: cannot be read: {error.strerror}") from error
 
@@ -235,7 +196,7 @@ class Directory(_Local):
         return next(filter(None, (_family(name, text or b"") for name, text in texts)), None)
 
 
-class Tar(_Local):
+class Tar(Source):
     """A tar of an engine, compressed or not, that is read front to back."""
 
     kind = "tar"
@@ -244,6 +205,16 @@ class Tar(_Local):
     def __init__(self, name: str, path: Path | None = None) -> None:
         super().__init__(name)
         self.path = path
+        self._summed = False
+        self._files: dict[str, File] | None = None
+        self._texts: dict[str, bytes] = {}
+
+    def files(self, *, checksums: bool = False) -> Mapping[str, File]:
+        if self._files is None or (checksums and not self._summed):
+            self._files, self._summed = {}, checksums
+            self._scan(self._files, checksums)
+            self._files = dict(sorted(self._files.items()))
+        return self._files
 
     def _scan(self, found: dict[str, File], checksums: bool) -> None:
         assert self.path is not None
@@ -256,6 +227,18 @@ class Tar(_Local):
                     found[member.name] = File(member.size)
                     if checksums or member.name in _TEXTS:
                         found[member.name] = self._sum(member.name, member.content, checksum())
+
+    def _sum(self, name: str, content: Readable, sums: Checksum) -> File:
+        kept = bytearray()
+        while piece := sums.read(content):
+            if name in _TEXTS:
+                kept += piece
+                if len(kept) > MAX_TEXT:
+                    raise EngineCorrupt(f"{self.name}: {name} has over {MAX_TEXT} bytes")
+        if name in _TEXTS:
+            self._texts[name] = bytes(kept)
+        entry = sums.entry()
+        return File(entry.size, entry.sha256)
 
     def read(self, name: str) -> bytes | None:
         self.files()
@@ -350,9 +333,6 @@ class InRegistry(Source):
 
     def read(self, name: str) -> bytes | None:
         return self._texts.get(name)
-
-    def was_read(self, name: str) -> bool:
-        return name in self._texts
 
     def _listed(self, config: bytes, layers: Sequence[Descriptor]) -> Layers:
         """The layers of the files that the config of a Cog weight names."""

@@ -196,7 +196,6 @@ def target(source: Source, work: Path) -> Target:
         wanted.sm, wanted.unknown = "cpu", "a GGUF file is for the CPU"
         return wanted
     wanted.files = model_files.describe(source)
-    wanted.name = wanted.files.name
     wanted.pull = wanted.files.weight_bytes if source.kind == "hub" else 0
     return wanted
 

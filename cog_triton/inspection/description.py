@@ -80,11 +80,9 @@ class Description:
 
     def verified(self, name: str) -> bool:
         """Whether the file was read, and has a checksum in the manifest, which it matched."""
-        if self.manifest is None or name not in self.manifest.files:
-            return False
-        # Of a registry's engine the other sizes and checksums are what the manifest says.
+        listed = self.manifest is not None and name in self.manifest.files
         was_read = self.source.kind != "registry" or self.source.read(name) is not None
-        return was_read and self.files[name].sha256 is not None
+        return listed and was_read and self.files[name].sha256 is not None
 
     def gpu_problem(self, here: Sequence[int]) -> str | None:
         """Why the engine cannot run on GPUs of these SMs; None if it can.
@@ -112,8 +110,8 @@ class Description:
             here: SMs of this machine's GPUs, to be compared.
         """
         source, manifest, config = self.source, self.manifest, self.config
-        model = config.pretrained_config if config else self.shape
         pretrained = config.pretrained_config if config else None
+        model = pretrained or self.shape
         quantization = pretrained.quantization if pretrained else None
         text = source.read(MANIFEST_NAME) if manifest else None
         longest = config.longest_prompt(chunked=False) if config else self.limits["max_input_len"]
@@ -275,10 +273,7 @@ def _verdict(engine: Description) -> str:
     if engine.manifest is None:
         return f"No {MANIFEST_NAME}: its GPU is not recorded, and there are no checksums."
     if engine.source.kind == "registry":
-        return (
-            f"{others} files were not fetched: sizes and sha256 are what {MANIFEST_NAME} says, and"
-            " are compared with the files when the engine is pulled."
-        )
+        return f"{others} files were not fetched: sizes and sha256 are {MANIFEST_NAME}'s."
     extra = f" Not named there: {others}." if others > 0 else ""
     return f"All {verified} files are as {MANIFEST_NAME} says, by size and sha256.{extra}"
 

@@ -396,9 +396,8 @@ def _model_config(plan: Plan, workspace: Workspace, echo: Echo) -> Mapping[str, 
             return json_object(here.path / "config.json")
         if request.model_tar_url is None:
             from cog_triton.download import hub  # it takes half a second
-            from cog_triton.sizing.model_files import config_of
 
-            return config_of(hub.describe(request)[1], request.model_id)
+            return hub.config(request)
     except ModelUnavailable as error:
         reason = error.detail
     echo(f"[check] combinations: heads and layers are NOT CHECKED: {reason}")

@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import glob
 import logging
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,6 @@ from huggingface_hub import (
     HfApi,
     constants,
     get_token,
-    hf_hub_download,
     hf_hub_url,
     snapshot_download,
 )
@@ -39,7 +39,7 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from cog_triton.download import disk_space, hub_cache
 from cog_triton.download.hub_cache import File, Listing, choose
-from cog_triton.download.model_request import FetchedModel, ModelRequest
+from cog_triton.download.model_request import FetchedModel, ModelRequest, read_object
 from cog_triton.download.retry import Backoff, RetryPolicy, TransientError, is_transient
 from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.download.url_download import fetch as fetch_url
@@ -85,34 +85,16 @@ def size(request: ModelRequest, store: Path) -> int | None:
         return None
 
 
-def describe(request: ModelRequest) -> tuple[Listing, bytes]:
-    """The files that `fetch` would download with their sizes, and config.json. One attempt.
-
-    Raises:
-        ModelUnavailable: gated, missing or unreachable, or without config.json.
-    """
-    try:
-        listing = _once(request, lambda: _listing(request))
-        if "config.json" not in listing.files:
-            raise ModelUnavailable(f"{request.model_id}: has no config.json")
-        config = _once(
-            request,
-            lambda: hf_hub_download(
-                request.model_id,
-                "config.json",
-                revision=listing.commit,
-                cache_dir=constants.HF_HUB_CACHE,
-                token=request.token,
-                endpoint=constants.ENDPOINT,
-            ),
-        )
-        return listing, Path(config).read_bytes()
-    except TransientError as error:
-        raise ModelUnavailable(f"{request.model_id}: {error}") from None
+def config(request: ModelRequest) -> dict[str, Any]:
+    """config.json of the model, after one attempt; raises as `fetch`."""
+    asked = replace(request, files=("config.json",), weight_format=None)
+    with tempfile.TemporaryDirectory(prefix="cog-triton-") as scratch:
+        found = fetch(asked, Path(scratch), lambda _: None, RetryPolicy(1, 1), threading.Event())
+        return read_object(found.path / "config.json", request.model_id)
 
 
 def contents(
-    request: ModelRequest, _store: Path, echo: Echo, retry: RetryPolicy, stop: threading.Event
+    request: ModelRequest, echo: Echo, retry: RetryPolicy, stop: threading.Event
 ) -> Listing:
     """List every file of the repository, whatever the request selects, at the commit it is at now.
 

@@ -486,7 +486,7 @@ class OnHub(Source):
             found = hub_cache.cached_listing(asked)
         if found is None:
             network, stop = self._network, threading.Event()
-            found = hub.contents(asked, Path(), network.echo, network.retry, stop)
+            found = hub.contents(asked, network.echo, network.retry, stop)
         self.digest = found.commit
         return found
 

@@ -19,6 +19,7 @@ from range_server import Content, Fault, FileServer
 from sample_engines import contents
 
 from cog_triton.download import disk_space, model_source, partial_file
+from cog_triton.download import hub as hub_download
 from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import DiskFull, ModelUnavailable
@@ -273,3 +274,8 @@ def test_endpoint_and_cache_come_from_the_environment(hub: Hub, home: Path) -> N
     assert f"revision='{MAIN}'" in done.stdout
     assert done.stderr == ""
     assert (home / "hf" / "hub" / "models--org--tiny" / "refs" / "main").read_text() == MAIN
+
+
+def test_config_json_is_read_without_the_weights(hub: Hub) -> None:
+    assert hub_download.config(ModelRequest(ID, weight_format="pt")) == {}
+    assert not hub.cdn

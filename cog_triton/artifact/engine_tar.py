@@ -13,10 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Protocol, cast
+from typing import IO, Protocol
 
 from cog_triton.artifact import engine_manifest, tar_members
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
@@ -35,14 +34,6 @@ _APART = 64 << 20
 """Bytes from which a file is copied beside others: below, a thread costs more than it saves."""
 _COPIERS = 4
 Ring = deque[tuple[memoryview, Future[None]]]
-
-
-@dataclass(frozen=True)
-class Unpacked:
-    """Result of unpacking: the manifest, None for a tar without one, and warnings for users."""
-
-    manifest: Manifest | None
-    warnings: tuple[str, ...]
 
 
 def pack(
@@ -75,13 +66,13 @@ def pack(
         atomic_write.writing(tar_path, total, at_most=form != "tar") as file,
         tar_members.compressing(file, form) as stream,
         hashing() as checksum,
-        tarfile.TarFile(
-            fileobj=stream, mode="w", format=tarfile.PAX_FORMAT, copybufsize=PIECE
-        ) as tar,
     ):
         for name, source in sorted(members.items()):
-            entries[name] = _add(tar, name, source, checksum(), progress)
-        _add(tar, MANIFEST_NAME, describe(entries).to_json().encode(), checksum(), lambda _: None)
+            entries[name] = _add(stream, name, source, checksum(), progress)
+        text = describe(entries).to_json().encode()
+        _add(stream, MANIFEST_NAME, text, checksum(), lambda _: None)
+        stream.write(tar_members.END)
+        stream.write(bytes(-stream.tell() % tarfile.RECORDSIZE))
     return tar_path
 
 
@@ -91,41 +82,34 @@ def size_of(source: Path | bytes) -> int:
 
 
 def _add(
-    tar: tarfile.TarFile,
+    stream: tar_members.Stream,
     name: str,
     source: Path | bytes,
     checksum: Checksum,
     progress: Progress,
 ) -> FileEntry:
-    header = tarfile.TarInfo(name)
-    header.mode = 0o644
     with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
-        header.size = file.seek(0, os.SEEK_END)
+        size = left = file.seek(0, os.SEEK_END)
         file.seek(0)
-        tar.addfile(header, _HashedFile(file, name, checksum, progress))
+        stream.write(tar_members.header(name, size))
+        while left:
+            piece = checksum.read(file, min(PIECE, left))
+            if not piece:
+                raise BuildStepFailed(f"{name} became shorter while it was packed")
+            stream.write(piece)
+            left -= len(piece)
+            progress(len(piece))
         if file.read(1):
             raise BuildStepFailed(f"{name} grew while it was packed")
+        stream.write(tar_members.padding(size))
     return checksum.entry()
 
 
-class _HashedFile:
-    """Source for tarfile to copy from, hashed while it is read."""
-
-    def __init__(self, file: Readable, name: str, checksum: Checksum, progress: Progress) -> None:
-        self._file, self._name, self._checksum, self._progress = file, name, checksum, progress
-
-    def read(self, size: int = 0, /) -> bytes:
-        piece = self._checksum.read(self._file, size)
-        if len(piece) < size:
-            raise BuildStepFailed(f"{self._name} became shorter while it was packed")
-        self._progress(size)
-        return cast("bytes", piece)  # it is written before the next one is read
-
-
-def unpack(tar_path: Path, target_dir: Path) -> Unpacked:
+def unpack(tar_path: Path, target_dir: Path) -> Manifest | None:
     """Unpack a tar of any form to `target_dir`, checking every file against its manifest.
 
     `target_dir` is replaced atomically once everything is verified; an error leaves it unchanged.
+    Returns the manifest, None if the tar has none.
 
     Raises:
         EngineCorrupt: no readable tar, an unsafe member, or a file that differs from the
@@ -142,7 +126,7 @@ def unpack(tar_path: Path, target_dir: Path) -> Unpacked:
         return _unpack(tar_path, target_dir)
 
 
-def _unpack(tar_path: Path, target_dir: Path) -> Unpacked:
+def _unpack(tar_path: Path, target_dir: Path) -> Manifest | None:
     fresh = Path(tempfile.mkdtemp(prefix=f".{target_dir.name}.", dir=target_dir.parent))
     try:
         entries = extract(tar_path, fresh)
@@ -154,10 +138,7 @@ def _unpack(tar_path: Path, target_dir: Path) -> Unpacked:
         _swap_in(fresh, target_dir)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    if manifest is not None:
-        return Unpacked(manifest, ())
-    text = f"{tar_path.name} has no {MANIFEST_NAME}: what it was built for cannot be checked"
-    return Unpacked(None, (text,))
+    return manifest
 
 
 def extract(tar_path: Path, root: Path, *, links: bool = True) -> dict[str, FileEntry]:

@@ -40,6 +40,8 @@ _ZSTD_LEVEL = 3
 _HEAD = 6  # bytes: the magic ones and, of zstd, the window's size
 _MAX_THREADS = 4  # zstd's; each holds some 20 MB
 _MAX_WINDOW_LOG = 27
+END = bytes(2 * tarfile.BLOCKSIZE)
+"""What follows the last member."""
 MAX_WINDOW = 1 << _MAX_WINDOW_LOG
 """Most bytes that a zstd stream may ask its reader to remember: as many as `zstd --long` does."""
 
@@ -276,7 +278,7 @@ class Stream(Protocol):
     """File interface that tarfile needs."""
 
     def read(self, size: int, /) -> bytes: ...
-    def write(self, data: bytes, /) -> object: ...
+    def write(self, data: bytes | memoryview, /) -> object: ...
     def tell(self) -> int: ...
     def seek(self, position: int, /) -> object: ...
     def close(self) -> object: ...
@@ -286,6 +288,18 @@ class Source(Stream, Protocol):
     """Readable `Stream`, which also fills a buffer."""
 
     def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+
+def header(name: str, size: int) -> bytes:
+    """Header of a file: time zero, owner 0, mode 0644; PAX for what ustar cannot hold."""
+    info = tarfile.TarInfo(name)
+    info.mode, info.size = 0o644, size
+    return info.tobuf(tarfile.PAX_FORMAT)
+
+
+def padding(size: int) -> bytes:
+    """What follows the `size` bytes of a file, up to the next block."""
+    return bytes(-size % tarfile.BLOCKSIZE)
 
 
 def by_name(path: Path) -> Form:

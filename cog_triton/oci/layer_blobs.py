@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cog_triton.artifact import engine_manifest, engine_tar, seal, tar_members
-from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, MAX_TEXT, FileEntry, Manifest
 from cog_triton.errors import EngineCorrupt
 from cog_triton.oci.image_manifest import WHITEOUT, LayerFiles
 from cog_triton.system.printable import printable
@@ -19,9 +18,6 @@ from cog_triton.system.printable import printable
 MAX_LAYERS = 120
 """Most layers of an engine: docker mounts 127, an overlay of a kernel before 6.5 some 128."""
 _CHUNK = 1 << 20
-_BLOCK = 512
-_END = bytes(2 * _BLOCK)
-_MAX_MANIFEST = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +56,9 @@ class LayerBlob:
         self._files = dict(sorted(files.items()))
         self._parts: list[Part] = []
         for name, span in self._files.items():
-            self._parts += [_header(name, span.size), span, bytes(-span.size % _BLOCK)]
-        self._parts.append(_END)
+            self._parts += [tar_members.header(name, span.size), span]
+            self._parts.append(tar_members.padding(span.size))
+        self._parts.append(tar_members.END)
         self.size = sum(map(_size, self._parts))
         """Bytes of the blob."""
 
@@ -109,13 +106,6 @@ def layers_of(files: Mapping[str, Span]) -> list[LayerBlob]:
     layers = [[name] for name in sorted(alone)]
     layers += [*(seals[owner] for owner in sorted(seals)), others[len(alone) :]]
     return [LayerBlob({name: files[name] for name in names}) for names in layers if names]
-
-
-def _header(name: str, size: int) -> bytes:
-    header = tarfile.TarInfo(name)
-    header.mode = 0o644
-    header.size = size
-    return header.tobuf(tarfile.PAX_FORMAT)
 
 
 def _size(part: Part) -> int:
@@ -179,7 +169,6 @@ def _of_tar(tar: Path) -> EngineFiles:
             continue
         files[member.name] = Span(tar, member.offset, member.size)
         if member.name == MANIFEST_NAME:
-            if member.size > _MAX_MANIFEST:
-                raise EngineCorrupt(f"{tar}: its {MANIFEST_NAME} has {member.size} bytes")
-            manifest = engine_manifest.parse(member.content.read(), f"{tar}: {MANIFEST_NAME}")
+            text = member.content.read(MAX_TEXT + 1)
+            manifest = engine_manifest.parse(text, f"{tar}: {MANIFEST_NAME}")
     return EngineFiles(files, manifest)

@@ -231,9 +231,8 @@ def _unpack(tar: Path, engines: Path) -> Path:
         return target
     engines.mkdir(parents=True, exist_ok=True)
     _log.info("Unpacking %s (%.0f MB)", tar, stat.st_size / 1e6)
-    unpacked = engine_tar.unpack(tar, target)
-    for warning in unpacked.warnings:
-        _log.warning("%s", warning)
+    if engine_tar.unpack(tar, target) is None:
+        _log.warning("%s has no cog-triton.json to check by", tar.name)
     return target
 
 

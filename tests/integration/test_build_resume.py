@@ -33,9 +33,7 @@ def test_changed_limits_rerun_only_the_build_step(build_runs: BuildRuns) -> None
     assert "[convert] already done" in said
     assert [line for line in said if "version: 1.2.1" in line and line.startswith("[build]")]
     assert len(build_runs.steps("checkpoint/rank0.safetensors")) == 1
-    manifest = unpack(
-        build_runs.directory / "other.tar", build_runs.directory / "unpacked"
-    ).manifest
+    manifest = unpack(build_runs.directory / "other.tar", build_runs.directory / "unpacked")
     assert manifest is not None
     assert manifest.max_batch_size == 2
 

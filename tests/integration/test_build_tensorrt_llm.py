@@ -34,7 +34,7 @@ def test_convert_quantize_and_build(build_runs: BuildRuns, tp: int, pp: int) -> 
     ]
     assert "[build] [TensorRT-LLM] TensorRT-LLM version: 1.2.1" in said
     engine = build_runs.directory / "unpacked"
-    manifest = unpack(build_runs.directory / "engine.tar", engine).manifest
+    manifest = unpack(build_runs.directory / "engine.tar", engine)
     ranks = [f"rank{rank}.engine" for rank in range(tp * pp)]
     assert sorted(path.name for path in engine.glob("*.engine")) == ranks
     config = json.loads((engine / "config.json").read_text())
@@ -68,9 +68,7 @@ def test_the_manifest_names_the_gpu(build_runs: BuildRuns) -> None:
 @pytest.mark.parametrize(("tp", "pp"), RANKS)
 def test_convert_and_build(build_runs: BuildRuns, tp: int, pp: int) -> None:
     build_runs.build(gpt(tp, pp))
-    manifest = unpack(
-        build_runs.directory / "engine.tar", build_runs.directory / "unpacked"
-    ).manifest
+    manifest = unpack(build_runs.directory / "engine.tar", build_runs.directory / "unpacked")
     assert manifest is not None
     assert manifest.world_size == tp * pp
 
@@ -88,7 +86,7 @@ def test_build_over_cog(build_runs: BuildRuns) -> None:
     assert answer["status"] == "succeeded", answer
     said = "[build] [TRT-LLM] [I] Serializing engine to engine/rank1.engine..."
     assert said in answer["logs"].splitlines()
-    manifest = unpack(Path(answer["output"]), build_runs.directory / "unpacked").manifest
+    manifest = unpack(Path(answer["output"]), build_runs.directory / "unpacked")
     assert manifest is not None
     assert manifest.world_size == 2
 
@@ -197,9 +195,7 @@ def test_legacy_quick_start_runs_translated_on_todays_scripts(build_runs: BuildR
     said = build_runs.build(yaml.safe_load(TINY_GPT2))
     assert "[translate] build: build.py -> trtllm-build" in said
     assert "[build] [TensorRT-LLM] TensorRT-LLM version: 1.2.1" in said
-    manifest = unpack(
-        build_runs.directory / "engine.tar", build_runs.directory / "unpacked"
-    ).manifest
+    manifest = unpack(build_runs.directory / "engine.tar", build_runs.directory / "unpacked")
     assert manifest is not None
     assert (manifest.model_id, manifest.world_size) == ("sshleifer/tiny-gpt2", 1)
 

@@ -202,7 +202,7 @@ def test_config_over_http_is_built_and_uploaded(
     made = Path(answer["output"])
     assert made == builder.work_dir.parent / "out" / "engine.tar"
     assert made.read_bytes() == engine_tar.read_bytes()  # which the runner's tests serve
-    manifest = unpack(made, tmp_path / "engine").manifest
+    manifest = unpack(made, tmp_path / "engine")
     assert manifest is not None
     assert manifest.engine == "openvino"
     assert manifest.model_id == load_config(DEMO).model_id

@@ -102,7 +102,7 @@ def written(
     package.lay_out(config(**changes), engine, source, root, echo=lines.append)
     package.pack(root / package.ENGINE, tmp_path / name, lines.append)
     lines.remove(f"[package] {tmp_path / name}")
-    manifest = unpack(tmp_path / name, tmp_path / "out").manifest
+    manifest = unpack(tmp_path / name, tmp_path / "out")
     assert manifest is not None
     return manifest, lines
 

@@ -28,17 +28,17 @@ def test_build_runs_every_step_and_packs_the_engine(tmp_path: Path, examples: Pa
     made = build_engine(config, workspace, output, examples, lines.append)
     assert made == output
     assert lines[0] == f"[package] {output.parent} is not there, and will be made"
-    result = unpack(output, tmp_path / "unpacked")
+    manifest = unpack(output, tmp_path / "unpacked")
     assert (tmp_path / "unpacked/rank0.engine").read_text() == "weights --dtype f16"
-    assert result.manifest is not None
-    assert result.manifest.engine == "tensorrt_llm"
-    assert result.manifest.max_seq_len == 4
-    assert result.manifest.versions["cog_triton"] == cog_triton.__version__
-    assert result.manifest.versions["tensorrt_llm"] == "1.2.1"
+    assert manifest is not None
+    assert manifest.engine == "tensorrt_llm"
+    assert manifest.max_seq_len == 4
+    assert manifest.versions["cog_triton"] == cog_triton.__version__
+    assert manifest.versions["tensorrt_llm"] == "1.2.1"
     written = (tmp_path / "unpacked" / "build_config.yaml").read_text()
     assert parse_config(written, "packed") == config
     assert not [path for path in workspace.root.rglob("*") if path.is_symlink()]
-    engine_manifest.verify(tmp_path / "unpacked", result.manifest, checksums=True)
+    engine_manifest.verify(tmp_path / "unpacked", manifest, checksums=True)
 
 
 def test_finished_steps_are_skipped(tmp_path: Path, examples: Path) -> None:

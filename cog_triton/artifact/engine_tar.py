@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from cog_triton.artifact import engine_manifest, tar_members
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
@@ -151,66 +151,42 @@ def extract(tar_path: Path, root: Path, *, links: bool = True) -> dict[str, File
         EngineCorrupt: no readable tar, or an unsafe member; without `links`, also a link.
     """
     entries: dict[str, FileEntry] = {}
+    copies: dict[str, Future[FileEntry]] = {}
+    ended = threading.Event()
     is_plain = tar_members.by_content(tar_path) == "tar"
-    with hashing() as checksum, _copying(tar_path) as copy:
-        for member in tar_members.read(tar_path):
-            target = root / member.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if member.content is not None and is_plain and member.size >= _APART:
-                copy(member, target)
-            elif member.content is not None:
-                with target.open("xb") as file:
-                    entries[member.name] = _write(member.content, file, checksum())
-            elif member.link is not None:
-                if not links:
-                    raise EngineCorrupt(f"member {member.name!r} is a link")
-                target.symlink_to(member.link)
-            else:
-                target.mkdir(exist_ok=True)
-        return entries | copy.entries()
+    copiers = min(_COPIERS, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(copiers, "copy") as pool, hashing() as checksum:
+        try:
+            for member in tar_members.read(tar_path):
+                target = root / member.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if member.content is not None and is_plain and member.size >= _APART:
+                    copies[member.name] = pool.submit(_copy, tar_path, member, target, ended)
+                elif member.content is not None:
+                    entries[member.name] = _write(member.content, target, checksum(), ended)
+                elif member.link is not None:
+                    if not links:
+                        raise EngineCorrupt(f"member {member.name!r} is a link")
+                    target.symlink_to(member.link)
+                else:
+                    target.mkdir(exist_ok=True)
+            return entries | {name: copied.result() for name, copied in copies.items()}
+        finally:
+            ended.set()
 
 
-def _write(content: Readable, file: IO[bytes], sums: Checksum) -> FileEntry:
-    while piece := sums.read(content):
-        file.write(piece)
+def _write(content: Readable, target: Path, sums: Checksum, ended: threading.Event) -> FileEntry:
+    with target.open("xb") as file:
+        while not ended.is_set() and (piece := sums.read(content)):
+            file.write(piece)
     return sums.entry()
 
 
-class _Copies:
-    """Files of a plain tar that are copied by threads; the first error ends all."""
-
-    def __init__(self, tar_path: Path, pool: ThreadPoolExecutor) -> None:
-        self._tar_path, self._pool = tar_path, pool
-        self._copied: dict[str, Future[FileEntry]] = {}
-        self.ended = threading.Event()
-
-    def __call__(self, member: tar_members.Member, target: Path) -> None:
-        self._copied[member.name] = self._pool.submit(self._copy, member, target)
-
-    def entries(self) -> dict[str, FileEntry]:
-        """Sizes and sums of all, when they are there."""
-        return {name: copied.result() for name, copied in self._copied.items()}
-
-    def _copy(self, member: tar_members.Member, target: Path) -> FileEntry:
-        with (
-            hashing() as checksum,
-            tar_members.content_apart(self._tar_path, member) as content,
-            target.open("xb") as file,
-        ):
-            sums = checksum()
-            while not self.ended.is_set() and (piece := sums.read(content)):
-                file.write(piece)
-            return sums.entry()
-
-
-@contextmanager
-def _copying(tar_path: Path) -> Iterator[_Copies]:
-    with ThreadPoolExecutor(min(_COPIERS, len(os.sched_getaffinity(0))), "copy") as pool:
-        copies = _Copies(tar_path, pool)
-        try:
-            yield copies
-        finally:
-            copies.ended.set()
+def _copy(
+    tar_path: Path, member: tar_members.Member, target: Path, ended: threading.Event
+) -> FileEntry:
+    with hashing() as checksum, tar_members.content_apart(tar_path, member) as content:
+        return _write(content, target, checksum(), ended)
 
 
 def differences(manifest: Manifest, held: Mapping[str, engine_manifest.Held]) -> list[str]:

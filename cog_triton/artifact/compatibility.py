@@ -122,7 +122,7 @@ def needs_of(
     """
     manifest = engine_manifest.load(directory)
     if manifest is not None:
-        engine_manifest.verify(directory, manifest, checksums=False)
+        engine_manifest.verify(directory, manifest)
     return Needs(
         engine=directory,
         backend=backend,

@@ -195,19 +195,19 @@ def parse(text: bytes, origin: str) -> Manifest:
         raise EngineCorrupt(f"{origin}: {problem}") from error
 
 
-def verify(engine_dir: Path, manifest: Manifest, *, checksums: bool) -> None:
-    """Verify the files of `engine_dir` against `manifest`: sizes, and SHA-256 if `checksums`.
+def verify(engine_dir: Path, manifest: Manifest) -> None:
+    """Verify the files of `engine_dir` against `manifest` by their sizes.
 
     Files that the manifest does not name are allowed: engines keep caches beside themselves.
 
     Raises:
-        EngineCorrupt: a file is missing or differs; names it and both sizes or sums.
+        EngineCorrupt: a file is missing or differs; names it and both sizes.
     """
     for name, entry in manifest.files.items():
         path = engine_dir / name
         if not path.is_file():
             raise EngineCorrupt(f"{engine_dir}: {printable(name)} is in the manifest but missing")
-        check_entry(name, entry, path.stat().st_size, sha256_of(path) if checksums else None)
+        check_entry(name, entry, path.stat().st_size, None)
 
 
 def check_entry(name: str, entry: FileEntry, size: int, sha256: str | None) -> None:

@@ -168,7 +168,7 @@ class Puller:
         if not path.is_dir():
             return None
         if manifest := engine_manifest.load(path):
-            engine_manifest.verify(path, manifest, checksums=False)
+            engine_manifest.verify(path, manifest)
         return path
 
     def _path(self, digest: str) -> Path:

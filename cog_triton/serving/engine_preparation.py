@@ -227,7 +227,7 @@ def _unpack(tar: Path, engines: Path) -> Path:
     if target.is_dir():
         manifest = engine_manifest.load(target)
         if manifest is not None:
-            engine_manifest.verify(target, manifest, checksums=False)
+            engine_manifest.verify(target, manifest)
         return target
     engines.mkdir(parents=True, exist_ok=True)
     _log.info("Unpacking %s (%.0f MB)", tar, stat.st_size / 1e6)

@@ -18,7 +18,6 @@ import yaml
 from http_replies import while_serving
 from stack import REPOSITORY, Stack, pid_of, processes_of, wait_until
 
-from cog_triton.artifact import engine_manifest
 from cog_triton.artifact.engine_tar import unpack
 from cog_triton.builder.config import load_config
 
@@ -206,7 +205,6 @@ def test_config_over_http_is_built_and_uploaded(
     assert manifest is not None
     assert manifest.engine == "openvino"
     assert manifest.model_id == load_config(DEMO).model_id
-    engine_manifest.verify(tmp_path / "engine", manifest, checksums=True)
     lines = [line for line in answer["logs"].splitlines() if not line.startswith("[step ")]
     steps = [line.partition("]")[0] for line in lines]
     assert list(dict.fromkeys(steps)) == [

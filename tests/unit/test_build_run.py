@@ -12,7 +12,6 @@ from sample_builds import BUILD, build_engine, config_of, outputs
 from sample_builds import examples as examples  # a fixture
 
 import cog_triton
-from cog_triton.artifact import engine_manifest
 from cog_triton.artifact.engine_tar import unpack
 from cog_triton.builder.config import parse_config
 from cog_triton.builder.plan import Families, make_plan
@@ -38,7 +37,6 @@ def test_build_runs_every_step_and_packs_the_engine(tmp_path: Path, examples: Pa
     written = (tmp_path / "unpacked" / "build_config.yaml").read_text()
     assert parse_config(written, "packed") == config
     assert not [path for path in workspace.root.rglob("*") if path.is_symlink()]
-    engine_manifest.verify(tmp_path / "unpacked", manifest, checksums=True)
 
 
 def test_finished_steps_are_skipped(tmp_path: Path, examples: Path) -> None:

@@ -13,7 +13,7 @@ from mock_requests import request
 from test_tensor_contract import tensors_of
 from tokenizers import Tokenizer
 
-from cog_triton.artifact import engine_manifest
+from cog_triton.artifact import engine_manifest, engine_tar
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.base import options_of
 from cog_triton.engines.mock import mock_directory
@@ -24,6 +24,7 @@ from cog_triton.engines.mock.word_tokenizer import PASSAGE
 from cog_triton.engines.registry import open_engine
 from cog_triton.engines.request import EngineRequest, TokenEvent
 from cog_triton.errors import EngineCorrupt, InvalidArgument, InvalidPredictorConfig
+from cog_triton.sources.source import Source
 from cog_triton.text.detokenize import Detokenizer, Vocabulary
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import SamplingParams
@@ -52,8 +53,7 @@ def test_the_directory_is_made_once_the_same_everywhere(engine: Path, tmp_path: 
         assert (engine / path.name).read_bytes() == path.read_bytes()
     manifest = engine_manifest.load(made)
     assert manifest is not None
-    engine_manifest.verify(made, manifest, checksums=True)
-    assert engine_manifest.unlisted(manifest, engine_manifest.files_of(made)) == []
+    assert engine_tar.differences(manifest, Source.open(str(made)).files(checksums=True)) == []
 
 
 def test_output_decodes_to_the_passage_however_it_is_split(

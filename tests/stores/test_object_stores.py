@@ -207,12 +207,6 @@ def test_what_is_not_there_is_said_at_once(store: Store, tmp_path: Path) -> None
         fetch(store.url.rpartition("/")[0], tmp_path / "x", retry=FAST, echo=lambda _: None)
 
 
-def test_another_checksum_is_refused(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(ModelUnavailable, match=f"has sha256 {SUM}"):
-        get(store, tmp_path / "model.tar", sha256="0" * 64)
-    assert not list(tmp_path.glob("model*"))
-
-
 def test_a_profile_of_aws_comes_by_boto3(
     s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

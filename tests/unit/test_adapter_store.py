@@ -198,14 +198,6 @@ def test_an_adapter_that_does_not_fit_is_refused_by_name(
     assert [path.name for path in store.registry.path.parent.iterdir()] == ["registry.json"]
 
 
-def test_a_pickle_is_refused_by_name(make_store: MakeStore, tmp_path: Path) -> None:
-    (adapter(tmp_path / "a") / "adapter_model.safetensors").rename(
-        tmp_path / "a" / "adapter_model.bin"
-    )
-    with pytest.raises(EngineCorrupt, match=r"adapter_model\.bin: a pickle"):
-        make_store().fetch("sql", "a", tmp_path)
-
-
 def test_tars_are_fetched_by_url(make_store: MakeStore, tmp_path: Path) -> None:
     adapter(tmp_path / "one" / "inner")
     tar = tmp_path / "one.tar"

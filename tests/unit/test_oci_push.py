@@ -249,22 +249,3 @@ def test_a_tar_with_a_link_is_refused(double: RegistryDouble, engine: Path, tmp_
 def test_a_digest_is_not_pushed_to(double: RegistryDouble, engine: Path) -> None:
     with pytest.raises(InvalidArgument, match="gets its digest"):
         send(double.address, f"me/llm@sha256:{'0' * 64}", engine)
-
-
-def test_a_seal_is_a_layer_so_that_a_new_one_sends_it_alone(tmp_path: Path) -> None:
-    """Kernels are hundreds of files, and a seal is made anew for each vLLM."""
-    names = ["model.safetensors", "tokenizer.json", "cog-triton.json"]
-    sealed = [f"sealed/{gpu}/triton/{n}/k.cubin" for gpu in ("a", "b") for n in range(300)]
-    spans = {}
-    for number, name in enumerate([*names, *sealed]):
-        path = tmp_path / str(number)
-        path.write_bytes(name.encode())
-        spans[name] = layer_blobs.Span(path, 0, path.stat().st_size)
-    before = [blob.describe(lambda _: None) for blob in layer_blobs.layers_of(spans)]
-    assert [len(layer.files) for layer in before] == [1, 1, 1, 300, 300]
-    added = {**spans, "sealed/c/triton/1/k.cubin": spans[sealed[0]]}
-    after = [blob.describe(lambda _: None) for blob in layer_blobs.layers_of(added)]
-    new = {layer.digest for layer in after} - {layer.digest for layer in before}
-    assert [list(layer.files) for layer in after if layer.digest in new] == [
-        ["sealed/c/triton/1/k.cubin"]
-    ]

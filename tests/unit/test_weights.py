@@ -181,15 +181,6 @@ def test_download_is_fetched_and_unpacked_once(
     assert not leftovers(settings)
 
 
-@pytest.mark.parametrize("form", ["tar.gz", "tar.zst"])
-def test_download_type_is_detected_from_its_bytes(
-    form: str, tar: Path, settings: Settings, tmp_path: Path
-) -> None:
-    """A download's name here is ours, whatever its URL ends in."""
-    packed = pack(tmp_path / "engine", tmp_path / f"engine.{form}").read_bytes()
-    assert files(download(settings, [whole(packed)])[0]) == files(tmp_path / "engine")
-
-
 CUT = b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\ncut"
 
 

@@ -79,13 +79,11 @@ class HTTPSource:
     ) -> None:
         self.name = name
         self._url = url
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.Client(
             headers={**(headers or {}), "Accept-Encoding": "identity"},
             auth=auth,
             follow_redirects=True,
             timeout=_TIMEOUT,
-            limits=limits,
         )
 
     def close(self) -> None:

@@ -143,7 +143,7 @@ class _Fetch:
         headers = build_hf_headers(token=self.request.token)
         for path, sha256 in large.items():
             fetch_url(
-                hf_hub_url(name, path, revision=listing.commit, endpoint=constants.ENDPOINT),
+                hf_hub_url(name, path, revision=listing.commit),
                 hub_cache.blob(name, sha256),
                 sha256=sha256,
                 headers=headers,
@@ -165,8 +165,6 @@ class _Fetch:
                 allow_patterns=patterns,
                 token=self.request.token,
                 tqdm_class=_SilentBar,
-                cache_dir=constants.HF_HUB_CACHE,
-                endpoint=constants.ENDPOINT,
             )
 
         if patterns:
@@ -198,7 +196,7 @@ def _listing(request: ModelRequest) -> Listing:
 
 
 def _contents(request: ModelRequest) -> Listing:
-    info = HfApi(endpoint=constants.ENDPOINT, token=request.token).model_info(
+    info = HfApi(token=request.token).model_info(
         request.model_id,
         revision=request.revision,
         files_metadata=True,

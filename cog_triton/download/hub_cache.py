@@ -117,7 +117,7 @@ def blob(model_id: str, sha256: str) -> Path:
 
 def pointer(model_id: str, commit: str, name: str) -> Path | None:
     """Path of the file `name` in the cache, None if missing."""
-    path = try_to_load_from_cache(model_id, name, cache_dir=constants.HF_HUB_CACHE, revision=commit)
+    path = try_to_load_from_cache(model_id, name, revision=commit)
     return Path(path) if isinstance(path, str) and Path(path).exists() else None
 
 
@@ -145,9 +145,7 @@ def cached_listing(request: ModelRequest) -> Listing | None:
     if commit is None:
         return None
     try:
-        tree = get_cached_repo_tree(
-            request.model_id, revision=commit, cache_dir=constants.HF_HUB_CACHE
-        )
+        tree = get_cached_repo_tree(request.model_id, revision=commit)
         sizes = {file.path: file.size for file in tree}
         chosen = choose(sizes, request.files, request.weight_format, request.model_id)
     except (CachedRepoTreeNotFoundError, ModelUnavailable):
@@ -198,10 +196,7 @@ def _cached_commit(request: ModelRequest) -> str | None:
         return request.revision
     try:
         resolved = HfApi().resolve_revision(
-            request.model_id,
-            revision=request.revision,
-            cache_dir=constants.HF_HUB_CACHE,
-            local_files_only=True,
+            request.model_id, revision=request.revision, local_files_only=True
         )
     except RevisionResolutionError:
         return None

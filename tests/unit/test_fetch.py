@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -324,6 +325,16 @@ def test_a_stopped_download_is_resumed(server: FileServer, target: Path) -> None
     before = len(parts(server))
     get(server, target)
     assert len(parts(server)) - before < 21
+
+
+def test_memory_does_not_grow_with_the_file(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial_file, "PIECE", 16 << 20)
+    content = Content(160 << 20)
+    with serving_file(content) as server:
+        tracemalloc.start()
+        fetch(f"{server.url}/m", target, sha256=content.sha256(), echo=lambda _: None)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+        tracemalloc.stop()
 
 
 CHILD = """

@@ -182,7 +182,6 @@ PUBLIC, PRIVATE, GATED = {}, {"token": TOKEN}, {"token": TOKEN, "gated": True}
         (PUBLIC, {"revision": "v9"}, "{id} has no revision 'v9'"),
         (PUBLIC, {"revision": "../../x"}, "{id} has no revision '../../x'"),
         (PUBLIC, {"files": ("*.gguf",)}, "{id}: no file matches *.gguf; there is README.md"),
-        (PUBLIC, {"weight_format": "pt"}, "no weights as weight_format pt"),
         (PRIVATE, {}, "or it is private: give hf_token"),
         (PRIVATE, {"token": "hf_hunter2"}, "the token may not read it"),
         (GATED, {}, "{id} is gated: accept its licence at {url}/{id} with your account, and"),

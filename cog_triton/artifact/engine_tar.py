@@ -15,10 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from cog_triton.artifact import engine_manifest, tar_members
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
+from cog_triton.artifact.tar_members import Readable
 from cog_triton.errors import BuildStepFailed, EngineCorrupt
 from cog_triton.system import atomic_write
 from cog_triton.system.printable import printable
@@ -204,12 +204,6 @@ def _swap_in(fresh: Path, target: Path) -> None:
     target.rename(old / "engine")
     fresh.rename(target)
     shutil.rmtree(old)
-
-
-class Readable(Protocol):
-    """An open file."""
-
-    def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
 class Checksum:

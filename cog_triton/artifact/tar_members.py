@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, Protocol, Self, cast
+from typing import IO, Any, Literal, Self
 
 from backports import zstd
 
@@ -28,6 +28,8 @@ _MAX_NAME, _MAX_PART, _MAX_DEPTH = 1024, 255, 32
 _RECORD = re.compile(rb"(\d{1,7}) ([^=\n]{1,255})=")
 _DIGITS = re.compile(rb"\d{65}")
 Form = Literal["tar", "gzip", "zstd"]
+Stream = IO[bytes] | io.BufferedIOBase
+Readable = io.RawIOBase | io.BufferedIOBase
 SUFFIXES: dict[str, Form] = {".tar": "tar", ".tar.gz": "gzip", ".tgz": "gzip", ".tar.zst": "zstd"}
 
 _PIECE = 1 << 20
@@ -100,7 +102,7 @@ def content_apart(tar_path: Path, member: Member) -> Iterator[io.RawIOBase]:
     with coded_errors(tar_path):
         file = tar_path.open("rb", 0)
     with file:
-        yield _Content(tar_path, cast("Source", file), member.name, member.size, member.offset)
+        yield _Content(tar_path, file, member.name, member.size, member.offset)
 
 
 @contextmanager
@@ -162,7 +164,7 @@ class _Headers:
     for each of the headers of a member, so they are counted.
     """
 
-    def __init__(self, plain: Source) -> None:
+    def __init__(self, plain: io.BufferedIOBase) -> None:
         self._plain = plain
         self._reads = 0
         self.expects_pax = False
@@ -250,7 +252,7 @@ def _link_target(header: tarfile.TarInfo) -> str:
 class _Content(io.RawIOBase):
     """Content of a member, read without tarfile, which copies it twice."""
 
-    def __init__(self, tar_path: Path, plain: Source, name: str, size: int, offset: int) -> None:
+    def __init__(self, tar_path: Path, plain: Readable, name: str, size: int, offset: int) -> None:
         self._tar_path, self._plain, self._name = tar_path, plain, name
         self._size, self._offset = size, offset
         self._done = 0
@@ -272,22 +274,6 @@ class _Content(io.RawIOBase):
             )
         self._done += count
         return count
-
-
-class Stream(Protocol):
-    """File interface that tarfile needs."""
-
-    def read(self, size: int, /) -> bytes: ...
-    def write(self, data: bytes | memoryview, /) -> object: ...
-    def tell(self) -> int: ...
-    def seek(self, position: int, /) -> object: ...
-    def close(self) -> object: ...
-
-
-class Source(Stream, Protocol):
-    """Readable `Stream`, which also fills a buffer."""
-
-    def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
 def header(name: str, size: int) -> bytes:
@@ -349,7 +335,7 @@ def compressing(file: IO[bytes], form: Form) -> Iterator[Stream]:
 
 
 @contextmanager
-def decompressing(file: io.BufferedReader) -> Iterator[Source]:
+def decompressing(file: io.BufferedReader) -> Iterator[io.BufferedIOBase]:
     """The tar in `file`, of any form, as a stream to be read forward.
 
     Raises:

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from cog_triton.artifact import engine_manifest, tar_members
 from cog_triton.artifact.engine_config import CONFIG_NAME, TENSORRT_LLM
 from cog_triton.artifact.engine_manifest import BUILD_CONFIG, MANIFEST_NAME, MAX_TEXT
-from cog_triton.artifact.engine_tar import Checksum, Readable, hashing
+from cog_triton.artifact.engine_tar import Checksum, hashing
 from cog_triton.download.model_request import ModelRequest, resolve
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.errors import EngineCorrupt, ModelUnavailable, nearest
@@ -228,7 +228,7 @@ class Tar(Source):
                     if checksums or member.name in _TEXTS:
                         found[member.name] = self._sum(member.name, member.content, checksum())
 
-    def _sum(self, name: str, content: Readable, sums: Checksum) -> File:
+    def _sum(self, name: str, content: tar_members.Readable, sums: Checksum) -> File:
         kept = bytearray()
         while piece := sums.read(content):
             if name in _TEXTS:

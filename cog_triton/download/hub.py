@@ -39,7 +39,7 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from cog_triton.download import disk_space, hub_cache
 from cog_triton.download.hub_cache import File, Listing, choose
-from cog_triton.download.model_request import FetchedModel, ModelRequest, read_object
+from cog_triton.download.model_request import FetchedModel, ModelRequest, config_of
 from cog_triton.download.retry import Backoff, RetryPolicy, TransientError, is_transient
 from cog_triton.download.transfer_progress import Echo, Progress
 from cog_triton.download.url_download import fetch as fetch_url
@@ -90,7 +90,7 @@ def config(request: ModelRequest) -> dict[str, Any]:
     asked = replace(request, files=("config.json",), weight_format=None)
     with tempfile.TemporaryDirectory(prefix="cog-triton-") as scratch:
         found = fetch(asked, Path(scratch), lambda _: None, RetryPolicy(1, 1), threading.Event())
-        return read_object(found.path / "config.json", request.model_id)
+        return config_of((found.path / "config.json").read_bytes(), request.model_id)
 
 
 def contents(

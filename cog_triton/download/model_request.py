@@ -128,17 +128,21 @@ def _from_package(name: str, version: str) -> Path:
 def json_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a model; empty if there is none."""
     try:
-        return read_object(path, "")
-    except ModelUnavailable:
+        return config_of(path.read_bytes(), "")
+    except (OSError, ModelUnavailable):
         return {}
 
 
-def read_object(path: Path, name: str) -> dict[str, Any]:
-    """The JSON object in a file of the model `name`; raises E1304 if it is none."""
+def config_of(text: bytes, name: str) -> dict[str, Any]:
+    """What config.json of the model `name` holds, of which `text` is the content.
+
+    Raises:
+        ModelUnavailable: it is no JSON, or no object.
+    """
     try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelUnavailable(f"{name}: {path.name} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelUnavailable(f"{name}: {path.name} is not a JSON object")
-    return value
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelUnavailable(f"{name}: config.json: is no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelUnavailable(f"{name}: config.json: must hold an object")
+    return values

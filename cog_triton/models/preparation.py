@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cog_triton.builder.workspace import Workspace, digest, listing
 from cog_triton.download import disk_space
-from cog_triton.download.model_request import ModelRequest, json_object
+from cog_triton.download.model_request import ModelRequest, config_of, json_object
 from cog_triton.download.model_source import fetch_model
 from cog_triton.download.transfer_progress import Echo, size_text
 from cog_triton.engines.vllm.family import demand_of
@@ -33,7 +33,7 @@ from cog_triton.packages.package_set import DEMO, OPENVINO, TRITONSERVER, provid
 from cog_triton.settings import Settings
 from cog_triton.settings.environment_types import IMAGE_ENGINE_DIR
 from cog_triton.sizing.memory_sum import read_shape
-from cog_triton.sizing.model_files import ModelFiles, config_of
+from cog_triton.sizing.model_files import ModelFiles
 from cog_triton.sources.source import ACCEPTED, URL, Directory, InRegistry, OnHub, Package, Source
 from cog_triton.system.atomic_write import write_json
 from cog_triton.system.gpus import visible_gpus

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from cog_triton.download.model_request import config_of
 from cog_triton.errors import ModelUnavailable
 from cog_triton.sizing.memory_sum import AS_STORED, ModelShape, Precision, read_shape
 from cog_triton.sources.source import Source
@@ -98,18 +97,3 @@ def of_engine(
     title = f"weights as they are built, {8 * kv}-bit KV cache"
     precision = dataclasses.replace(AS_STORED, kv=kv, title=title)
     return ModelFiles(name, shape, weights), precision
-
-
-def config_of(text: bytes, name: str) -> Mapping[str, Any]:
-    """What config.json of the model `name` holds, of which `text` is the content.
-
-    Raises:
-        ModelUnavailable: it is no JSON, or no object.
-    """
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelUnavailable(f"{name}: config.json: is no JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ModelUnavailable(f"{name}: config.json: must hold an object")
-    return values

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal, Protocol, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
@@ -69,6 +69,13 @@ class FileEntry(BaseModel):
 
     size: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class File(NamedTuple):
+    """Size in bytes, and SHA-256 in hex if it is known, of a file as it was found."""
+
+    size: int
+    sha256: str | None = None
 
 
 class AdapterEntry(BaseModel):
@@ -219,16 +226,7 @@ def check_entry(name: str, entry: FileEntry, size: int, sha256: str | None) -> N
         raise EngineCorrupt(f"{shown} has sha256 {sha256}, the manifest says {entry.sha256}")
 
 
-class Held(Protocol):
-    """A file as it was found: `FileEntry`, or without a SHA-256 where none was made."""
-
-    @property
-    def size(self) -> int: ...
-    @property
-    def sha256(self) -> str | None: ...
-
-
-def differences(manifest: Manifest, held: Mapping[str, Held]) -> list[str]:
+def differences(manifest: Manifest, held: Mapping[str, FileEntry | File]) -> list[str]:
     """Describe each file that is missing from `held` or differs from `manifest`."""
     found = []
     for name, entry in manifest.files.items():

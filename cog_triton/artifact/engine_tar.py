@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from cog_triton.artifact import engine_manifest, tar_members
-from cog_triton.artifact.engine_manifest import MANIFEST_NAME, FileEntry, Manifest
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, File, FileEntry, Manifest
 from cog_triton.artifact.tar_members import Readable
 from cog_triton.errors import BuildStepFailed, EngineCorrupt
 from cog_triton.system import atomic_write
@@ -189,7 +189,7 @@ def _copy(
         return _write(content, target, checksum(), ended)
 
 
-def differences(manifest: Manifest, held: Mapping[str, engine_manifest.Held]) -> list[str]:
+def differences(manifest: Manifest, held: Mapping[str, FileEntry | File]) -> list[str]:
     """Describe each difference between the files of a tar and its manifest, naming the file."""
     extra = engine_manifest.unlisted(manifest, held)
     found = [f"{printable(name)} is in the tar but not in its manifest" for name in extra]

@@ -37,8 +37,9 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from huggingface_hub.utils.tqdm import tqdm
 
+from cog_triton.artifact.engine_manifest import File
 from cog_triton.download import disk_space, hub_cache
-from cog_triton.download.hub_cache import File, Listing, choose
+from cog_triton.download.hub_cache import Listing, choose
 from cog_triton.download.model_request import FetchedModel, ModelRequest, config_of
 from cog_triton.download.retry import Backoff, RetryPolicy, TransientError, is_transient
 from cog_triton.download.transfer_progress import Echo, Progress

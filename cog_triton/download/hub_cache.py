@@ -21,6 +21,7 @@ from huggingface_hub import HfApi, constants, get_cached_repo_tree, try_to_load_
 from huggingface_hub.errors import CachedRepoTreeNotFoundError, RevisionResolutionError
 from huggingface_hub.file_download import repo_folder_name
 
+from cog_triton.artifact.engine_manifest import File
 from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.errors import ModelUnavailable
 from cog_triton.system import atomic_write
@@ -90,16 +91,11 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class File:
-    """A file of a repository; only large ones have a `sha256`, and are blobs of that name."""
-
-    size: int
-    sha256: str | None
-
-
-@dataclass(frozen=True)
 class Listing:
-    """The files that a request is for, by name, at one commit."""
+    """The files that a request is for, by name, at one commit.
+
+    Only large ones have a `sha256`, and are blobs of that name.
+    """
 
     commit: str
     files: dict[str, File]
@@ -152,7 +148,7 @@ def cached_listing(request: ModelRequest) -> Listing | None:
         return None
     if any(pointer(request.model_id, commit, name) is None for name in chosen):
         return None
-    return Listing(commit, {name: File(sizes[name], None) for name in chosen})
+    return Listing(commit, {name: File(sizes[name]) for name in chosen})
 
 
 def locate(request: ModelRequest, store: Path) -> FetchedModel | None:

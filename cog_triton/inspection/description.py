@@ -16,13 +16,13 @@ from rich.text import Text
 from cog_triton.artifact import engine_config, engine_manifest, engine_tar
 from cog_triton.artifact.compatibility import gpu_problem
 from cog_triton.artifact.engine_config import CONFIG_NAME, CPU_FAMILIES, TENSORRT_LLM, EngineConfig
-from cog_triton.artifact.engine_manifest import MANIFEST_NAME, SEALED_ENGINE, Manifest
+from cog_triton.artifact.engine_manifest import MANIFEST_NAME, SEALED_ENGINE, File, Manifest
 from cog_triton.artifact.seal import seal_of
 from cog_triton.engines.tensorrt_llm import runtime_settings
 from cog_triton.errors import BuildConfigInvalid, EngineCorrupt, InvalidArgument
 from cog_triton.sizing import model_files
 from cog_triton.sizing.memory_sum import ModelShape
-from cog_triton.sources.source import File, Source, no_engine
+from cog_triton.sources.source import Source, no_engine
 from cog_triton.system.printable import printable
 
 _MAX_SHOWN = 5

@@ -17,13 +17,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ValidationError
 
 from cog_triton.artifact import engine_manifest, tar_members
 from cog_triton.artifact.engine_config import CONFIG_NAME, TENSORRT_LLM
-from cog_triton.artifact.engine_manifest import BUILD_CONFIG, MANIFEST_NAME, MAX_TEXT
+from cog_triton.artifact.engine_manifest import BUILD_CONFIG, MANIFEST_NAME, MAX_TEXT, File
 from cog_triton.artifact.engine_tar import Checksum, hashing
 from cog_triton.download.model_request import ModelRequest, resolve
 from cog_triton.download.retry import RetryPolicy
@@ -59,13 +59,6 @@ _GGUF, _USTAR, _USTAR_AT = b"GGUF", b"ustar", 257
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")  # gzip, zstd
 _LAYER = "application/vnd.oci.image.layer.v1"
 _PLATFORM = {"os": "linux", "architecture": "amd64"}
-
-
-class File(NamedTuple):
-    """Size in bytes, and SHA-256 in hex if it is known."""
-
-    size: int
-    sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -491,8 +484,7 @@ class OnHub(Source):
         return found
 
     def files(self, *, checksums: bool = False) -> Mapping[str, File]:
-        listed = self.listing.files.items()
-        return {name: File(file.size, file.sha256) for name, file in listed}
+        return self.listing.files
 
     @cached_property
     def _texts(self) -> Mapping[str, bytes]:

@@ -8,7 +8,6 @@ import re
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -68,8 +67,6 @@ class Fault:
     """The part begins so many bytes later than asked, as the header says."""
     shorten: int = 0
     """The part ends so many bytes earlier than asked, as the header says."""
-    pause_s: float = 0
-    """A wait between each MB."""
 
 
 Plan = Callable[[int, "Span | None"], "Fault | None"]
@@ -145,7 +142,6 @@ class FileServer:
                     return
             request.wfile.write(chunk)
             sent += len(chunk)
-            time.sleep(fault.pause_s)
         if fault.close_after is not None:
             self._end(request, reset=False)
 

@@ -161,12 +161,6 @@ def test_special_files_do_not_block(make_store: MakeStore, tmp_path: Path) -> No
         make_store(lora_dir=root).load_requested("sql", ".", replace=False)
 
 
-def test_nothing_is_loaded_without_the_directory(make_store: MakeStore, tmp_path: Path) -> None:
-    adapter(tmp_path / "a")
-    with pytest.raises(NotFound, match="LORA_DIR"):
-        make_store().load_requested("sql", str(tmp_path / "a"), replace=False)
-
-
 @pytest.mark.parametrize("name", ["", "a b", "../a", "a#2", "-a", "x" * 129, "é"])
 def test_names_are_plain(name: str, make_store: MakeStore, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="must begin with a letter or a digit"):

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 from urllib.request import urlopen
 
 import _resource_usage
@@ -44,19 +43,6 @@ class Api:
 PREDICTIONS, CHAT = Api("/predictions", TargetName.COG), Api("/v1", TargetName.OPENAI)
 
 
-class Counts(NamedTuple):
-    """What a server's processes hold."""
-
-    processes: int
-    shared_memory: int
-    ports: int
-    descriptors: int
-
-    def within(self, other: Counts) -> bool:
-        """Whether no count exceeds that of `other`."""
-        return all(mine <= its for mine, its in zip(self, other, strict=True))
-
-
 @dataclass(frozen=True, slots=True)
 class Server:
     """A ready server; `url`, `openai`, `triton` and `metrics` are base URLs, `grpc` host and port.
@@ -81,24 +67,19 @@ class Server:
         return self.url if api == PREDICTIONS else self.openai
 
     @property
+    def urls(self) -> dict[str, str]:
+        """Base URLs by the first part of a path."""
+        return {"predictions": self.url, "v1": self.openai, "v2": self.triton}
+
+    def model(self) -> str:
+        """Name of its base model in /v1."""
+        with urlopen(f"{self.openai}/v1/models", timeout=_START_S) as answer:
+            return str(json.load(answer)["data"][0]["id"])
+
+    @property
     def pids(self) -> set[int]:
         """Its processes."""
         return {self.pid, *reaper.descendants(self.pid)}
-
-    def holds(self) -> Counts:
-        """What its processes hold."""
-        pids = self.pids
-        descriptors = [link for pid in pids for link in _links(pid)]
-        sockets = {
-            f"socket:[{line.split()[9]}]"
-            for table in ("/proc/net/tcp", "/proc/net/tcp6")
-            for line in Path(table).read_text().splitlines()
-            if line.split()[3] == "0A"
-        }
-        # The names of Triton's memory begin with the process that started Triton.
-        memory = [path for path in Path("/dev/shm").iterdir() if path.name.startswith("cog_triton")]
-        ours = [path for path in memory if int(path.name.split("_")[2]) in pids]
-        return Counts(len(pids), len(ours), len(sockets & set(descriptors)), len(descriptors))
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU seconds so far of each part: see `_resource_usage.part_of`."""
@@ -107,13 +88,6 @@ class Server:
     def memory_bytes(self) -> dict[str, int]:
         """Memory in bytes of each part."""
         return _resource_usage.memory_bytes(self.pid, *self.beside)
-
-
-def _links(pid: int) -> Iterator[str]:
-    with suppress(OSError):
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                yield str(entry.readlink())
 
 
 def mock_server(

@@ -79,7 +79,7 @@ def marked(work_dir: Path) -> set[int]:
 
 
 def held(root: int, shared_memory: int) -> Held:
-    """What the process tree of `root` holds; `shared_memory` is a descriptor of its /dev/shm.
+    """What the process tree of `root` holds; `shared_memory` is the number of its files there.
 
     The children that render chat templates are left out up to the pool's size: a second one is
     started whenever the first is slow, and kept.
@@ -93,8 +93,7 @@ def held(root: int, shared_memory: int) -> Held:
         for line in Path(f"/proc/net/{table}").read_text().splitlines()
         if line.split()[3] == "0A"
     }
-    files = shared_files(shared_memory)
-    return Held(len(pids), files, len(listening & set(links)), len(links))
+    return Held(len(pids), shared_memory, len(listening & set(links)), len(links))
 
 
 def shared_files(directory: int) -> int:

@@ -87,7 +87,7 @@ class Target:
 
     def held(self) -> Held:
         """What the server holds at this moment."""
-        return processes.held(self.pid, self.shared_memory)
+        return processes.held(self.pid, processes.shared_files(self.shared_memory))
 
     async def health(self) -> str:
         """READY, UNHEALTHY, ...; UNREACHABLE without an answer."""

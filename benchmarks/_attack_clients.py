@@ -14,23 +14,24 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
 from _attack_inputs import PORTS, Hostile, Inputs, request
+from _attack_report import counts
 from _control_stream import Control, until_answered
-from _report import as_data
-from _resource_usage import role_of
 from _servers import Server
 from faults.answers import GOOD
+from faults.processes import by_role
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cog_triton.system import reaper
+from cog_triton.system.process_state import stat_fields
 
 ANSWER_S, FUZZ_ANSWER_S = 10.0, 1.5
 READY_S = 60.0
 MAX_ANSWER = 1 << 20
+COLUMNS = ("hostile inputs", "engine", "inputs", "answers", "died", "longest silence s",
+           "most CPU s", "control answers", "broken rules")  # fmt: skip
 _EXAMPLES = 30
 MAY_WAIT = 2.5
 """Seconds that an input may have others wait beyond what they do undisturbed; the aim is 0.5."""
@@ -83,19 +84,29 @@ class Findings:
         if len(examples) < _EXAMPLES:
             examples.append(f"{of}: {said[:200]}" if said else of)
 
-    def row(self) -> dict[str, Any]:
-        """As data."""
-        return as_data(self)
+    def failures(self, kind: str) -> list[str]:
+        """A line for each example of what must not have happened."""
+        found = self.problems.items()
+        return [f"{kind}: {what}: {one}" for what, examples in found for one in examples]
+
+    def row(self, kind: str, engine: str) -> tuple[object, ...]:
+        """The row of its class in the table."""
+        right = self.controls["complete"] + self.controls["other text"]
+        return (
+            *(kind, engine, self.inputs, counts(self.answers), sum(self.died.values())),
+            *(round(self.gap, 2), round(self.cpu, 1)),
+            f"{right} of {sum(self.controls.values())} right",
+            "; ".join(sorted(self.problems)) or "none",
+        )
 
 
 def processes(root: int) -> dict[tuple[int, int], str]:
     """(PID, start time in ticks) -> role of each process of the server."""
     found = {}
-    for pid in (root, *reaper.descendants(root)):
-        with suppress(OSError, IndexError):
-            stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2]
-            words = Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").split("\0")
-            found[pid, int(stat.split()[19])] = role_of(words)
+    for role, pids in by_role(root).items():
+        for pid in pids:
+            if stat := stat_fields(Path(f"/proc/{pid}/stat")):
+                found[pid, int(stat[19])] = role
     return found
 
 

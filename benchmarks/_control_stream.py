@@ -10,24 +10,25 @@ import json
 import multiprocessing
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from _load import QuickAckClient
 from _servers import Server
 from faults import kinds
-from faults.answers import CHAT, COMPLETE, GOOD, HUNG, PREDICTIONS, Answer, Api, Kind, Question
+from faults.answers import CHAT, COMPLETE, GOOD, PREDICTIONS, Answer, Kind, Question
 from faults.known_text import KnownText
+from faults.load import ask
 
-from cog_triton.bench.http_client import TransportError, encode_request, now
+from cog_triton.bench.http_client import TransportError, now
 from cog_triton.system import reaper
 
 PROMPT = "Tell me about the sea."
 CONTROLS = (PREDICTIONS, CHAT)
 _TOKENS = {"mock": 150, "openvino": 20}
-_AGAIN_S, _PATIENCE_S, _MODEL_S, _ANSWER_S = 0.05, 300.0, 30.0, 10.0
+_AGAIN_S, _PATIENCE_S, _ANSWER_S = 0.05, 300.0, 10.0
 
 
 _LARGE = replace(
@@ -46,57 +47,7 @@ _KINDS = (
 
 
 class NotServed(RuntimeError):
-    """A server that did not start, or did not serve before anything was done to it."""
-
-
-@asynccontextmanager
-async def in_thread(server: AbstractContextManager[Server]) -> AsyncIterator[Server]:
-    """A server that is started and stopped in a thread; raises NotServed if it does not start."""
-    try:
-        target = await asyncio.to_thread(server.__enter__)
-    except SystemExit as error:
-        raise NotServed(str(error)) from error
-    try:
-        yield target
-    finally:
-        await asyncio.to_thread(server.__exit__, None, None, None)
-
-
-def url_of(server: Server, api: Api) -> str:
-    """Address of an API on a server."""
-    first = api.path.split("/")[1]
-    base = {"predictions": server.url, "v1": server.openai, "v2": server.triton}[first]
-    return f"{base}{api.path}"
-
-
-async def model_of(server: Server) -> str:
-    """Name of the model in /v1; raises NotServed if it is not told in time."""
-    deadline = now() + _MODEL_S
-    client = QuickAckClient(_MODEL_S)
-    while True:
-        try:
-            answer = await client.fetch("GET", f"{server.openai}/v1/models", {})
-            return str(json.loads(answer.text)["data"][0]["id"])
-        except (KeyError, OSError, TransportError) as error:
-            if now() > deadline:
-                raise NotServed(f"/v1/models: {error}") from error
-            await asyncio.sleep(_AGAIN_S)
-
-
-async def ask(server: Server, model: str, answer: Answer, seconds: float = _PATIENCE_S) -> Answer:
-    """Send one request; how it ended is in the answer."""
-    headers = {"Accept": "text/event-stream"} if answer.streamed else {}
-    body = json.dumps(answer.request(model)).encode()
-    request = encode_request("POST", url_of(server, answer.kind.api), headers, body)
-    broken = None
-    try:
-        await QuickAckClient(seconds).send(*request, answer)
-    except TransportError as error:
-        broken = HUNG if error.kind == "timeout" else error.kind
-    except OSError as error:
-        broken = f"cannot connect: {error}"
-    answer.end(now(), broken)
-    return answer
+    """A server that did not serve before anything was done to it."""
 
 
 async def question(server: Server, engine: str, model: str, kind: Kind, tokens: int) -> Question:
@@ -105,34 +56,21 @@ async def question(server: Server, engine: str, model: str, kind: Kind, tokens: 
         text = KnownText()(tokens)
         return Question(PROMPT, tokens, text, {kind.flavour: text})
     first = Answer(kind, engine, Question(PROMPT, tokens, "", {kind.flavour: None}), now())
-    await ask(server, model, first)
+    await ask(QuickAckClient(_PATIENCE_S), server.urls, model, first)
     if first.outcome != COMPLETE:
         raise NotServed(f"an undisturbed server answered {first}")
     return Question(PROMPT, tokens, first.text, {kind.flavour: first.text})
 
 
-async def warm_up(target: Server, engine: str) -> str:
-    """Do work of every kind, which starts every child; returns the model's name."""
-    model = await model_of(target)
+async def warm_up(target: Server, engine: str) -> None:
+    """Do work of every kind, which starts every child."""
+    model = target.model()
     for kind in _KINDS * 2:
         asked = await question(target, engine, model, kind, 4)
-        answer = await ask(target, model, Answer(kind, engine, asked, now()))
+        answer = Answer(kind, engine, asked, now())
+        await ask(QuickAckClient(_PATIENCE_S), target.urls, model, answer)
         if answer.outcome not in GOOD:
             raise NotServed(f"an undisturbed server answered {answer}")
-    return model
-
-
-class Watched(Answer):
-    """Answer that tells a `User` of each read of text."""
-
-    user: User
-
-    def body(self, data: bytes, at: float) -> None:
-        """See `BufferedResponse.body`."""
-        count = len(self.reads)
-        super().body(data, at)
-        if len(self.reads) > count:
-            self.user.heard(at)
 
 
 class User:
@@ -150,6 +88,19 @@ class User:
         """Longest silence since the last call, also one that still lasts."""
         found, self.longest = max(self.longest, now() - self._last), 0.0
         return found
+
+
+class Watched(Answer):
+    """Answer that tells a `User` of each read of text."""
+
+    user: User
+
+    def body(self, data: bytes, at: float) -> None:
+        """See `BufferedResponse.body`."""
+        count = len(self.reads)
+        super().body(data, at)
+        if len(self.reads) > count:
+            self.user.heard(at)
 
 
 @dataclass(slots=True)
@@ -201,50 +152,39 @@ def _main(server: Server, engine: str, connection: Connection) -> None:
 
 
 async def _stream(server: Server, engine: str, connection: Connection) -> None:
-    model = await model_of(server)
+    model, client = server.model(), QuickAckClient(_PATIENCE_S)
     heard = Heard(Counter(), {}, 0.0)
-    users: list[User] = []
 
-    async def run(api: Api) -> None:
-        kind = kinds.plain(api.path, engine)
-        asked = await question(server, engine, model, kind, _TOKENS[engine])
-        users.append(user := User())
+    async def run(kind: Kind, asked: Question, user: User) -> None:
         while True:
             answer = Watched(kind, engine, asked, now())
             answer.user = user
-            outcome = (await ask(server, model, answer)).outcome
-            heard.outcomes[outcome] += 1
-            if outcome not in GOOD:
-                heard.examples[outcome] = str(answer)
+            await ask(client, server.urls, model, answer)
+            heard.outcomes[answer.outcome] += 1
+            if answer.outcome not in GOOD:
+                heard.examples[answer.outcome] = str(answer)
                 await asyncio.sleep(_AGAIN_S)
 
-    running = [asyncio.create_task(run(api)) for api in CONTROLS]
-    while len(users) < len(CONTROLS):
-        await asyncio.sleep(_AGAIN_S)
-        for task in running:
-            if task.done():
-                task.result()
-    loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
-    loop.add_reader(connection.fileno(), asked.set)
+    users, running = [], []
+    for api in CONTROLS:
+        kind = kinds.plain(api.path, engine)
+        asked = await question(server, engine, model, kind, _TOKENS[engine])
+        users.append(User())
+        running.append(asyncio.create_task(run(kind, asked, users[-1])))
     while True:
-        await asked.wait()
-        asked.clear()
-        if not connection.poll():  # the loop may tell of one message twice; recv() would block it
-            continue
-        connection.recv()
+        await asyncio.to_thread(connection.recv)
         heard.longest = max(user.take() for user in users)
         connection.send(heard)
         heard = Heard(Counter(), {}, 0.0)
 
 
-async def until_answered(server: Server, seconds: float) -> float:
-    """Seconds until /health-check says READY; raises TimeoutError after `seconds`, or its end."""
+async def until_answered(server: Server, seconds: float) -> None:
+    """Wait until /health-check says READY; raises TimeoutError after `seconds`, or its end."""
     began = time.monotonic()
     while time.monotonic() < began + seconds and reaper.descendants(server.pid):
         with suppress(TransportError, OSError, ValueError, KeyError):
             answer = await QuickAckClient(_ANSWER_S).fetch("GET", f"{server.url}/health-check", {})
             if json.loads(answer.text)["status"] == "READY":
-                return time.monotonic() - began
+                return
         await asyncio.sleep(_AGAIN_S)
     raise TimeoutError(f"not READY after {time.monotonic() - began:.0f} s, or ended")

@@ -25,20 +25,20 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import _attack_clients
+import _attack_report
+import _drained
+import _hostile_tars
+from _attack_clients import Attack, Findings, ServerEnded
+from _attack_inputs import hostile
+from _control_stream import controlled, warm_up
+from _report import Grid, machine_name, say, show
+from _servers import Server, mock_server, server
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
-
-import _attack_report  # noqa: E402
-import _hostile_tars  # noqa: E402
-from _attack_clients import Attack, Findings, ServerEnded  # noqa: E402
-from _attack_inputs import hostile  # noqa: E402
-from _control_stream import controlled, warm_up  # noqa: E402
-from _drained import DRAIN_S, drain_each  # noqa: E402
-from _report import machine_name, say  # noqa: E402
-from _servers import Server, mock_server, server  # noqa: E402
-
 SETTLE_S, UNDISTURBED_S = 30.0, 5.0
 PHASES = ("inputs", "drains", "tars")
 TPS = 100
@@ -70,26 +70,37 @@ def main() -> int:
     # The table's requests name the mock's model.
     start = Start(options.engine or "", {"SERVED_MODEL_NAME": "mock"} if options.engine else {})
     say(f"attack of {engine}: seed {options.seed}, phases {', '.join(options.only)}")
-    report: dict[str, Any] = {
+    tables: dict[str, Grid] = {}
+    failures: list[str] = []
+    if "inputs" in options.only:
+        tables["inputs"] = Grid("", _attack_clients.COLUMNS)
+        failures += asyncio.run(_inputs(start, engine, options, tables["inputs"]))
+    if "drains" in options.only:
+        tables["drains"] = Grid("", _drained.COLUMNS)
+        patient = Start(start.path, {**start.environment, "DRAIN_TIMEOUT": str(_drained.DRAIN_S)})
+        for drain in _drained.drain_each(patient, engine, options.match):
+            print(drain, flush=True)
+            tables["drains"].add(*drain.row(engine))
+            where = f"{drain.sent} to {drain.way}, {drain.killed or 'none'} killed"
+            failures += [f"{where}: {problem}" for problem in drain.problems]
+    if "tars" in options.only:
+        tables["tars"] = Grid("", _hostile_tars.COLUMNS)
+        for outcome in _hostile_tars.try_each(options.match):
+            print(outcome, flush=True)
+            tables["tars"].add(*outcome.row())
+            failures += [f"{outcome.name}: {problem}" for problem in outcome.problems]
+    run = {
         "engine": engine,
         "seed": options.seed,
         "date": time.strftime("%Y-%m-%d"),
         "commit": _commit(),
         "machine": machine_name(),
+        "seconds": round(time.monotonic() - began),
+        "load": os.getloadavg()[1],
     }
-    if "inputs" in options.only:
-        report["inputs"] = asyncio.run(_inputs(start, engine, options))
-    if "drains" in options.only:
-        patient = Start(start.path, {**start.environment, "DRAIN_TIMEOUT": str(DRAIN_S)})
-        drains = asyncio.run(drain_each(patient, engine, options.match))
-        report["drains"] = [one.row() for one in drains]
-    if "tars" in options.only:
-        tars = _hostile_tars.try_each(options.match, options.jobs, options.growth)
-        report["tars"] = [one.row() for one in tars]
-    report |= {"seconds": round(time.monotonic() - began), "load": os.getloadavg()[1]}
-    failures = _attack_report.failures(report)
-    _attack_report.save(report)
-    _attack_report.show(report)
+    _attack_report.save(run, tables)
+    for table in tables.values():
+        show(table)
     if options.write:
         _attack_report.write()
     for line in failures:
@@ -112,7 +123,6 @@ def _arguments() -> argparse.Namespace:
         default="",
         help="what is tried: the part of table, drains and tars that has this in its name",
     )
-    parser.add_argument("--jobs", type=int, default=2, help="servers side by side for tars; 2")
     parser.add_argument("--write", action="store_true", help="put the reports into the pages")
     options = parser.parse_args()
     options.only = tuple(options.only.split(","))
@@ -121,13 +131,16 @@ def _arguments() -> argparse.Namespace:
     return options
 
 
-async def _inputs(start: Start, engine: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run the table and the crowds, on as many servers as it ends, then the fuzz on the last."""
+async def _inputs(start: Start, engine: str, options: argparse.Namespace, grid: Grid) -> list[str]:
+    """Run the table and the crowds, on as many servers as it ends, then the fuzz on the last.
+
+    Adds the rows of `grid`; returns the failures.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     every = hostile(random.Random(options.seed))
     table = (one for one in every if options.match in f"{one.kind}: {one.name} to {one.port}")
-    undisturbed, memory, found = 0.0, dict[str, Any](), dict[str, Findings]()
+    undisturbed, memory, found = 0.0, list[float](), dict[str, Findings]()
     todo = ["table"] if options.match else ["table", "crowds", "fuzz"]
     while todo:
         with start() as target, controlled(target, engine) as control:
@@ -135,7 +148,7 @@ async def _inputs(start: Start, engine: str, options: argparse.Namespace) -> dic
             control.take()
             await asyncio.sleep(UNDISTURBED_S)
             quiet = control.take().longest
-            undisturbed, before = max(undisturbed, quiet), target.memory_bytes()
+            undisturbed, before = max(undisturbed, quiet), _megabytes(target)
             attack = Attack(target, control, found, quiet)
             try:
                 while todo:
@@ -152,20 +165,27 @@ async def _inputs(start: Start, engine: str, options: argparse.Namespace) -> dic
                 if todo[0] != "table":  # which goes on behind the input that ended it
                     todo.pop(0)
                 continue
-            limit = sum(before.values()) * options.growth
-            memory = {"before": before, "after": await _settled_memory(target, limit)}
-    return {
-        "undisturbed_s": undisturbed,
-        "growth": options.growth,
-        "memory": memory,
-        "found": {kind: findings.row() for kind, findings in found.items()},
-    }
+            memory = [before, await _settled_memory(target, before * options.growth)]
+    grid.add("none", engine, 0, "", "", round(undisturbed, 2), "", "", "")
+    for kind, findings in found.items():
+        grid.add(*findings.row(kind, engine))
+    failures = [line for kind, findings in found.items() for line in findings.failures(kind)]
+    if memory:
+        before, after = memory
+        grid.add("memory, MB", engine, "", f"{before:.0f}, {after:.0f}", *[""] * 5)
+        if after > before * options.growth:
+            failures.append(f"memory: {before:.0f} MB before, {after:.0f} MB after")
+    return failures
 
 
-async def _settled_memory(target: Server, limit: float) -> dict[str, int]:
-    """Bytes of each part, once all are below `limit` or SETTLE_S has passed."""
+def _megabytes(target: Server) -> float:
+    return sum(target.memory_bytes().values()) / 1e6
+
+
+async def _settled_memory(target: Server, limit: float) -> float:
+    """Megabytes, once they are below `limit` or SETTLE_S has passed."""
     deadline = time.monotonic() + SETTLE_S
-    while sum((used := target.memory_bytes()).values()) > limit and time.monotonic() < deadline:
+    while (used := _megabytes(target)) > limit and time.monotonic() < deadline:
         await asyncio.sleep(1)
     return used
 

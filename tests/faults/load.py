@@ -6,12 +6,12 @@ import asyncio
 import itertools
 import json
 import random
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from _load import QuickAckClient
 
-from cog_triton.bench.http_client import TransportError, encode_request, now
+from cog_triton.bench.http_client import Client, TransportError, encode_request, now
 from faults import kinds
 from faults.answers import HUNG, LEFT, Answer, Kind, Question
 from faults.scenario import Load as LoadShape
@@ -112,7 +112,7 @@ class Load:
             await self._open.wait()
             question = self._rng.choice(self._questions)
             answer = Answer(kind, self._engine, question, now())
-            task = asyncio.create_task(self._ask(answer))
+            task = asyncio.create_task(ask(self._client, self._urls, self._model, answer))
             self._tasks[answer] = task
             leaves = self._rng.random() < self._leaving
             patience = self._rng.uniform(0, _LEAVES_S) if leaves else None
@@ -126,19 +126,21 @@ class Load:
             if answer.error or answer.broken:
                 await asyncio.sleep(_AGAIN_S)
 
-    async def _ask(self, answer: Answer) -> None:
-        headers = {"Accept": "text/event-stream"} if answer.streamed else {}
-        body = json.dumps(answer.request(self._model)).encode()
-        path = answer.kind.api.path
-        request = encode_request("POST", f"{self._urls[path.split('/')[1]]}{path}", headers, body)
-        broken = None
-        try:
-            await self._client.send(*request, answer)
-        except TransportError as error:
-            broken = error.kind
-        except OSError as error:
-            broken = f"cannot connect: {error}"
-        answer.end(now(), broken)
+
+async def ask(client: Client, urls: Mapping[str, str], model: str, answer: Answer) -> None:
+    """Send one request; how it ended is in the answer."""
+    headers = {"Accept": "text/event-stream"} if answer.streamed else {}
+    body = json.dumps(answer.request(model)).encode()
+    path = answer.kind.api.path
+    request = encode_request("POST", f"{urls[path.split('/')[1]]}{path}", headers, body)
+    broken = None
+    try:
+        await client.send(*request, answer)
+    except TransportError as error:
+        broken = HUNG if error.kind == "timeout" else error.kind
+    except OSError as error:
+        broken = f"cannot connect: {error}"
+    answer.end(now(), broken)
 
 
 def _of_way(engine: str, streamed: bool) -> list[Kind]:

@@ -286,14 +286,14 @@ class _Tars:
 
 
 def _said(command: str, text: str, code: int | None, done: str, outcome: Outcome) -> str:
-    """The code of a command that failed, else `done`."""
+    """The last code of a command that failed, else `done`: Cog may say E2105 before the cause."""
     outcome.problems += [f"{command}: {what}" for what, sign in _NEVER.items() if sign in text]
     if not code:
         return done
     told = re.findall(r"\bE[12]\d{3}\b", text)
     if not told:
         outcome.problems.append(f"{command}: exit {code} without a code: {text[-300:]}")
-    return told[0] if told else f"exit {code}"
+    return told[-1] if told else f"exit {code}"
 
 
 def try_each(wanted: str) -> Iterator[Outcome]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import math
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,33 +20,21 @@ from cog_triton.bench.targets import KINDS
 
 PROMPT = "Tell me about the sea."
 _TIMEOUT_S = 300.0
-_REFUSED_S = 0.1
 BUSY = 0.85
 """A client that uses more of a core than this is itself what is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Results of streams that ran concurrently; `load` is the client's own CPU and lag.
-
-    `streams` are those that succeeded, and `seconds` pass until the last of them has ended (of all,
-    if none succeeded). `failures` has what each other one failed with.
-    """
+    """Streams that ran concurrently; `load` is the client's own CPU and lag."""
 
     streams: list[Record]
-    seconds: float
     load: GeneratorUsage
-    failures: list[str] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
         """Output tokens of all streams."""
         return sum(stream.output_tokens or 0 for stream in self.streams)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Output tokens of all streams over the whole time."""
-        return self.tokens / self.seconds
 
     @property
     def events(self) -> int:
@@ -62,27 +49,12 @@ class Wave:
     def ttft_ms(self, percentile: float = 50) -> float:
         """Time to first token from sending, in milliseconds."""
         times = [stream.ttft_sent or 0.0 for stream in self.streams]
-        return float(np.percentile(times, percentile)) * 1000 if times else 0.0
+        return float(np.percentile(times, percentile)) * 1000
 
     @property
     def client_busy(self) -> float:
         """Share of a core that the client used."""
         return self.load.cpu / self.load.wall
-
-    @property
-    def client_us(self) -> float:
-        """The client's own microseconds of CPU for a token."""
-        return us_each(self.load.cpu, self.tokens)
-
-    @property
-    def client_lag_ms(self) -> float:
-        """Event-loop lag of the client, p99, in milliseconds."""
-        return float(np.percentile(self.load.lags, 99)) * 1000 if self.load.lags else 0.0
-
-
-def us_each(seconds: float, tokens: int) -> float:
-    """Microseconds for each of `tokens`; infinity for none."""
-    return seconds / tokens * 1e6 if tokens else math.inf
 
 
 class QuickAckConnection(Connection):
@@ -119,16 +91,12 @@ def wave(
     streams: int,
     seconds: float = 0.0,
     *,
-    plain: bool = False,
-    lenient: bool = False,
     api: Api = PREDICTIONS,
 ) -> Wave:
     """Run requests of `inputs` by `streams` concurrent users, all starting at once.
 
-    Each user asks again once answered, until `seconds` have passed; by default asks once. A
-    `plain` client keeps its connections, and leaves acknowledging to the system, as most do.
-    Raises RuntimeError for a request that did not succeed, unless `lenient`: then it is one of
-    `Wave.failures`, and its user goes on 0.1 s later.
+    Each user asks again once answered, until `seconds` have passed; by default asks once.
+    Raises RuntimeError for a request that did not succeed.
     """
     rest = dict(inputs)
     prompt = Prompt(rest.pop("prompt", PROMPT), (), rest.pop("max_tokens", 128))
@@ -136,32 +104,22 @@ def wave(
     options = Options(
         url=url, target=api.target, requests=1, input_lengths=one, output_lengths=one, inputs=rest
     )
-    client = (Client if plain else QuickAckClient)(_TIMEOUT_S)
-    return asyncio.run(_wave(options, client, prompt, streams, seconds, lenient))
+    return asyncio.run(_wave(options, prompt, streams, seconds))
 
 
-async def _wave(
-    options: Options, client: Client, prompt: Prompt, streams: int, seconds: float, lenient: bool
-) -> Wave:
+async def _wave(options: Options, prompt: Prompt, streams: int, seconds: float) -> Wave:
     done: list[Record] = []
-    failures: list[str] = []
-    usage, target = GeneratorUsage(), KINDS[options.target](options, client)
+    usage = GeneratorUsage()
+    target = KINDS[options.target](options, QuickAckClient(_TIMEOUT_S))
     await target.prepare()
 
     async def user(until: float) -> None:
         while True:
             record = Record(index=len(done), scheduled=now())
-            try:
-                await target.measure(prompt, record)
-            except OSError as error:
-                record.fail("cannot connect", str(error))
-            if record.status == OK:
-                done.append(record)
-            elif lenient:
-                failures.append(record.error)
-                await asyncio.sleep(_REFUSED_S)
-            else:
+            await target.measure(prompt, record)
+            if record.status != OK:
                 raise RuntimeError(f"{record.code}: {record.error}")
+            done.append(record)
             if record.ended >= until:
                 return
 
@@ -173,10 +131,8 @@ async def _wave(
         await asyncio.gather(*(user(started + seconds) for _ in range(streams)))
     finally:
         usage.stop()
-        client.close()
         gc.enable()
-    ended = max((stream.ended for stream in done), default=now())
-    return Wave(done, ended - started, usage, failures)
+    return Wave(done, usage)
 
 
 def busy_notes(waves: Mapping[str, Wave]) -> Iterator[str]:

@@ -6,10 +6,11 @@ import argparse
 import json
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +22,20 @@ _WIDTH = 150
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A figure's target: at least `value`, or at most."""
-
-    value: float
-    least: bool = False
-
-    def met_by(self, figure: float) -> bool:
-        """Whether `figure` meets it."""
-        return figure >= self.value if self.least else figure <= self.value
-
-    def __str__(self) -> str:
-        return f"{'>=' if self.least else '<='} {self.value:g}"
-
-
-@dataclass(frozen=True, slots=True)
 class Figure:
-    """One number of the summary, with its target; the unit of a ratio is "x"."""
+    """One number of the summary, and the most that it should be; the unit of a ratio is "x"."""
 
     name: str
     value: float
     unit: str = "x"
-    target: Target | None = None
+    target: float | None = None
 
     @property
     def verdict(self) -> str:
         """met or missed; empty without a target."""
         if self.target is None:
             return ""
-        return "met" if self.target.met_by(self.value) else "missed"
+        return "met" if self.value <= self.target else "missed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +61,22 @@ class Report:
     grids: list[Grid] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def show(self, console: Console) -> None:
-        """Print tables, figures and notes."""
+    def show(self) -> None:
+        """Print tables, notes and figures."""
         for grid in self.grids:
-            console.print(_table(grid))
+            show(grid)
         for note in dict.fromkeys(self.notes):
-            console.print(f"- {note}", highlight=False)
-        console.print(_table(summary({self.name: self.figures})))
+            print(f"- {note}")
+        show(self.summary())
+
+    def summary(self) -> Grid:
+        """Table of all figures with their targets."""
+        grid = Grid("", ("figure", "value", "target", ""))
+        for figure in self.figures:
+            target = "" if figure.target is None else f"<= {figure.target:g}"
+            value = f"{number(figure.value)} {figure.unit}"
+            grid.add(figure.name, value, target, figure.verdict)
+        return grid
 
     def save(self, path: Path) -> None:
         """Write it as JSON, with the machine and the time."""
@@ -89,21 +84,6 @@ class Report:
         figures = [{**asdict(figure), "verdict": figure.verdict} for figure in self.figures]
         machine = {"machine": machine_name(), "load": os.getloadavg()[0], "at": time.time()}
         path.write_text(json.dumps({**asdict(self), "figures": figures, **machine}, indent=1))
-
-
-def summary(figures: dict[str, list[Figure]]) -> Grid:
-    """Summary table: all figures with their targets."""
-    grid = Grid("", ("benchmark", "figure", "value", "target", ""))
-    for name, found in figures.items():
-        for figure in found:
-            value = f"{number(figure.value)} {figure.unit}"
-            grid.add(name, figure.name, value, figure.target or "", figure.verdict)
-    return grid
-
-
-def as_data(one: Any) -> dict[str, Any]:
-    """Fields of a dataclass, for JSON; `asdict` would count the items of a Counter anew."""
-    return {field.name: getattr(one, field.name) for field in fields(one)}
 
 
 def markdown_table(grid: Grid) -> str:
@@ -125,13 +105,9 @@ def write_between(page: Path, marks: tuple[str, str], text: str) -> None:
 
 def machine_name() -> str:
     """Processor, cores and Python."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    named = re.search(r"(?m)^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text())
     cores = len(os.sched_getaffinity(0))
-    model = next(named, platform.machine())
+    model = named[1] if named else platform.machine()
     return f"{model}, {cores} cores, Python {platform.python_version()}"
 
 
@@ -140,14 +116,14 @@ def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def console() -> Console:
-    """A console that does not fold tables when its output is a file."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH)
-
-
 def show(grid: Grid) -> None:
-    """Print one table."""
-    console().print(_table(grid))
+    """Print one table, which is not folded when the output is a file."""
+    table = Table(title=grid.title or None)
+    for place, name in enumerate(grid.columns):
+        table.add_column(name, justify="right" if place else "left")
+    for row in grid.rows:
+        table.add_row(*row, style="yellow" if row[-1] == "missed" else None)
+    Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
 
 
 def say(text: str) -> None:
@@ -174,17 +150,6 @@ def main(
     report.notes.append(f"{machine_name()}; took {time.monotonic() - began:.0f} s")
     if args.quick:
         report.notes.append("--quick: too short to tell anything")
-    report.show(console())
+    report.show()
     report.save(args.json)
     return report
-
-
-def _table(grid: Grid) -> Table:
-    table = Table(title=grid.title or None)
-    for place, name in enumerate(grid.columns):
-        left = grid.columns[0] == "benchmark" and place < 2
-        table.add_column(name, justify="left" if left or not place else "right")
-    for row in grid.rows:
-        style = {"missed": "yellow"}.get(row[-1])
-        table.add_row(*row, style=style)
-    return table

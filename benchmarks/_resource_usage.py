@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cog_triton.system import reaper
+from cog_triton.system.process_state import stat_fields
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-TICK_S = 1 / _TICKS
-"""What CPU time is counted in."""
-_DYNAMOS = {"dynamo.frontend", "dynamo.mocker"}
 _MODULES = {
     "cog_triton.door": "door",  # the reverse proxy of 0.4.0
     "cog_triton.front.large_bodies": "large-bodies child",
@@ -22,18 +20,6 @@ _MODULES = {
     "cog_triton.serving.coglet" + ".http_server": "cog",
     "cog.server.http": "cog",
 }
-
-
-def cpu_seconds(*roots: int) -> dict[str, float]:
-    """CPU seconds used so far by `roots` and all below, by part; resolution 10 ms a process.
-
-    Threads that have ended are included, processes that have ended are not.
-    """
-    used: dict[str, float] = {}
-    for part, pid in tree(*roots):
-        if ticks := cpu_ticks(_read(pid, "stat")):
-            used[part] = used.get(part, 0.0) + ticks / _TICKS
-    return used
 
 
 class Use(NamedTuple):
@@ -48,18 +34,24 @@ class Use(NamedTuple):
 
 
 def uses(*roots: int) -> dict[str, Use]:
-    """What `roots` and all below have used so far, by part; see `cpu_seconds`."""
+    """What `roots` and all below have used so far, by part; resolution 10 ms a process.
+
+    Threads that have ended are included in the CPU, processes that have ended are not.
+    """
     found: dict[str, Use] = {}
     for part, pid in tree(*roots):
-        fields = _read(pid, "stat").rpartition(")")[2].split()
-        if not fields:
+        if not (fields := stat_fields(Path(f"/proc/{pid}/stat"))):
             continue
-        user, system, woken = found.get(part, Use())
         threads = (thread.name for thread in Path(f"/proc/{pid}/task").glob("*"))
-        woken += sum(_switches(_read(pid, f"task/{thread}/status")) for thread in threads)
-        user, system = user + int(fields[11]) / _TICKS, system + int(fields[12]) / _TICKS
-        found[part] = Use(user, system, woken)
+        woken = sum(_switches(_read(pid, f"task/{thread}/status")) for thread in threads)
+        used = int(fields[11]) / _TICKS, int(fields[12]) / _TICKS, woken
+        found[part] = Use(*map(sum, zip(found.get(part, Use()), used, strict=True)))
     return found
+
+
+def cpu_seconds(*roots: int) -> dict[str, float]:
+    """CPU seconds used so far by `roots` and all below, by part; see `uses`."""
+    return {part: used.user + used.system for part, used in uses(*roots).items()}
 
 
 def _switches(status: str) -> int:
@@ -84,12 +76,6 @@ def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, 
     return {part: used - before.get(part, 0.0) for part, used in after.items()}
 
 
-def cpu_ticks(stat: str) -> int:
-    """utime and stime of a /proc/PID/stat; 0 of an empty one, whose process has gone."""
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces
-    return int(fields[11]) + int(fields[12]) if fields else 0
-
-
 def own_bytes(smaps: str) -> int:
     """Anonymous and shared memory of a /proc/PID/smaps_rollup; 0 of one whose process has gone."""
     lines = (line.split() for line in smaps.splitlines())
@@ -97,10 +83,7 @@ def own_bytes(smaps: str) -> int:
 
 
 def part_of(words: list[str]) -> str:
-    """Part of a server: door, server, cog, worker, tritonserver, engine, a stub's name, or others.
-
-    Of NVIDIA Dynamo's: "dynamo.frontend" and "dynamo.mocker".
-    """
+    """Part of a server: door, server, cog, worker, tritonserver, engine, a stub, or others."""
     program = Path(words[0]).name
     if program.endswith("_stub"):
         return f"stub {Path(words[1]).parent.parent.name}"
@@ -110,8 +93,6 @@ def part_of(words: list[str]) -> str:
         return "others"
     if module := next((word for word in words if word in _MODULES), None):
         return _MODULES[module]
-    if found := _DYNAMOS.intersection(words):
-        return found.pop()
     return "worker" if any("coglet" in word for word in words) else "others"
 
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -26,10 +26,9 @@ from cog_triton.system.ports import free_ports
 
 _START_S = 120
 _STOP_S = 30
-_HERE = Path(__file__).parent
-_RUNNER = _HERE.parent / "runner"
+_RUNNER = Path(__file__).parents[1] / "runner"
 _POLL_S = 0.02
-STEP_CLOCK, FREE_CLOCKS = "step clock", "free clocks"
+_PORTS = ("PORT", "OPENAI_PORT", "TRITON_HTTP_PORT", "TRITON_METRICS_PORT", "TRITON_GRPC_PORT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,7 @@ PREDICTIONS, CHAT = Api("/predictions", TargetName.COG), Api("/v1", TargetName.O
 class Server:
     """A ready server; `url`, `openai`, `triton` and `metrics` are base URLs, `grpc` host and port.
 
-    It was started at `started`, and ready at `ready`, by time.monotonic(). `beside` are roots of
-    process trees that are not below `pid`.
+    It was started at `started`, and ready at `ready`, by time.monotonic().
     """
 
     pid: int
@@ -57,10 +55,9 @@ class Server:
     openai: str
     triton: str
     metrics: str
+    grpc: str
     started: float
     ready: float
-    beside: tuple[int, ...] = ()
-    grpc: str = ""
 
     def base(self, api: Api) -> str:
         """Base URL of an API."""
@@ -83,25 +80,25 @@ class Server:
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU seconds so far of each part: see `_resource_usage.part_of`."""
-        return _resource_usage.cpu_seconds(self.pid, *self.beside)
+        return _resource_usage.cpu_seconds(self.pid)
 
     def memory_bytes(self) -> dict[str, int]:
         """Memory in bytes of each part."""
-        return _resource_usage.memory_bytes(self.pid, *self.beside)
+        return _resource_usage.memory_bytes(self.pid)
 
 
 def mock_server(
     *,
     tps: float = 0,
-    clock: str = FREE_CLOCKS,
+    step_clock: bool = False,
     environment: Mapping[str, str] | None = None,
     checkout: Path | None = None,
 ) -> AbstractContextManager[Server]:
     """``cog-triton serve`` with the mock engine (docs/mock.md); without `tps` at full rate.
 
-    With STEP_CLOCK all streams get their tokens together, as of an engine's batch.
+    With `step_clock` all streams get their tokens together, as of an engine's batch.
     """
-    if tps and clock == STEP_CLOCK:
+    if step_clock:
         environment = {"MOCK_STEP_MS": f"{1000 / tps:g}", **(environment or {})}
     own = ("--engine", "mock", f"--tps={tps:g}")
     return server(*own, environment=environment, checkout=checkout)
@@ -121,65 +118,39 @@ def server(
     it is the command of the images instead, which takes its settings from `environment` alone.
     `checkout` is another one than this, which has been set up.
     """
-    port, openai, http, grpc, metrics = free_ports(5)
-    ports = {
-        "port": port,
-        "openai-port": openai,
-        "triton-http-port": http,
-        "triton-grpc-port": grpc,
-        "triton-metrics-port": metrics,
-    }
-    own = {name.replace("-", "_").upper(): str(number) for name, number in ports.items()}
+    ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
+    own = {name: str(number) for name, number in ports.items()}
+    url, openai, triton, metrics = (f"http://127.0.0.1:{ports[name]}" for name in _PORTS[:4])
     python = str(checkout / ".venv" / "bin" / "python") if checkout else sys.executable
     command = [python, "-m", "cog_triton", "serve", *arguments]
     if as_image:
         command = [sys.executable, "-m", "cog_triton.serve"]
-        own |= {"COG_HOST": "127.0.0.1", "TRITON_HOST": "127.0.0.1", "PATH": _path()}
+        # Cog starts its worker by the first Python of PATH.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        own |= {"COG_HOST": "127.0.0.1", "TRITON_HOST": "127.0.0.1", "PATH": path}
         own |= {"COG_PREDICT_TYPE_STUB": "predict.py:Predictor", "COG_MAX_CONCURRENCY": "500"}
     with tempfile.TemporaryDirectory(prefix="cog-triton-bench-") as scratch:
         own |= {"COG_TRITON_WORK_DIR": str(work_dir or scratch), **(environment or {})}
-        public, cwd = (port, openai, http, metrics), _RUNNER if as_image else checkout
-        with _running(command, public, own, Path(scratch), cwd) as running:
-            yield replace(running, grpc=f"127.0.0.1:{grpc}")
-
-
-def _path() -> str:
-    """PATH with this Python first, which Cog starts its worker by."""
-    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-
-
-@contextmanager
-def spawned(
-    command: list[str], environment: Mapping[str, str], log: Path, cwd: Path | None = None
-) -> Iterator[reaper.Reaped]:
-    """Process with its output in `log`; it is stopped, and all below it, with the block."""
-    with log.open("wb") as file:
-        own = {**os.environ, **environment}
-        process = reaper.spawn(command, env=own, cwd=cwd, stdout=file, stderr=file)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_S)
-        process.kill()
-
-
-@contextmanager
-def _running(
-    command: list[str],
-    ports: tuple[int, int, int, int],
-    environment: Mapping[str, str],
-    scratch: Path,
-    cwd: Path | None = None,
-) -> Iterator[Server]:
-    url, openai, triton, metrics = (f"http://127.0.0.1:{number}" for number in ports)
-    log = scratch / "serve.log"
-    started = time.monotonic()
-    with spawned(command, environment, log, cwd) as process:
-        _until_ready(process, url, log)
-        pid, ready = process.process.pid, time.monotonic()
-        yield Server(pid, log, url, openai, triton, metrics, started, ready)
+        log = Path(scratch) / "serve.log"
+        started = time.monotonic()
+        with log.open("wb") as file:
+            process = reaper.spawn(
+                command,
+                env={**os.environ, **own},
+                cwd=_RUNNER if as_image else checkout,
+                stdout=file,
+                stderr=file,
+            )
+        try:
+            _until_ready(process, url, log)
+            pid, ready = process.process.pid, time.monotonic()
+            grpc = f"127.0.0.1:{ports['TRITON_GRPC_PORT']}"
+            yield Server(pid, log, url, openai, triton, metrics, grpc, started, ready)
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_S)
+            process.kill()
 
 
 def _until_ready(process: reaper.Reaped, url: str, log: Path) -> None:

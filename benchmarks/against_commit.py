@@ -15,22 +15,28 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import _servers
-from _load_cost import COSTS, LoadCost, busy_notes, measure
-from _report import Figure, Grid, Report, Target, main, say
-from _servers import CHAT, PREDICTIONS, Api
+from _load import Wave, busy_notes, wave
+from _report import Figure, Grid, Report, main, say
+from _resource_usage import spent
+from _servers import CHAT, PREDICTIONS, Api, Server
 
 ROOT = Path(__file__).parents[1]
 HERE = "this tree"
 _VERSION = re.compile(r"(?m)^## (\d+\.\d+\.\d+) - ")
 _UNRELEASED = re.compile(r"(?m)^## Unreleased\s+[^#\s]")
 STREAMS, TPS = 64, 100
-MOST, OF_PREDICTIONS = Target(1.2), Target(1.6)
+PARTS = ("door", "server", "cog", "worker", "tritonserver", "stub ")
+COSTS = ("door", "server", "cog", "worker", "triton", "stubs")
+"""Columns of `LoadCost.costs`, beside a column of the whole."""
+_TICK_S = 0.01
+"""What the kernel counts CPU time in."""
+MOST, OF_PREDICTIONS = 1.2, 1.6
 """CPU by the other's; predictions pass a process more than in 0.4.1."""
 
 
@@ -50,6 +56,34 @@ def loads(seconds: float) -> Iterator[Load]:
     for api in (CHAT, PREDICTIONS):
         yield Load(f"{api.name}, {STREAMS} x {TPS} tok/s", api, max(2, round(TPS * seconds)))
         yield Load(f"{api.name}, answers of 2 tokens", api, 2, 16, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCost:
+    """A wave and the CPU seconds that each part of the server used meanwhile."""
+
+    wave: Wave
+    cpu: Mapping[str, float]
+
+    @property
+    def us(self) -> float:
+        """CPU microseconds a token, without the load client; at least one clock tick in all."""
+        return 1e6 * max(sum(self.cpu.values()), _TICK_S) / self.wave.tokens
+
+    def costs(self) -> list[float]:
+        """CPU microseconds a token of each of `PARTS`; supervisors are left out."""
+        return [
+            1e6 * sum(used for name, used in self.cpu.items() if name.startswith(part))
+            / self.wave.tokens
+            for part in PARTS
+        ]  # fmt: skip
+
+
+def measure(server: Server, load: Load) -> LoadCost:
+    """Run a load and measure the server's CPU."""
+    before, inputs = server.cpu_seconds(), {"max_tokens": load.max_tokens}
+    done = wave(server.base(load.api), inputs, load.streams, load.seconds, api=load.api)
+    return LoadCost(done, spent(before, server.cpu_seconds()))
 
 
 FIGURES: dict[str, Callable[[LoadCost], float]] = {
@@ -133,25 +167,25 @@ def run(args: argparse.Namespace) -> Report:
             ref: stack.enter_context(_server(place)),
         }
         for server, api in itertools.product(sides.values(), (PREDICTIONS, CHAT)):
-            measure(server, {"max_tokens": 8}, 8, api=api)  # warms up
+            measure(server, Load("", api, 8, 8))  # warms up
         for load in loads(seconds):
             cells: dict[str, list[LoadCost]] = {name: [] for name in sides}
             for number in range(rounds):
                 for name in list(sides)[:: -1 if number % 2 else 1]:
-                    inputs = {"max_tokens": load.max_tokens}
-                    cell = measure(sides[name], inputs, load.streams, load.seconds, load.api)
+                    cell = measure(sides[name], load)
                     cells[name].append(cell)
                     say(f"{load.name}, {name}: {cell.us:.1f} us/token")
             for name, found in cells.items():
                 grid.add(load.name, name, *_medians(found))
             report.figures += figures(load, cells)
-            report.notes += busy_notes({f"{load.name}, {n}": c for n, c in cells.items()})
+            waves = {f"{load.name}, {n}": c.wave for n, found in cells.items() for c in found}
+            report.notes += busy_notes(waves)
     report.grids.append(grid)
     return report
 
 
 def _server(place: Path | None = None) -> AbstractContextManager[_servers.Server]:
-    return _servers.mock_server(tps=TPS, clock=_servers.STEP_CLOCK, checkout=place)
+    return _servers.mock_server(tps=TPS, step_clock=True, checkout=place)
 
 
 def _medians(cells: list[LoadCost]) -> Iterator[float]:

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from _report import Figure, Grid, Report, Target, main, say
+from _report import Figure, Grid, Report, main, say
 
 from cog_triton.system.ports import free_ports
 
@@ -99,9 +99,9 @@ def run(args: argparse.Namespace) -> Report:
             say(f"start again: {again[-1]:.1f} s")
     ours = sum(seconds for _, whose, seconds in found if whose == "ours")
     report.figures += [
-        Figure("from nothing to READY", lines[-1][0], "s", Target(45)),
-        Figure("of which not uv's", ours, "s", Target(20)),
-        Figure(f"second start, median of {len(again)}", statistics.median(again), "s", Target(8)),
+        Figure("from nothing to READY", lines[-1][0], "s", 45),
+        Figure("of which not uv's", ours, "s", 20),
+        Figure(f"second start, median of {len(again)}", statistics.median(again), "s", 8),
     ]
     return report
 

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> Report:
     titles = [f"us of CPU a {one}: user + system, wake-ups" for one in ("token", "request")]
     tokens_grid, requests_grid = (Grid(title, ("", "all", *PARTS)) for title in titles)
     shares = Grid("us of the server's user time a token", ("", *WHAT, OTHERS))
-    with _servers.mock_server(tps=TPS, clock=_servers.STEP_CLOCK) as server:
+    with _servers.mock_server(tps=TPS, step_clock=True) as server:
         for api in (CHAT, PREDICTIONS):
             _measure(server, api, 8, 8)  # warms up
             for count in counts:

@@ -18,10 +18,10 @@ from typing import Any
 from urllib.request import urlopen
 
 import _load
-from _report import Figure, Grid, Report, Target, main, say
+from _report import Figure, Grid, Report, main, say
 from _servers import Server, mock_server
 
-SMALL = Target(1)
+SMALL = 1.0
 MB = 1e6
 _ACTIVE = re.compile(r'^nv_trt_llm_request_metrics\{.*request_type="active".*\} (\d+)', re.M)
 _OPEN_S = 60

@@ -101,8 +101,6 @@ def measure(host: Daemon, image: Pushed, engine: Path) -> Way:
             wait_until_ready(url)
             ready = time.perf_counter()
             wave = _load.wave(url, {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}, 1)
-            if not wave.streams:
-                raise RuntimeError(f"no token: {wave.failures}")
             return Way(pull, unpack, ready - began, wave.streams[0].ttft_sent or 0.0)
     finally:
         host.remove(image.reference)

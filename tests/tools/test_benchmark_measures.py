@@ -13,8 +13,8 @@ import hot_path
 import pull_to_ready
 import pytest
 from _load import Wave, wave
-from _load_cost import LoadCost
-from _report import Figure, Grid, Report, Target, summary
+from _report import Figure, Grid, Report
+from against_commit import LoadCost
 from scripted_server import Part, Request, serving, stream, whole
 
 from cog_triton.bench.load_generator import GeneratorUsage
@@ -27,22 +27,19 @@ def test_numbers_of_a_wave() -> None:
     streams[0].output(1.0, 1)
     streams[0].output(2.0, 1)
     streams[1].output(3.0, 4)
-    both = Wave(streams, 4.0, load)
-    assert (both.tokens, both.tokens_per_second) == (10, 2.5)
+    both = Wave(streams, load)
+    assert (both.tokens, both.events) == (10, 6)
     assert both.ttft_ms() == 2000
     assert both.itl_ms(100) == 1000
     assert both.itl_ms(50) == 0
     assert both.client_busy == 0.25
-    assert both.client_us == pytest.approx(50_000)
-    assert both.client_lag_ms == pytest.approx(3, rel=0.01)
     cell = LoadCost(both, {"cog": 0.01, "stub a": 0.02, "stub b": 0.03, "others": 0.04})
     assert cell.us == pytest.approx(10_000)
     assert cell.costs() == pytest.approx([0, 0, 1000, 0, 0, 5000])
     assert LoadCost(both, {"cog": 0.0}).us > 0  # less than /proc counts; others are compared to it
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_wave_over_real_sockets(plain: bool) -> None:
+def test_a_wave_over_real_sockets() -> None:
     prediction = {"status": "succeeded", "metrics": {"output_token_count": 5}}
     completed = b"event: completed\ndata: " + json.dumps(prediction).encode() + b"\n\n"
     output = b'event: output\ndata: {"chunk": "a"}\n\n'
@@ -56,14 +53,13 @@ def test_a_wave_over_real_sockets(plain: bool) -> None:
         return stream(output, output + output, completed)
 
     with serving(answer) as server:
-        found = wave(server.url, {"prompt": "x"}, 2, 0.3, plain=plain)
+        found = wave(server.url, {"prompt": "x"}, 2, 0.3)
     posted = [request for request in server.requests if request.body]
     assert {request.json["input"]["prompt"] for request in posted} == {"x"}
     assert len(found.streams) == len(posted) > 2
     assert all(sum(stream.counts) == 3 for stream in found.streams)
     assert found.tokens == 5 * len(posted)
-    assert found.seconds >= 0.3
-    assert plain is (len(server._connections) <= 3)
+    assert len(server._connections) >= len(posted)  # a new one for each request
 
 
 @pytest.fixture
@@ -139,9 +135,6 @@ def test_memory_of_a_child_grows_with_its_allocations(child: subprocess.Popen[st
 
 
 def test_files_of_proc_are_parsed() -> None:
-    stat = "7 (a) b (c d) S 1 7 7 0 -1 4194304 100 0 0 0 120 34 9 9 20 0 1 0 5 6 7"
-    assert _resource_usage.cpu_ticks(stat) == 154
-    assert _resource_usage.cpu_ticks("") == 0
     smaps = "0-1 ---p 0 00:00 0 [rollup]\nRss: 9 kB\nPss: 8 kB\nPss_Anon: 3 kB\nPss_File: 4 kB\n"
     assert _resource_usage.own_bytes(smaps + "Pss_Shmem: 1 kB\n") == 4096
     assert _resource_usage.own_bytes("") == 0
@@ -158,8 +151,6 @@ def test_files_of_proc_are_parsed() -> None:
         ("python -c import_coglet;coglet.server._run_worker()", "worker"),
         ("python -S -I /x/reaper.py -- python -m cog.server.http", "others"),
         ("python -m cog_triton serve --engine mock", "others"),
-        ("/v/bin/python -m dynamo.frontend --http-port=1", "dynamo.frontend"),
-        ("/v/bin/python -m dynamo.mocker --model-name=mock", "dynamo.mocker"),
     ],
 )
 def test_command_lines_are_mapped_to_parts_of_a_server(line: str, part: str) -> None:
@@ -168,8 +159,8 @@ def test_command_lines_are_mapped_to_parts_of_a_server(line: str, part: str) -> 
 
 def test_figures_are_judged_by_their_targets(tmp_path: Path) -> None:
     figures = [
-        Figure("a", 4.0, "x", Target(4, least=True)),
-        Figure("b", 60.1, "us", Target(60)),
+        Figure("a", 4.0, "x", 4),
+        Figure("b", 60.1, "us", 60),
         Figure("c", 3.0),
     ]
     assert [figure.verdict for figure in figures] == ["met", "missed", ""]
@@ -179,7 +170,7 @@ def test_figures_are_judged_by_their_targets(tmp_path: Path) -> None:
     saved = json.loads((tmp_path / "new" / "n.json").read_text())
     assert saved["grids"][0]["rows"] == [["row", "1234"]]
     assert saved["figures"][1]["verdict"] == "missed"
-    assert summary({"n": figures}).rows[1] == ["n", "b", "60.1 us", "<= 60", "missed"]
+    assert report.summary().rows[1] == ["b", "60.1 us", "<= 60", "missed"]
 
 
 def test_ways_of_an_image_are_compared_with_gzip() -> None:

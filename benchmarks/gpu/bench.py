@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from endpoints import Endpoint
-from load import LoadResult, WorkerResult, ask, measure
+from load import LoadResult, ask, measure
 from processes import cores, cpu_seconds
 from prompts import Prompt
 
@@ -96,11 +96,8 @@ def greedy(endpoint: Endpoint, prompts: Sequence[Prompt], max_tokens: int) -> li
     """Greedy output of one endpoint for each prompt, one after another."""
 
     async def all_of_them() -> list[Any]:
-        requests = [(endpoint.request(prompt, max_tokens), len(prompt.ids)) for prompt in prompts]
-        answers = [
-            await ask(WorkerResult(), endpoint, r, length, max_tokens) for r, length in requests
-        ]
-        return [endpoint.output(answer) for answer in answers]
+        answers = [await ask(endpoint, prompt, max_tokens) for prompt in prompts]
+        return [endpoint.output(answer) for _, answer in answers]
 
     return asyncio.run(all_of_them())
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from prompts import Prompt
 
+from cog_triton.bench.http_client import Origin, encode_request
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -42,15 +44,13 @@ class Endpoint:
             "stream_options": {"include_usage": True},
         }
 
-    def request(self, prompt: Prompt, max_tokens: int) -> bytes:
-        """Bytes of one HTTP request."""
-        content = json.dumps(self.body(prompt, max_tokens)).encode()
-        head = (
-            f"POST {self.path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nAccept: {self.accept}\r\n"
-            f"Content-Length: {len(content)}\r\n\r\n"
+    def request(self, prompt: Prompt, max_tokens: int) -> tuple[Origin, bytes]:
+        """Where to send a request, and its bytes."""
+        url = f"http://127.0.0.1:{self.port}{self.path}"
+        headers = {"Accept": self.accept, "Connection": "close"}
+        return encode_request(
+            "POST", url, headers, json.dumps(self.body(prompt, max_tokens)).encode()
         )
-        return head.encode() + content
 
     def tokens(self, answer: bytes) -> tuple[int, int]:
         """Prompt and output token counts that a whole answer reports; 0 where it reports none."""
@@ -124,21 +124,5 @@ class TritonText(Endpoint):
 
 def events(answer: bytes) -> list[dict[str, Any]]:
     """JSON objects in the server-sent events of an answer."""
-    lines = re.findall(rb"^data: (\{.*\})\r?$", unchunked(answer), re.MULTILINE)
+    lines = re.findall(rb"^data: (\{.*\})\r?$", answer, re.MULTILINE)
     return [json.loads(line) for line in lines]
-
-
-def unchunked(answer: bytes) -> bytes:
-    """Body of an answer, without HTTP's chunked encoding."""
-    head, _, rest = answer.partition(b"\r\n\r\n")
-    if b"transfer-encoding: chunked" not in head.lower():
-        return rest
-    body = bytearray()
-    while rest:
-        size, _, rest = rest.partition(b"\r\n")
-        length = int(size.split(b";")[0], 16)
-        body += rest[:length]
-        rest = rest[length + 2 :]
-        if not length:
-            break
-    return bytes(body)

@@ -2,9 +2,9 @@
 
 Definitions: TTFT is from the moment before a request is sent to its first event with text. ITL are
 the times between reads that brought text, of one stream; what comes in one read came at once. TPOT
-is (end - first) / (tokens - 1) of a request. Tokens a second are all output tokens over the time
-from the first request sent to the last answer read. Goodput are the requests a second whose TTFT
-and TPOT were within `SLO`.
+is (end - first) / (tokens - 1) of a request. Percentiles are interpolated. Tokens a second are all
+output tokens over the time from the first request sent to the last answer read. Goodput are the
+requests a second whose TTFT and TPOT were within `SLO`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ import gc
 import itertools
 import multiprocessing
 import os
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from endpoints import Endpoint
 from prompts import Prompt
 
+from cog_triton.bench.http_client import BufferedResponse, Client, TransportError, now
+from cog_triton.bench.load_generator import GeneratorUsage
+from cog_triton.bench.request_record import Record
+from cog_triton.bench.run_metrics import summarize
+
 SLO = {"ttft_s": 2.0, "tpot_s": 0.03}
-_LAG_PERIOD_S = 0.01
 _TIMEOUT_S = 240
 _START_S = 60
 
@@ -32,17 +35,12 @@ _START_S = 60
 class WorkerResult:
     """Measurements of one load process; times in seconds, `lags` of its own event loop."""
 
-    ttft: list[float] = field(default_factory=list)
-    itl: list[float] = field(default_factory=list)
-    tpot: list[float] = field(default_factory=list)
-    lags: list[float] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    lags: list[float] = field(default_factory=list)
+    processor: float = 0.0
     began: float = 0.0
     ended: float = 0.0
-    processor: float = 0.0
-    requests: int = 0
-    tokens: int = 0
-    reads: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,54 +110,52 @@ def measure(
 
 def combine(endpoint: str, concurrency: int, shares: Sequence[WorkerResult]) -> LoadResult:
     """Merge the measurements of all processes; raises RuntimeError if none has any."""
-
-    def all_of(name: str) -> list[float]:
-        return sorted(value for share in shares for value in getattr(share, name))
-
-    tokens, reads = (sum(getattr(share, name) for share in shares) for name in ("tokens", "reads"))
+    errors = [error for share in shares for error in share.errors]
     ran = [share for share in shares if share.ended]
     if not ran:
-        raise RuntimeError("; ".join(error for share in shares for error in share.errors))
+        raise RuntimeError("; ".join(errors))
     seconds = max(share.ended for share in ran) - min(share.began for share in ran)
+    records = [record for share in ran for record in share.records]
+    tokens = sum(record.output_tokens or 0 for record in records)
+    reads = sum(record.pieces for record in records)
+    ttft_mean, ttft_p50, ttft_p99 = _ms(record.ttft for record in records)
+    _, itl_p50, itl_p99 = _ms(gap for record in records for gap in record.gaps())
+    _, tpot_p50, tpot_p99 = _ms(record.tpot for record in records)
     return LoadResult(
         endpoint,
         concurrency,
-        sum(share.requests for share in shares),
+        len(records),
         round(tokens / seconds, 1),
         round(seconds, 6),
-        _mean(all_of("ttft")),
-        percentile(all_of("ttft"), 50),
-        percentile(all_of("ttft"), 99),
-        percentile(all_of("itl"), 50),
-        percentile(all_of("itl"), 99),
-        percentile(all_of("tpot"), 50),
-        percentile(all_of("tpot"), 99),
-        round(sum(map(_within_slo, ran)) / seconds, 2),
+        ttft_mean,
+        ttft_p50,
+        ttft_p99,
+        itl_p50,
+        itl_p99,
+        tpot_p50,
+        tpot_p99,
+        round(sum(map(_within_slo, records)) / seconds, 2),
         round(tokens / reads, 2) if reads else 0.0,
         len(shares),
-        percentile(all_of("lags"), 99),
+        _ms(lag for share in ran for lag in share.lags)[2],
         round(sum(share.processor for share in shares) / seconds, 2),
-        [error for share in shares for error in share.errors][:5],
+        errors[:5],
     )
 
 
-def _within_slo(share: WorkerResult) -> int:
-    """Requests of several tokens whose TTFT and TPOT are within the SLO."""
-    times = zip(share.ttft, share.tpot, strict=False)
-    return sum(ttft <= SLO["ttft_s"] and tpot <= SLO["tpot_s"] for ttft, tpot in times)
+def _within_slo(record: Record) -> bool:
+    """Whether a request of several tokens has a TTFT and a TPOT within the SLO."""
+    ttft, tpot = record.ttft, record.tpot
+    return (
+        ttft is not None and tpot is not None and (ttft <= SLO["ttft_s"] and tpot <= SLO["tpot_s"])
+    )
 
 
-def _mean(values: Sequence[float]) -> float:
-    """Mean of seconds, in milliseconds."""
-    return round(1000 * sum(values) / len(values), 3) if values else 0.0
-
-
-def percentile(ordered: Sequence[float], rank: float) -> float:
-    """Nearest-rank percentile of sorted seconds, in milliseconds."""
-    if not ordered:
-        return 0.0
-    place = max(0, -(-len(ordered) * rank // 100) - 1)
-    return round(ordered[int(place)] * 1000, 3)
+def _ms(values: Iterable[float | None]) -> tuple[float, float, float]:
+    """Mean, p50 and p99 of seconds, in milliseconds; 0 of none."""
+    if (found := summarize(values)) is None:
+        return 0.0, 0.0, 0.0
+    return round(1000 * found.mean, 3), round(1000 * found.p50, 3), round(1000 * found.p99, 3)
 
 
 def _process(
@@ -170,74 +166,72 @@ def _process(
     slots: int,
     max_tokens: int,
 ) -> None:
-    share = WorkerResult()
     gc.disable()
     barrier.wait(_START_S)
-    used = time.process_time()
-    asyncio.run(_load(share, endpoint, prompts, slots, max_tokens))
-    share.processor = time.process_time() - used
-    pipe.send(share)
+    pipe.send(asyncio.run(_load(endpoint, prompts, slots, max_tokens)))
 
 
 async def _load(
-    share: WorkerResult, endpoint: Endpoint, prompts: Sequence[Prompt], slots: int, max_tokens: int
-) -> None:
-    requests = [(endpoint.request(prompt, max_tokens), len(prompt.ids)) for prompt in prompts]
-    waiting = iter(requests)
+    endpoint: Endpoint, prompts: Sequence[Prompt], slots: int, max_tokens: int
+) -> WorkerResult:
+    share, usage, waiting = WorkerResult(), GeneratorUsage(), iter(prompts)
 
     async def slot() -> None:
-        for request, length in waiting:
+        for prompt in waiting:
             try:
-                await asyncio.wait_for(
-                    ask(share, endpoint, request, length, max_tokens), _TIMEOUT_S
-                )
-            except (TimeoutError, OSError, RuntimeError) as error:
+                share.records.append((await ask(endpoint, prompt, max_tokens))[0])
+            except (TransportError, RuntimeError) as error:
                 share.errors.append(f"{type(error).__name__}: {error}")
 
-    heart = asyncio.create_task(_measure_lag(share.lags))
-    share.began = time.perf_counter()
+    usage.start()
+    share.began = now()
     await asyncio.gather(*(slot() for _ in range(slots)))
-    share.ended = time.perf_counter()
-    heart.cancel()
+    share.ended = now()
+    usage.stop()
+    share.processor, share.lags = usage.cpu, list(usage.lags)
+    return share
 
 
-async def _measure_lag(lags: list[float]) -> None:
-    """Record the event loop's lag, a hundred times a second."""
-    while True:
-        due = time.perf_counter() + _LAG_PERIOD_S
-        await asyncio.sleep(_LAG_PERIOD_S)
-        lags.append(max(0.0, time.perf_counter() - due))
+class Reads(BufferedResponse):
+    """Answer with the times of the reads that brought text."""
+
+    def __init__(self, mark: bytes) -> None:
+        """`mark` is in every event with text."""
+        super().__init__()
+        self.mark = mark
+        self.times: list[float] = []
+
+    def body(self, data: bytes, at: float) -> None:
+        """See `BufferedResponse.body`; a mark may lie across two reads."""
+        before = max(0, len(self.text) - len(self.mark) + 1)
+        super().body(data, at)
+        if self.text.find(self.mark, before) >= 0:
+            self.times.append(at)
+
+    @property
+    def pause(self) -> float:
+        """The longest time between two of these reads, in seconds."""
+        pairs = itertools.pairwise(self.times)
+        return max((later - earlier for earlier, later in pairs), default=0.0)
 
 
 async def ask(
-    share: WorkerResult, endpoint: Endpoint, request: bytes, length: int, max_tokens: int
-) -> bytes:
-    """Send one request; raises RuntimeError unless the answer has exactly `max_tokens` tokens."""
-    started = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port, limit=1 << 20)
-    writer.write(request)
-    answer, times, seen = bytearray(), list[float](), 0
-    try:
-        while chunk := await reader.read(65536):
-            now = time.perf_counter()
-            answer += chunk
-            # A mark may lie across two reads.
-            found = answer.find(endpoint.mark, max(0, seen - len(endpoint.mark) + 1))
-            seen = len(answer)
-            if found >= 0:
-                times.append(now)
-    finally:
-        writer.close()
-    given, made = endpoint.tokens(bytes(answer))
-    if not answer.startswith(b"HTTP/1.1 200") or made != max_tokens or given not in (length, -1):
-        told = bytes(answer[:120] + b" ... " + answer[-400:]).decode("utf-8", "replace")
-        raise RuntimeError(f"{made} of {max_tokens} tokens for {given} of {length}: {told}")
-    share.requests += 1
-    share.tokens += made
-    share.reads += len(times)
-    # Of made-up weights, all tokens of an answer may be without text: no event has any then.
-    share.ttft += [first - started for first in times[:1]]
-    share.itl += [later - earlier for earlier, later in itertools.pairwise(times)]
-    if times and made > 1:
-        share.tpot.append((times[-1] - times[0]) / (made - 1))
-    return bytes(answer)
+    endpoint: Endpoint, prompt: Prompt, max_tokens: int, timeout: float = _TIMEOUT_S
+) -> tuple[Record, bytes]:
+    """Send one request on a connection of its own; returns its record, and its answer.
+
+    Raises RuntimeError unless the answer has exactly `max_tokens` tokens, and TransportError.
+    """
+    answer, began = Reads(endpoint.mark), now()
+    await Client(timeout).send(*endpoint.request(prompt, max_tokens), answer)
+    given, made = endpoint.tokens(answer.text)
+    if answer.status != 200 or made != max_tokens or given not in (len(prompt.ids), -1):
+        told = (answer.text[:120] + b" ... " + answer.text[-400:]).decode("utf-8", "replace")
+        raise RuntimeError(
+            f"{made} of {max_tokens} tokens for {given} of {len(prompt.ids)}:"
+            f" HTTP {answer.status} {told}"
+        )
+    record = Record(0, began, sent=began, ended=now(), output_tokens=made)
+    for at in answer.times:
+        record.output(at, 1)
+    return record, answer.text

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import re
 import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,18 @@ from typing import Any
 import bench
 import prompts
 from endpoints import Endpoint
-from load import WorkerResult, ask
+from load import Reads, ask
 from prompts import Prompt
 from results import Phase
 from servers import NotStarted, Ours, Server
+
+from cog_triton.bench.http_client import Client, TransportError
 
 STREAMS, TOKENS = 64, 512
 COMPUTING = ("vLLM worker", "vLLM EngineCore", "our host of AsyncLLM")
 """Roles whose death takes an engine with it, the innermost first."""
 _BEGIN_S = 60
+_LONG_S = 3600.0
 _PATIENCE_S = 240.0  # a start of eight ranks, and all tokens again
 _DIFFERENT = 16
 _ALONE_S = 60.0
@@ -39,37 +42,25 @@ class Stream:
     text: str = ""
     ended: str = ""
     times: list[float] = field(default_factory=list)
-
-    @property
-    def pause(self) -> float:
-        """The longest time between two reads with text, in seconds."""
-        pairs = itertools.pairwise(self.times)
-        return max((later - earlier for earlier, later in pairs), default=0.0)
+    pause: float = 0.0
+    """The longest time between two reads with text, in seconds."""
 
 
 async def _read(endpoint: Endpoint, prompt: Prompt, max_tokens: int, stream: Stream) -> None:
-    answer = bytearray()
+    answer = Reads(endpoint.mark)
+    stream.times = answer.times
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port, limit=1 << 20)
-        try:
-            writer.write(endpoint.request(prompt, max_tokens))
-            while chunk := await reader.read(65536):
-                answer += chunk
-                if endpoint.mark in chunk:
-                    stream.times.append(time.monotonic())
-        finally:
-            writer.close()
-    except OSError as error:
-        stream.ended = type(error).__name__
+        with suppress(TransportError):  # judged by what came
+            await Client(_LONG_S).send(*endpoint.request(prompt, max_tokens), answer)
     except asyncio.CancelledError:
         stream.ended = "hung"
         raise
     finally:
-        told = bytes(answer)
-        stream.text = str(endpoint.output(told))
+        stream.pause = answer.pause
+        stream.text = str(endpoint.output(answer.text))
         if not stream.ended:
-            code = re.search(rb'"(?:error|code)"[^\n]*?(E\d{4})', told)
-            whole = endpoint.tokens(told)[1] == max_tokens
+            code = re.search(rb'"(?:error|code)"[^\n]*?(E\d{4})', answer.text)
+            whole = endpoint.tokens(answer.text)[1] == max_tokens
             stream.ended = "whole" if whole else code[1].decode() if code else "cut"
 
 
@@ -130,14 +121,11 @@ async def until_back(
     async def answers() -> None:
         while time.monotonic() < until:
             try:
-                request = endpoint.request(prompt, 4)
-                share = WorkerResult()
-                sent = time.monotonic()
-                asked = ask(share, endpoint, request, len(prompt.ids), 4)
-                await asyncio.wait_for(asked, max(0.1, until - time.monotonic()))
-                found["first_token_s"] = round(sent + max(share.ttft, default=0.0) - began, 2)
+                patience = max(0.1, until - time.monotonic())
+                record, _ = await ask(endpoint, prompt, 4, patience)
+                found["first_token_s"] = round(record.sent + (record.ttft or 0.0) - began, 2)
                 return
-            except (TimeoutError, OSError, RuntimeError):
+            except (TransportError, RuntimeError):
                 await asyncio.sleep(0.2)
 
     async def is_ready() -> None:
@@ -244,14 +232,9 @@ class UnderStreams:
         return {"streams": judged, **await back[0], "again_s": spread, "log": told[:_LINES]}
 
     def _ask_alone(self) -> Any:
-        """Greedy text of one prompt alone; TimeoutError where it takes too long."""
-        request, length = self._endpoint.request(self._prompts[0], 64), len(self._prompts[0].ids)
-
-        async def answer() -> bytes:
-            asked = ask(WorkerResult(), self._endpoint, request, length, 64)
-            return await asyncio.wait_for(asked, _ALONE_S)
-
-        return self._endpoint.output(asyncio.run(answer()))
+        """Greedy text of one prompt alone; TransportError if it takes too long."""
+        _, answer = asyncio.run(ask(self._endpoint, self._prompts[0], 64, _ALONE_S))
+        return self._endpoint.output(answer)
 
 
 def _new_lines(server: Server, read: dict[Path, int], began: float) -> list[str]:

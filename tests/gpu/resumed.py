@@ -19,7 +19,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,12 @@ from adapters import NAMES, with_adapters
 from arguments import REPOSITORY
 from endpoints import Endpoint, events
 from killed_worker import victim
+from load import Reads
 from prompts import Prompt
 from results import Phase
 from servers import Ours, running
+
+from cog_triton.bench.http_client import Client, TransportError
 
 if TYPE_CHECKING:
     from verify import Driver
@@ -47,6 +51,7 @@ _KILLED_AT = (0.1, 0.35, 0.6, 0.85)
 _LENGTHS = (1, 33, 100, 256)
 _TOP = 20
 _PATIENCE_S = 150.0
+_LONG_S = 3600.0
 
 _SCHEMA = {
     "type": "object",
@@ -111,16 +116,9 @@ class Seeing(Asked):
 class Stream:
     """One stream: what came and when, and how much of it before the kill."""
 
-    answer: bytearray = field(default_factory=bytearray)
-    times: list[float] = field(default_factory=list)
+    answer: Reads
     before: int = 0
     hung: bool = False
-
-    @property
-    def pause(self) -> float:
-        """The longest time between two reads, in seconds."""
-        pairs = itertools.pairwise(self.times)
-        return max((later - earlier for earlier, later in pairs), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -140,21 +138,20 @@ class Told:
     @classmethod
     def of(cls, stream: Stream) -> Told:
         """Read the events of a stream; `end` is its finish reason, or the code of its error."""
-        found = [
-            choice for event in events(bytes(stream.answer)) for choice in event.get("choices", ())
-        ]
+        told = events(stream.answer.text)
+        found = [choice for event in told for choice in event.get("choices", ())]
         log_probs = [_flat(choice["logprobs"]) for choice in found if choice.get("logprobs")]
         ends = [choice["finish_reason"] for choice in found if choice.get("finish_reason")]
-        errors = [e["error"] for e in events(bytes(stream.answer)) if e.get("error")]
+        errors = [event["error"] for event in told if event.get("error")]
         ended = errors[-1].get("code") or str(errors[-1]) if errors else "cut"
-        if stream.answer.startswith(b"HTTP/1.1 503 "):
+        if stream.answer.status == 503:
             ended = REFUSED
         return cls(
             [token for one in log_probs for token in one["tokens"]],
             [top or {} for one in log_probs for top in one["top_logprobs"]],
             "".join(_text(choice) for choice in found),
             "hung" if stream.hung else ends[-1] if ends and not errors else ended,
-            len(re.findall(rb'"logprobs":\s*\{', stream.answer[: stream.before])),
+            len(re.findall(rb'"logprobs":\s*\{', stream.answer.text[: stream.before])),
         )
 
     @property
@@ -235,20 +232,12 @@ def is_json(text: str) -> bool:
 
 
 async def _read(endpoint: Endpoint, prompt: Prompt, stream: Stream) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port, limit=1 << 22)
     try:
-        writer.write(endpoint.request(prompt, TOKENS))
-        while chunk := await reader.read(1 << 18):
-            stream.answer += chunk
-            if endpoint.mark in chunk:
-                stream.times.append(time.monotonic())
+        with suppress(TransportError):  # told as one that was cut
+            await Client(_LONG_S).send(*endpoint.request(prompt, TOKENS), stream.answer)
     except asyncio.CancelledError:
         stream.hung = True
         raise
-    except OSError:
-        pass  # told as one that was cut
-    finally:
-        writer.close()
 
 
 async def stream_all(
@@ -258,7 +247,7 @@ async def stream_all(
     kill: Callable[[], None],
 ) -> dict[str, list[Stream]]:
     """All classes at once, and the kill meanwhile, if there is one."""
-    found = {each.name: [Stream() for _ in texts] for each in asked}
+    found = {each.name: [Stream(Reads(each.mark)) for _ in texts] for each in asked}
     tasks = [
         asyncio.create_task(_read(each, prompt, stream))
         for each in asked
@@ -268,7 +257,7 @@ async def stream_all(
         await asyncio.sleep(kill_after_s)
         kill()
         for stream in itertools.chain(*found.values()):
-            stream.before = len(stream.answer)
+            stream.before = len(stream.answer.text)
     _, late = await asyncio.wait(tasks, timeout=_PATIENCE_S)
     for task in late:
         task.cancel()
@@ -367,7 +356,7 @@ class Resumed:
                 **({"refused": refused} if refused else {}),
                 "same": sum(a.tokens == b.tokens for a, b in zip(before, found, strict=True)),
                 **shares(before, found),
-                "longest_pause_s": round(max(stream.pause for stream in streams[name]), 2),
+                "longest_pause_s": round(max(stream.answer.pause for stream in streams[name]), 2),
             }
             phase.add("streams", row)
             print(f"  {row}", flush=True)

@@ -15,6 +15,8 @@ import pytest
 from http_replies import serving
 from script_modules import BENCHMARKS, imported
 
+from cog_triton.bench.request_record import Record
+
 
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[SimpleNamespace]:
@@ -53,10 +55,7 @@ def completions(request: BaseHTTPRequestHandler) -> None:
 
 
 def answer_of(gpu: SimpleNamespace, endpoint: Any, prompt: Any, tokens: int) -> bytes:
-    asked = gpu.load.ask(
-        gpu.load.WorkerResult(), endpoint, endpoint.request(prompt, tokens), len(prompt.ids), tokens
-    )
-    answer: bytes = asyncio.run(asked)
+    answer: bytes = asyncio.run(gpu.load.ask(endpoint, prompt, tokens))[1]
     return answer
 
 
@@ -140,31 +139,29 @@ def test_endpoints_extract_the_output_of_an_answer(
     assert endpoint.output(whole) == output
 
 
-def test_percentiles_are_nearest_rank_in_milliseconds(gpu: SimpleNamespace) -> None:
-    values = [number / 1000 for number in range(1, 101)]
-    assert gpu.load.percentile(values, 50) == 50
-    assert gpu.load.percentile(values, 99) == 99
-    assert gpu.load.percentile([0.25], 99) == 250
-    assert gpu.load.percentile([], 50) == 0
+def share(gpu: SimpleNamespace, *streams: list[float], **more: Any) -> Any:
+    """One process's streams by the times of their reads, asked for at 0, of two tokens a read."""
+    records = []
+    for times in streams:
+        record = Record(0, 0.0, ended=times[-1], output_tokens=2 * len(times))
+        for at in times:
+            record.output(at, 1)
+        records.append(record)
+    return gpu.load.WorkerResult(records, **{"ended": 1.0, **more})
 
 
 def test_measurements_of_processes_are_merged(gpu: SimpleNamespace) -> None:
-    shares = [
-        gpu.load.WorkerResult(
-            ttft=[0.3, 0.1], itl=[0.01, 0.03], began=5.0, ended=6.0, tokens=10, reads=5, requests=2
-        ),
-        gpu.load.WorkerResult(
-            ttft=[0.2], itl=[0.02], began=4, ended=5.5, tokens=6, reads=3, requests=1
-        ),
-    ]
-    measured = gpu.load.combine("it", 2, shares)
+    first = share(gpu, [0.3, 0.31], [0.1, 0.13], began=5.0, ended=6.0)
+    second = share(gpu, [0.2, 0.22], began=4.0, ended=5.5)
+    measured = gpu.load.combine("it", 2, [first, second])
     assert (measured.ttft_p50, measured.itl_p50, measured.seconds) == (200, 20, 2)
     assert measured.ttft_mean == 200
-    assert (measured.tokens_per_s, measured.tokens_per_read, measured.requests) == (8, 2, 3)
+    assert measured.itl_p99 == pytest.approx(29.8)
+    assert (measured.tokens_per_s, measured.tokens_per_read, measured.requests) == (6, 2, 3)
 
 
 def test_goodput_counts_requests_within_the_slo(gpu: SimpleNamespace) -> None:
-    late = gpu.load.WorkerResult(ttft=[2.1, 1.9, 0.1], tpot=[0.01, 0.02, 0.04], ended=2.0)
+    late = share(gpu, [2.1, 2.2], [1.9, 2.0, 2.03], [0.1, 0.5], ended=2.0)
     assert gpu.load.combine("it", 3, [late]).goodput == 0.5
 
 
@@ -198,9 +195,11 @@ def test_ttft_of_single_requests_is_that_of_short_ones(
     gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measure(endpoint: Any, prompts: Any, requests: int, at_once: int, tokens: int) -> Any:
-        ttft = [0.5 if tokens == gpu.bench.OUTPUT_TOKENS else 0.02]
-        share = gpu.load.WorkerResult(ttft=ttft, tokens=tokens, ended=1.0)
-        return gpu.load.combine(endpoint.name, at_once, [share])
+        ttft = 0.5 if tokens == gpu.bench.OUTPUT_TOKENS else 0.02
+        record = Record(0, 0.0, output_tokens=tokens)
+        record.output(ttft, 1)
+        worker = gpu.load.WorkerResult([record], ended=1.0)
+        return gpu.load.combine(endpoint.name, at_once, [worker])
 
     monkeypatch.setattr(gpu.bench, "measure", measure)
     kept: list[dict[str, Any]] = []
@@ -235,7 +234,7 @@ def test_no_endpoint_is_asked_for_more_at_once_than_it_takes(
 def test_a_load_process_that_dies_is_an_error(gpu: SimpleNamespace) -> None:
     shares = [
         gpu.load.WorkerResult(errors=["ended with -9"]),
-        gpu.load.WorkerResult(began=1, ended=3, tokens=8),
+        share(gpu, [1.0, 2.0, 3.0, 4.0], began=1, ended=3),
     ]
     measured = gpu.load.combine("it", 2, shares)
     assert (measured.tokens_per_s, measured.errors) == (4, ["ended with -9"])

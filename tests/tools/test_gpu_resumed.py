@@ -22,6 +22,13 @@ def told(module: Any, tokens: str, likeliest: dict[str, float] | None = None, **
     return module.Told(list(tokens), tops, tokens, more.pop("end", "length"), **more)
 
 
+def stream_of(module: Any, data: bytes, status: int = 200) -> Any:
+    answer = module.Reads(b'"text"')
+    answer.begin(status, {})
+    answer.body(data, 1.0)
+    return module.Stream(answer)
+
+
 def test_only_a_near_tie_is_no_fault(resumed: Any) -> None:
     greedy = {"temperature": 0}
     one = told(resumed, "aab")
@@ -61,15 +68,15 @@ def test_a_stream_is_read(resumed: Any) -> None:
         choice = {"text": text, "logprobs": log_probs, "finish_reason": finish}
         return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n"
 
-    head = b"HTTP/1.1 200 OK\r\n\r\n"
-    stream = resumed.Stream(bytearray(head + event("x")))
-    stream.before = len(stream.answer)
+    stream = stream_of(resumed, event("x"))
+    stream.before = len(stream.answer.text)
     assert not resumed.Told.of(stream).whole
-    stream.answer += event("y", "stop")
+    stream.answer.body(event("y", "stop"), 3.5)
+    assert stream.answer.pause == 2.5
     found = resumed.Told.of(stream)
     assert (found.tokens, found.text, found.end, found.cut) == (["x", "y"], "xy", "stop", 1)
     assert found.likeliest == [{"x": -0.1}, {"y": -0.1}]
-    stream.answer += b'data: {"error": {"code": "E2105", "message": "no"}}\n'
+    stream.answer.body(b'data: {"error": {"code": "E2105", "message": "no"}}\n', 4.0)
     assert resumed.Told.of(stream).end == "E2105"
     assert resumed.is_json('{"a": 1}')
     assert not resumed.is_json('{"a": ')
@@ -87,7 +94,7 @@ def test_a_chat_is_read_as_completions_are(resumed: Any) -> None:
     told_one = {"content": [{"token": "x", "logprob": -0.1, "top_logprobs": top}]}
     choice = {"delta": {"content": "x"}, "logprobs": told_one, "finish_reason": "length"}
     event = b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n"
-    found = resumed.Told.of(resumed.Stream(bytearray(b"HTTP/1.1 200 OK\r\n\r\n" + event)))
+    found = resumed.Told.of(stream_of(resumed, event))
     assert found.whole
     assert (found.tokens, found.text) == (["x"], "x")
     assert found.likeliest == [{"x": -0.1, "y": -2.5}]
@@ -95,9 +102,8 @@ def test_a_chat_is_read_as_completions_are(resumed: Any) -> None:
 
 def test_a_refusal_is_no_broken_stream(resumed: Any) -> None:
     body = b'{"error": {"code": "E2105", "message": "the engine is being restarted"}}'
-    head = b"HTTP/1.1 503 Service Unavailable\r\n\r\n"
-    assert resumed.Told.of(resumed.Stream(bytearray(head + body))).end == resumed.REFUSED
-    assert resumed.Told.of(resumed.Stream(bytearray(b"HTTP/1.1 200 OK\r\n\r\n"))).end == "cut"
+    assert resumed.Told.of(stream_of(resumed, body, 503)).end == resumed.REFUSED
+    assert resumed.Told.of(stream_of(resumed, b"")).end == "cut"
 
 
 def test_tokens_without_a_text_differ_by_their_bytes(resumed: Any) -> None:

@@ -72,6 +72,7 @@ def test_a_directory_without_manifest_loads_none(tmp_path: Path) -> None:
         ('"schema": 1', '"schema": 2, "runtime": {"a": 1}', "runtime is for engines of tensorrt"),
         ('"max_seq_len": 8', '"max_seq_len": "8"', "max_seq_len: '8'"),
         ('"world_size": 1', '"world_size": 0', "world_size: 0"),
+        ('"size": 7', '"size": -7', "files.sub/weights.bin.size: -7"),
         ('"engine": "openvino"', '"surprise": 1', "engine"),
         ("{", "", "the document"),
     ],

@@ -127,12 +127,6 @@ def medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, 
     return found
 
 
-def cores_by_process(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """CPU cores of each process, by endpoint, in the last round at the highest concurrency."""
-    highest = max((row["concurrency"] for row in rows), default=0)
-    return {row["endpoint"]: row["server_cores"] for row in rows if row["concurrency"] == highest}
-
-
 def token_cost_by_process(
     rows: Sequence[Mapping[str, Any]],
 ) -> dict[str, dict[str, dict[str, float]]]:

@@ -18,14 +18,33 @@ _COLUMNS = (
     "ITL p50 ms", "/ first", "p99", "TPOT p50 ms", "p99", "goodput /s", "us a token", "cores",
     "/ first", "load's cores, lag p99 ms",
 )  # fmt: skip
-
 _OF_STREAMS = {
     "streams": "streams", "whole": "whole", "lost": "lost", "hung": "hung",
     "same text": "same", "without a kill": "same_undisturbed", "longest pause s": "longest_pause_s",
 }  # fmt: skip
+_KILLED = {
+    "streams": "streams", "whole": "whole", "same": "same", "wrong": "wrong", "hung": "hung",
+    "lost": "lost", "longest pause s": "longest_pause_s",
+}  # fmt: skip
 _RETURNS = {
     "not ready after s": "not_ready_s", "ready again": "ready_s", "first token": "first_token_s",
 }  # fmt: skip
+_STARTS = {
+    "ready after s": "seconds", "weights s": "weights_s", "compile s": "compile_s",
+    "CUDA graphs s": "graphs_s", "engine s": "engine_s", "KV cache tokens": "kv_cache_tokens",
+}  # fmt: skip
+_MARKS = {
+    "process": "to the engine's process", "imported": "import", "configured": "configure",
+    "core": "EngineCore", "loaded": "load", "compiled": "compile", "memory": "measure",
+    "captured": "capture", "engine": "warm up", "ready": "to READY", "answer": "first answer",
+}  # fmt: skip
+_BENCHMARKS = {
+    "bench": "benchmark", "small": "small model's benchmark", "large": "large model's benchmark",
+    "bench-python": "Python front end's benchmark", "1b": "1B model's benchmark",
+    "many": "many GPUs' benchmark", "peer": "many GPUs' other benchmark",
+    "replicas": "two engines of our choice's benchmark", "prune": "pruned benchmark",
+}  # fmt: skip
+"""Names of the tables of phases that measure endpoints."""
 
 
 def benchmark(medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
@@ -38,31 +57,19 @@ def benchmark(medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
         for endpoint, found in medians.items():
             if (row := found.get(concurrency)) is None:
                 continue
-            rows.append(
-                (
-                    endpoint,
-                    concurrency,
-                    f"{row['tokens_per_s']:.0f}",
-                    _spread(row),
-                    _ratio(row["tokens_per_s"], base["tokens_per_s"]),
-                    f"{row['ttft_p50']:.1f}",
-                    f"{row['ttft_p99']:.1f}",
-                    f"{row['ttft_p50'] - base['ttft_p50']:+.1f}",
-                    f"{row['itl_p50']:.2f}",
-                    _ratio(row["itl_p50"], base["itl_p50"]),
-                    f"{row['itl_p99']:.2f}",
-                    f"{row['tpot_p50']:.2f}",
-                    _number(row, "tpot_p99"),
-                    _number(row, "goodput"),
-                    _ratio(1e6 * row["cores"], row["tokens_per_s"], 0),
-                    f"{row['cores']:.2f}",
-                    _ratio(row["cores"], base["cores"]),
-                    f"{row['load_cores']:.2f}, {row['load_lag_p99']:.1f}",
-                    *([_number(row, "ttft_mean", 1)] if has_mean else []),
-                )
+            cells = (
+                *(endpoint, concurrency, f"{row['tokens_per_s']:.0f}", _spread(row)),
+                _ratio(row["tokens_per_s"], base["tokens_per_s"]),
+                *(_number(row, "ttft_p50", 1), _number(row, "ttft_p99", 1)),
+                f"{row['ttft_p50'] - base['ttft_p50']:+.1f}",
+                *(_number(row, "itl_p50"), _ratio(row["itl_p50"], base["itl_p50"])),
+                *(_number(row, "itl_p99"), _number(row, "tpot_p50"), _number(row, "tpot_p99")),
+                *(_number(row, "goodput"), _ratio(1e6 * row["cores"], row["tokens_per_s"], 0)),
+                *(_number(row, "cores"), _ratio(row["cores"], base["cores"])),
+                f"{row['load_cores']:.2f}, {row['load_lag_p99']:.1f}",
             )
-    further = ["TTFT mean ms"] if has_mean else []
-    return table((*_COLUMNS, *further), rows)
+            rows.append((*cells, _number(row, "ttft_mean", 1)) if has_mean else cells)
+    return table((*_COLUMNS, *(["TTFT mean ms"] if has_mean else [])), rows)
 
 
 def _ratio(value: float, base: float, digits: int = 3) -> str:
@@ -70,7 +77,7 @@ def _ratio(value: float, base: float, digits: int = 3) -> str:
 
 
 def _number(row: Mapping[str, float], name: str, digits: int = 2) -> str:
-    """A number that older runs have not."""
+    """A number that older runs may not have."""
     return f"{row[name]:.{digits}f}" if name in row else "-"
 
 
@@ -79,17 +86,6 @@ def _spread(row: Mapping[str, float]) -> str:
     count = f"{row['rounds']:.0f}"
     several = row["rounds"] > 1 and row.get("least")
     return f"{count}: {row['least']:.0f} to {row['most']:.0f}" if several else count
-
-
-def cores(used: Mapping[str, Mapping[str, float]], concurrency: int) -> str:
-    """Processor cores by endpoint and process."""
-    found = [
-        (endpoint, role, f"{share:.2f}")
-        for endpoint, shares in used.items()
-        for role, share in sorted(shares.items(), key=lambda item: -item[1])
-        if share >= 0.005
-    ]
-    return table(("endpoint", f"process, at concurrency {concurrency}", "cores"), found)
 
 
 def token_costs(costs: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
@@ -104,7 +100,7 @@ def token_costs(costs: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     shown = sorted((role for role in roles if most[role] >= 1), key=lambda role: -most[role])
     found = [
         (endpoint, concurrency, f"{sum(parts.values()):.0f}",
-         *(f"{parts[role]:.1f}" if role in parts else "-" for role in shown))
+         *(_number(parts, role, 1) for role in shown))
         for concurrency, endpoint, parts in sorted(rows, key=lambda row: row[0])
     ]  # fmt: skip
     return table(("endpoint", "concurrency", "all", *shown), found)
@@ -129,22 +125,6 @@ def checks(results: Mapping[str, Any]) -> str:
     return table(("phase", "checks", "failed", "which"), told)
 
 
-def pruning(phase: Mapping[str, Any]) -> str:
-    """Sizes of pruned files in MB, and vLLM's start-up times."""
-    files = [
-        (row["file"], f"{row['size'] / 1e6:.1f}", f"{row['freed'] / 1e6:.1f}")
-        for row in phase.get("files", ())
-    ]
-    starts = [
-        (name.removesuffix(": start"), *(str(value.get(key, "-")) for key in
-         ("seconds", "model_s", "compile_s", "graphs_s")))
-        for name, value in phase.items() if name.endswith("start")
-    ]  # fmt: skip
-    sizes = table(("file", "MB", "freed"), files)
-    times = table(("server", "ready after s", "model s", "compile s", "CUDA graphs s"), starts)
-    return f"{sizes}\n\n{times}"
-
-
 def pair(results: Mapping[str, Any]) -> str:
     """Two engines' benchmark, compared to one engine's on all GPUs by the first same endpoint.
 
@@ -163,56 +143,42 @@ def pair(results: Mapping[str, Any]) -> str:
 def killed(phase: Mapping[str, Any]) -> str:
     """What became of the streams when a worker was killed, and how long the way back took."""
     judged, back = phase["streams"], phase.get("return", {})
-    names = ("streams", "whole", "same", "wrong", "hung", "lost", "longest_pause_s")
-    columns = ("killed", *(name.replace("_s", " s").replace("_", " ") for name in names),
-               "lost by", "not ready after s", "ready again", "first new token")  # fmt: skip
     by = ", ".join(f"{how}: {count}" for how, count in judged["lost_by"].items()) or "-"
-    times = (back.get(name) for name in ("not_ready_s", "ready_s", "first_token_s"))
-    shown = ("-" if time is None else str(time) for time in times)
-    return table(columns, [(phase["killed"], *(judged[name] for name in names), by, *shown)])
+    columns = ("killed", *_KILLED, "lost by", "not ready after s", "ready again",
+               "first new token")  # fmt: skip
+    row = (phase["killed"], *_known(judged, _KILLED), by, *_known(back, _RETURNS))
+    return table(columns, [row])
 
 
 def returns(phase: Mapping[str, Any]) -> str:
     """Kills of an engine's process: the streams, and seconds to readiness and the first token.
 
-    Columns of which no row has anything are left out: older runs killed without streams.
+    Older runs killed without streams, and have no columns for them.
     """
+    found = [(name.removesuffix(": returns"), row) for name, rows in phase.items()
+             if name.endswith(": returns") for row in rows]  # fmt: skip
+    streams = _OF_STREAMS if any("streams" in row for _, row in found) else {}
     rows = [
-        {"server": name.removesuffix(": returns"), "killed": row["killed"],
-         **{column: _known(row.get("streams", {}), key) for column, key in _OF_STREAMS.items()},
-         **{column: _known(row, key) for column, key in _RETURNS.items()}}
-        for name, found in phase.items() if name.endswith(": returns")
-        for row in found
-    ]  # fmt: skip
-    columns = [
-        column for column in ("server", "killed", *_OF_STREAMS, *_RETURNS)
-        if column in _RETURNS or any(row[column] != "-" for row in rows)
-    ]  # fmt: skip
-    return table(columns, [[row[column] for column in columns] for row in rows])
-
-
-def _known(found: Mapping[str, Any], key: str) -> object:
-    return "-" if found.get(key) is None else found[key]
+        (name, row["killed"], *_known(row.get("streams", {}), streams), *_known(row, _RETURNS))
+        for name, row in found
+    ]
+    return table(("server", "killed", *streams, *_RETURNS), rows)
 
 
 def starts(results: Mapping[str, Any]) -> str:
     """Seconds until each server of these phases was ready, as it and vLLM's log say."""
     rows = [
-        (name.removesuffix(": start"), *(str(value.get(key, "-")) for key in
-         ("seconds", "weights_s", "compile_s", "graphs_s", "engine_s", "kv_cache_tokens")))
+        (name.removesuffix(": start"), *_known(value, _STARTS))
         for phase in ("many", "peer", "pair", "replicas", "abilities")
-        for name, value in results.get(phase, {}).items() if name.endswith(": start")
-    ]  # fmt: skip
-    return table(
-        ("server", "ready after s", "weights s", "compile s", "CUDA graphs s", "engine s",
-         "KV cache tokens"), rows)  # fmt: skip
+        for name, value in results.get(phase, {}).items()
+        if name.endswith(": start")
+    ]
+    return table(("server", *_STARTS), rows)
 
 
-_MARKS = {
-    "process": "to the engine's process", "imported": "import", "configured": "configure",
-    "core": "EngineCore", "loaded": "load", "compiled": "compile", "memory": "measure",
-    "captured": "capture", "engine": "warm up", "ready": "to READY", "answer": "first answer",
-}  # fmt: skip
+def _known(found: Mapping[str, Any], columns: Mapping[str, str]) -> list[object]:
+    """Cells of columns by their keys, with a dash for what a run has not."""
+    return ["-" if found.get(key) is None else found[key] for key in columns.values()]
 
 
 def start_marks(phase: Mapping[str, Any]) -> str:
@@ -245,26 +211,18 @@ def resumed(phase: Mapping[str, Any]) -> str:
         pause = max(by_time[when]["longest_pause_s"] for when in times)
         again = by_time["undisturbed again"]["same"]
         found.append((name, all_whole, again, *same, f"{pause:.1f}"))
-    columns = (
-        "class",
-        "whole after kills",
-        "the same again, of 64",
-        *(f"{when}" for when in times),
-    )
-    return table((*columns, "longest pause s"), found)
+    columns = ("class", "whole after kills", "the same again, of 64", *times, "longest pause s")
+    return table(columns, found)
 
 
 def machine(phase: Mapping[str, Any]) -> str:
     """GPU, processor, kernel and package versions."""
-    versions = [f"{name} {version}" for name, version in phase.get("vllm", {}).items()]
-    own = [f"{name} {version}" for name, version in phase.get("ours", {}).items()]
-    return "\n".join(
-        (
-            f"- GPU: {phase.get('gpu')}; processor: {phase.get('cpu')}; {phase.get('kernel')}",
-            f"- vLLM's environment: {', '.join(versions)}",
-            f"- ours: {', '.join(own)}",
-        )
+    versions, own = (
+        ", ".join(f"{name} {version}" for name, version in phase.get(of, {}).items())
+        for of in ("vllm", "ours")
     )
+    hardware = f"GPU: {phase.get('gpu')}; processor: {phase.get('cpu')}; {phase.get('kernel')}"
+    return f"- {hardware}\n- vLLM's environment: {versions}\n- ours: {own}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -276,25 +234,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def sections(results: Mapping[str, Any]) -> dict[str, str]:
     """Content by mark name, for the phases that were run."""
-    prune = results.get("prune", {})
     made = {"checks": checks(results)}
     if "machine" in results:
         made["machine"] = machine(results["machine"])
-    prefixes = {"bench": "", "small": "small model's ", "large": "large model's "}
-    prefixes |= {"bench-python": "Python front end's ", "1b": "1B model's "}
-    prefixes |= {
-        "many": "many GPUs' ",
-        "peer": "many GPUs' other ",
-        "pair": "two engines' ",
-        "replicas": "two engines of our choice's ",
-    }
-    for phase, prefix in prefixes.items():
+    for phase, name in _BENCHMARKS.items():
         if medians := results.get(phase, {}).get("medians"):
-            made[f"{prefix}benchmark"] = benchmark(medians)
-            highest = max(int(concurrency) for found in medians.values() for concurrency in found)
-            made[f"{prefix}cores"] = cores(results[phase]["cores"], highest)
+            made[name] = benchmark(medians)
         if costs := results.get(phase, {}).get("token_costs"):
-            made[f"{prefix}token costs"] = token_costs(costs)
+            made[name.removesuffix("benchmark") + "token costs"] = token_costs(costs)
     if any(results.get(phase, {}).get("medians") for phase in ("pair", "replicas")):
         made["two engines' benchmark"] = pair(results)
     for phase, name in {"kill": "killed worker", "replicas": "killed engine of two"}.items():
@@ -308,9 +255,6 @@ def sections(results: Mapping[str, Any]) -> dict[str, str]:
         made["starts"] = start_marks(results["start"])
     if results.get("resume", {}).get("streams"):
         made["resumed streams"] = resumed(results["resume"])
-    if prune:
-        made["pruning"] = pruning(prune)
-        made["pruned benchmark"] = benchmark(prune.get("medians", {}))
     return made
 
 

@@ -349,7 +349,6 @@ class Driver:
             whole = measured.round(number, concurrencies, self.until)
             rows = phase.samples
             phase.put("medians", bench.medians(rows))
-            phase.put("cores", bench.cores_by_process(rows))
             phase.put("token_costs", bench.token_cost_by_process(rows))
             if not whole:
                 print("  no time is left for more", flush=True)

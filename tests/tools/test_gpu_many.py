@@ -251,11 +251,11 @@ def test_tables_of_several_gpus(gpu: SimpleNamespace) -> None:
     back = {"not_ready_s": 0.3, "ready_s": 70.0, "first_token_s": None}
     many = {"vllm serve, Rust": {"64": row(100)}, "/v1": {"64": row(90)}}
     results = {
-        "many": {"medians": many, "cores": {}, "ours: start": {"seconds": 200.1}},
-        "pair": {"medians": {"/v1": {"64": row(180)}}, "cores": {}},
+        "many": {"medians": many, "ours: start": {"seconds": 200.1}},
+        "pair": {"medians": {"/v1": {"64": row(180)}}},
         "kill": {"killed": "vLLM worker, one of 8", "streams": judged, "return": back},
         "replicas": {
-            **{"medians": {"/v1": {"64": row(189)}}, "cores": {}, "streams": judged},
+            **{"medians": {"/v1": {"64": row(189)}}, "streams": judged},
             **{"killed": "vLLM EngineCore, one of 2", "return": dict.fromkeys(back, 0.2)},
         },
     }

@@ -215,15 +215,26 @@ class Reads(BufferedResponse):
         return max((later - earlier for earlier, later in pairs), default=0.0)
 
 
+async def read(
+    endpoint: Endpoint, prompt: Prompt, max_tokens: int, answer: Reads, timeout: float
+) -> None:
+    """Send one request on a connection of its own, and read its answer; raises TransportError."""
+    client = Client(timeout)
+    try:
+        await client.send(*endpoint.request(prompt, max_tokens), answer)
+    finally:
+        client.close()
+
+
 async def ask(
     endpoint: Endpoint, prompt: Prompt, max_tokens: int, timeout: float = _TIMEOUT_S
 ) -> tuple[Record, bytes]:
-    """Send one request on a connection of its own; returns its record, and its answer.
+    """Send one request; returns its record, and its answer.
 
     Raises RuntimeError unless the answer has exactly `max_tokens` tokens, and TransportError.
     """
     answer, began = Reads(endpoint.mark), now()
-    await Client(timeout).send(*endpoint.request(prompt, max_tokens), answer)
+    await read(endpoint, prompt, max_tokens, answer, timeout)
     given, made = endpoint.tokens(answer.text)
     if answer.status != 200 or made != max_tokens or given not in (len(prompt.ids), -1):
         told = (answer.text[:120] + b" ... " + answer.text[-400:]).decode("utf-8", "replace")

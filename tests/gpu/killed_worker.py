@@ -17,12 +17,12 @@ from typing import Any
 import bench
 import prompts
 from endpoints import Endpoint
-from load import Reads, ask
+from load import Reads, ask, read
 from prompts import Prompt
 from results import Phase
 from servers import NotStarted, Ours, Server
 
-from cog_triton.bench.http_client import Client, TransportError
+from cog_triton.bench.http_client import TransportError
 
 STREAMS, TOKENS = 64, 512
 COMPUTING = ("vLLM worker", "vLLM EngineCore", "our host of AsyncLLM")
@@ -51,7 +51,7 @@ async def _read(endpoint: Endpoint, prompt: Prompt, max_tokens: int, stream: Str
     stream.times = answer.times
     try:
         with suppress(TransportError):  # judged by what came
-            await Client(_LONG_S).send(*endpoint.request(prompt, max_tokens), answer)
+            await read(endpoint, prompt, max_tokens, answer, _LONG_S)
     except asyncio.CancelledError:
         stream.ended = "hung"
         raise

@@ -30,12 +30,12 @@ from adapters import NAMES, with_adapters
 from arguments import REPOSITORY
 from endpoints import Endpoint, events
 from killed_worker import victim
-from load import Reads
+from load import Reads, read
 from prompts import Prompt
 from results import Phase
 from servers import Ours, running
 
-from cog_triton.bench.http_client import Client, TransportError
+from cog_triton.bench.http_client import TransportError
 
 if TYPE_CHECKING:
     from verify import Driver
@@ -234,7 +234,7 @@ def is_json(text: str) -> bool:
 async def _read(endpoint: Endpoint, prompt: Prompt, stream: Stream) -> None:
     try:
         with suppress(TransportError):  # told as one that was cut
-            await Client(_LONG_S).send(*endpoint.request(prompt, TOKENS), stream.answer)
+            await read(endpoint, prompt, TOKENS, stream.answer, _LONG_S)
     except asyncio.CancelledError:
         stream.hung = True
         raise

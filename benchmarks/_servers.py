@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -28,7 +29,7 @@ _START_S = 120
 _STOP_S = 30
 _RUNNER = Path(__file__).parents[1] / "runner"
 _POLL_S = 0.02
-_PORTS = ("PORT", "OPENAI_PORT", "TRITON_HTTP_PORT", "TRITON_METRICS_PORT", "TRITON_GRPC_PORT")
+PORTS = ("PORT", "OPENAI_PORT", "TRITON_HTTP_PORT", "TRITON_METRICS_PORT", "TRITON_GRPC_PORT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +119,9 @@ def server(
     it is the command of the images instead, which takes its settings from `environment` alone.
     `checkout` is another one than this, which has been set up.
     """
-    ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
+    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     own = {name: str(number) for name, number in ports.items()}
-    url, openai, triton, metrics = (f"http://127.0.0.1:{ports[name]}" for name in _PORTS[:4])
+    url, openai, triton, metrics = (f"http://127.0.0.1:{ports[name]}" for name in PORTS[:4])
     python = str(checkout / ".venv" / "bin" / "python") if checkout else sys.executable
     command = [python, "-m", "cog_triton", "serve", *arguments]
     if as_image:
@@ -155,17 +156,16 @@ def server(
 
 def _until_ready(process: reaper.Reaped, url: str, log: Path) -> None:
     deadline = time.monotonic() + _START_S
-    said = ""
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            with urlopen(f"{url}/health-check", timeout=5) as answer:
-                health = json.load(answer)
-            said = json.dumps(health)[-2000:]
-            if health["status"] == "READY":
-                return
-            if health["status"] == "SETUP_FAILED":
-                break
-        except OSError:
-            pass
+    while (said := status(url)) != "READY":
+        if said == "SETUP_FAILED" or process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"the server did not become ready: {said}\n{log.read_text()[-4000:]}")
         time.sleep(_POLL_S)
-    raise SystemExit(f"the server did not become ready:\n{log.read_text()[-4000:]}\n{said}")
+
+
+def status(url: str) -> str:
+    """Status of /health-check, as READY; "no answer" without one."""
+    try:
+        with urlopen(f"{url}/health-check", timeout=10) as answer:
+            return str(json.load(answer)["status"])
+    except (OSError, ValueError, KeyError, HTTPException):
+        return "no answer"

@@ -14,27 +14,92 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from statistics import median
 
 import _load
-from _containerd import Daemon, daemon, run, wait_until_ready
 from _report import Figure, Grid, Report, main, say
+from _servers import PORTS, status
 
 from cog_triton.system.ports import free_ports
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from local_registry import Registry
+from local_registry import Registry, running
 
+CI_DOCKER = Path(__file__).parents[1] / "scripts" / "ci-docker.sh"
+CONTAINER = "bench-pull"
 COMPRESSIONS = ("gzip", "zstd", "zstd:chunked")
 INSIDE = "/src/engine.tar"
 PROMPT = "What is the capital of France?"
+_READY_S = 300
+
+
+def run(*command: str | Path, environment: dict[str, str] | None = None) -> str:
+    """Run a command; returns what it prints, and raises RuntimeError with its complaint."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **(environment or {})}
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+class Daemon:
+    """The docker daemon that scripts/ci-docker.sh starts, and its containerd.
+
+    `docker pull` unpacks a layer while it downloads the next ones, so its parts cannot be told
+    apart; containerd does one after the other when asked to.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._host = {"DOCKER_HOST": run(CI_DOCKER, "start", directory).strip()}
+        self._socket = directory / "exec" / "containerd" / "containerd.sock"
+
+    def docker(self, *arguments: str) -> str:
+        """Run docker against this daemon."""
+        return run("docker", *arguments, environment=self._host)
+
+    def ctr(self, *arguments: str) -> str:
+        """Run containerd's own client."""
+        return run("ctr", "--address", self._socket, "--namespace", "bench", *arguments)
+
+    @contextmanager
+    def running(self, reference: str, *options: str) -> Iterator[None]:
+        """Run an unpacked image on the host's network; returns at once."""
+        # ctr copies the image's labels, and refuses those above 4 KB, as Cog's schema is.
+        label = "--label=run.cog.openapi_schema=-"
+        own = ("--detach", "--net-host", "--null-io", label)
+        self.ctr("run", *own, *options, reference, CONTAINER)
+        try:
+            yield
+        finally:
+            self.ctr("tasks", "rm", "--force", CONTAINER)
+            self.ctr("containers", "rm", CONTAINER)
+
+
+@contextmanager
+def daemon(directory: Path) -> Iterator[Daemon]:
+    """A daemon of our own, stopped at the end."""
+    try:
+        yield Daemon(directory)
+    finally:
+        run(CI_DOCKER, "stop", directory)
+
+
+def wait_until_ready(url: str) -> None:
+    """Return when Cog is ready; raises RuntimeError when it cannot be any more."""
+    deadline = time.monotonic() + _READY_S
+    while (said := status(url)) != "READY":
+        if said == "SETUP_FAILED" or time.monotonic() > deadline:
+            raise RuntimeError(f"not ready: {said}")
+        time.sleep(0.05)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +151,21 @@ def seconds(action: Callable[[], object]) -> float:
 def measure(host: Daemon, image: Pushed, engine: Path) -> Way:
     """Go the way once, and remove the image."""
     try:
-        pull = seconds(lambda: host.fetch(image.reference))
-        unpack = seconds(lambda: host.unpack(image.digest))
-        ports = free_ports(5)
-        names = ("PORT", "TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT")
-        settings = [
-            f"--env={name}={port}"
-            for name, port in zip((*names, "OPENAI_PORT"), ports, strict=True)
-        ]
+        pull = seconds(lambda: host.ctr("content", "fetch", "--plain-http", image.reference))
+        unpack = seconds(lambda: host.ctr("snapshots", "unpack", image.digest))
+        ports = free_ports(len(PORTS))
+        settings = [f"--env={name}={port}" for name, port in zip(PORTS, ports, strict=True)]
         mount = f"--mount=type=bind,src={engine},dst={INSIDE},options=rbind:ro"
         options = (*settings, f"--env=COG_WEIGHTS={INSIDE}", mount)
         began = time.perf_counter()
-        with host.running(image.reference, ports[0], *options) as url:
+        url = f"http://127.0.0.1:{ports[0]}"
+        with host.running(image.reference, *options):
             wait_until_ready(url)
             ready = time.perf_counter()
             wave = _load.wave(url, {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}, 1)
             return Way(pull, unpack, ready - began, wave.streams[0].ttft_sent or 0.0)
     finally:
-        host.remove(image.reference)
+        host.ctr("images", "rm", "--sync", image.reference)
 
 
 def docker_pull(host: Daemon, image: Pushed) -> float | None:
@@ -120,22 +182,13 @@ def docker_pull(host: Daemon, image: Pushed) -> float | None:
 @contextmanager
 def registries(directory: Path) -> Iterator[dict[str, Registry]]:
     """A registry of this machine for each compression, stopped at the end."""
-    made = {}
-    try:
-        for name, port in zip(COMPRESSIONS, free_ports(len(COMPRESSIONS)), strict=True):
+    with ExitStack() as stack:
+        made = {}
+        for name in COMPRESSIONS:
             place = directory / name.replace(":", "-")
             place.mkdir(parents=True)
-            made[name] = Registry(place, port)
-        for registry in made.values():
-            while not registry.answers():
-                if registry.process.poll() is not None:
-                    raise RuntimeError(f"docker-registry: exit {registry.process.returncode}")
-                time.sleep(0.05)
+            made[name] = stack.enter_context(running(place))
         yield made
-    finally:
-        for registry in made.values():
-            registry.process.terminate()
-            registry.process.wait()
 
 
 def run_rounds(args: argparse.Namespace) -> Report:
@@ -171,17 +224,17 @@ def compared(
     names = [field.name.replace("_", " ") for field in fields(Way)]
     columns = ("", "MB", *names, "total", "slowest", "docker pull")
     grid = Grid(f"medians of {len(ways['gzip'])} rounds, in seconds", columns)
-    totals = {name: _median([way.total for way in found]) for name, found in ways.items()}
+    totals = {name: median([way.total for way in found]) for name, found in ways.items()}
     for name, found in ways.items():
-        parts = [_median(part) for part in zip(*map(astuple, found), strict=True)]
+        parts = [median(part) for part in zip(*map(astuple, found), strict=True)]
         slowest = max(way.total for way in found)
         times = (f"{value:.2f}" for value in (*parts, totals[name], slowest))
         done = [took for took in pulls[name] if took is not None]
-        whole = f"{_median(done):.2f}" if done else "refused"
+        whole = f"{median(done):.2f}" if done else "refused"
         grid.add(name, f"{sizes[name] / 1e6:.1f}", *times, whole)
     for name in COMPRESSIONS[1:]:
         ours, gzip = (
-            _median([way.pull + way.unpack for way in ways[key]]) for key in (name, "gzip")
+            median([way.pull + way.unpack for way in ways[key]]) for key in (name, "gzip")
         )
         report.figures.append(Figure(f"{name}: bytes / gzip", sizes[name] / sizes["gzip"]))
         report.figures.append(Figure(f"{name}: pull and unpack / gzip", ours / gzip))
@@ -191,10 +244,6 @@ def compared(
     report.notes.append("pull and unpack end when the disk has what they wrote")
     report.notes.append(f"docker pull: download and unpacking together, by docker {docker}")
     return report
-
-
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

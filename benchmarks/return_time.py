@@ -13,20 +13,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import signal
 import statistics
+import sys
 import threading
 import time
-from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
 import httpx
-from _servers import Server, mock_server
+from _servers import Server, mock_server, status
 from _servers import server as serving
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from faults.processes import by_role
+from stack import wait_until
 
 STAGES = {
     "noticed": r"supervisor: Triton: ",
@@ -38,7 +43,6 @@ STAGES = {
 """Stages, by their lines in the server's log."""
 LAST = "next token"
 PATIENCE_S = 300.0
-_ENGINE = b"cog_triton.backend.engine_process"
 _STABLE_S = 6.0  # less readiness counts as a failed restart
 
 
@@ -76,74 +80,48 @@ class Stream:
                         return
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until `condition`."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not so within {PATIENCE_S:g} s")
-        time.sleep(0.02)
-
-
-def is_ready(server: Server, http: httpx.Client) -> bool:
-    """Whether the server takes requests."""
-    try:
-        answer = http.get(f"{server.url}/health-check")
-    except httpx.TransportError:
-        return False
-    return bool(answer.json()["status"] == "READY")
-
-
-def serving_engine(server: Server) -> int:
+def engine_that_serves(server: Server) -> int:
     """Process id of the engine that serves."""
     number = ["1", *re.findall(STAGES["serves"], server.log.read_text("utf-8"))][-1]
-    for pid in server.pids:
-        is_engine = _ENGINE in _words(pid)[1:3]
-        if is_engine and Path(f"/proc/{pid}/fd/1").readlink().name == f"engine-{number}.log":
+    for pid in by_role(server.pid)["engine"]:
+        if Path(f"/proc/{pid}/fd/1").readlink().name == f"engine-{number}.log":
             return pid
     raise ProcessLookupError(f"engine process {number} has gone")
-
-
-def _words(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return [b""]
 
 
 def strike(server: Server, victim: str) -> dict[str, float]:
     """Kill the victim under a stream; the seconds until each stage was over."""
     stream = Stream(server)
-    until(lambda: len(stream.arrivals) > 5 or bool(stream.error))
+    wait_until(lambda: len(stream.arrivals) > 5 or stream.error, PATIENCE_S)
     size = server.log.stat().st_size
-    pid = serving_engine(server)
-    if victim == "tritonserver":
-        (pid,) = (pid for pid in server.pids if _words(pid)[0].endswith(b"/bin/tritonserver"))
+    (pid,) = by_role(server.pid)[victim] if victim != "engine" else [engine_that_serves(server)]
     os.kill(pid, signal.SIGKILL)
     killed = time.time()
     # What was on its way is no sign of a return.
-    until(lambda: bool(stream.error) or _ready_at(server.log, size) < stream.arrivals[-1])
+    wait_until(
+        lambda: (
+            stream.error
+            or _stages(server.log, size, killed).get("ready", math.inf)
+            < stream.arrivals[-1] - killed
+        ),
+        PATIENCE_S,
+    )
     stream.close()
     if stream.error:
         raise RuntimeError(stream.error)
-    ready = _ready_at(server.log, size)
-    text = server.log.read_bytes()[size:].decode()
-    times = {LAST: next(at for at in stream.arrivals if at > ready) - killed}
+    times = _stages(server.log, size, killed)
+    back = (at - killed for at in stream.arrivals)
+    return {**times, LAST: next(at for at in back if at > times["ready"])}
+
+
+def _stages(log: Path, size: int, killed: float) -> dict[str, float]:
+    """Seconds from the kill to each stage, by the log after `size` bytes."""
+    text, times = log.read_bytes()[size:].decode(), {}
     for stage, words in STAGES.items():
         if found := re.search(rf"^(\S+) .*{words}", text, re.MULTILINE):
-            times[stage] = _time(found[1]) - killed
+            at = datetime.fromisoformat(found[1].replace("Z", "+00:00")).timestamp()
+            times[stage] = at - killed
     return times
-
-
-def _ready_at(log: Path, size: int) -> float:
-    """When the server was ready again, by the log after `size` bytes; inf if it was not."""
-    text = log.read_bytes()[size:].decode()
-    found = re.search(rf"^(\S+) .*{STAGES['ready']}", text, re.MULTILINE)
-    return _time(found[1]) if found else float("inf")
-
-
-def _time(stamp: str) -> float:
-    return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
 
 
 def main() -> None:
@@ -162,22 +140,22 @@ def main() -> None:
     else:
         start = serving(options.engine, environment=own)
     rounds = []
-    with start as server, httpx.Client() as http:
+    with start as server:
         for number in range(options.rounds):
             if options.spare:
-                until(partial(_has_spare, server.log, number + 2))
+                wait_until(partial(_has_spare, server.log, number + 1), PATIENCE_S)
             time.sleep(_STABLE_S)
             rounds.append(strike(server, options.victim))
             print(f"round {number + 1}:", rounds[-1], flush=True)
-            until(lambda: is_ready(server, http))
+            wait_until(lambda: status(server.url) == "READY", PATIENCE_S)
     stages = [*STAGES, LAST]
     print(f"| killed | {' | '.join(stages)} |\n|---{'|--:' * len(stages)}|")
     print(f"| {options.victim} | {' | '.join(_median(rounds, stage) for stage in stages)} |")
 
 
-def _has_spare(log: Path, loads: int) -> bool:
-    """Whether so many engines have loaded so far: one more than were needed."""
-    return len(re.findall(STAGES["loaded"], log.read_text("utf-8"))) >= loads
+def _has_spare(log: Path, number: int) -> bool:
+    """Whether so many spares have been ready so far."""
+    return len(re.findall(r"spare engine \d+ is ready", log.read_text("utf-8"))) >= number
 
 
 def _median(rounds: list[dict[str, float]], stage: str) -> str:

@@ -17,13 +17,10 @@ from _parser_syntax import (
     json_text,
     keys,
     kimi_k3,
-    minimax_m3,
-    muse,
     named_array,
     numbered,
     objects,
     pythonic,
-    qwen_xml,
 )
 
 _GLM = "<tool_call>{0}\n{1}</tool_call>", "<arg_key>{0}</arg_key>\n<arg_value>{1}</arg_value>\n"
@@ -41,7 +38,15 @@ _STEP3 = (
     '<steptml:parameter name="{0}">{1}</steptml:parameter>',
 )
 _HERMES = partial(each, "<tool_call>\n", "\n</tool_call>")
-_QWEN = partial(qwen_xml, "<tool_call>", "</tool_call>")
+_FUNCTION = "<function={0}>\n{1}</function>", "<parameter={0}>\n{1}\n</parameter>\n"
+_QWEN = partial(keys, f"<tool_call>\n{_FUNCTION[0]}\n</tool_call>", _FUNCTION[1])
+_ATEM = partial(
+    keys,
+    "<|start|>assistant to={0}<|message|><atem:function_calls>\n"
+    '<atem:invoke name="{0}">\n{1}</atem:invoke>\n</atem:function_calls><|eom|>',
+    '<atem:parameter name="{0}">{1}</atem:parameter>\n',
+    between="",
+)
 _MUSE = {
     "content": "<|start|>assistant to=user<|message|>{}<|eom|>",
     "opening": "<|start|>assistant to=self<|message|>",
@@ -211,7 +216,13 @@ FORMATS: dict[str, Format] = {
         special=("<think>", "</think>"),
     ),
     "minimax_m3": Format(
-        minimax_m3,
+        partial(
+            keys,
+            ']<]minimax[>[<invoke name="{0}">\n{1}]<]minimax[>[</invoke>\n',
+            "]<]minimax[>[<{0}>{1}]<]minimax[>[</{0}>\n",
+            around=("]<]minimax[>[<tool_call>\n", "]<]minimax[>[</tool_call>"),
+            between="",
+        ),
         "minimax_m3",
         special=("]<]minimax[>[", "<mm:think>", "</mm:think>"),
         opening="<mm:think>",
@@ -220,9 +231,9 @@ FORMATS: dict[str, Format] = {
     "mistral": Format(
         partial(array, "[TOOL_CALLS]", ""), "mistral", "[THINK]", "[/THINK]", special=("[ARGS]",)
     ),
-    "muse": Format(muse, "muse", **_MUSE),
-    "muse_glimmer": Format(muse, "muse_glimmer", **_MUSE),
-    "musespark1x": Format(muse, "musespark1x", **_MUSE),
+    "muse": Format(_ATEM, "muse", **_MUSE),
+    "muse_glimmer": Format(_ATEM, "muse_glimmer", **_MUSE),
+    "musespark1x": Format(_ATEM, "musespark1x", **_MUSE),
     "olmo3": Format(
         partial(pythonic, "<function_calls>", "</function_calls>", between="\n", around=""),
         "olmo3",
@@ -256,7 +267,7 @@ FORMATS: dict[str, Format] = {
     "qwen3_json": Format(_HERMES, "qwen3"),
     "qwen3_xml": Format(_QWEN, "qwen3"),
     "seed_oss": Format(
-        partial(qwen_xml, "<seed:tool_call>", "</seed:tool_call>"),
+        partial(keys, f"<seed:tool_call>\n{_FUNCTION[0]}\n</seed:tool_call>", _FUNCTION[1]),
         "seed_oss",
         "<seed:think>",
         "</seed:think>",

@@ -114,15 +114,6 @@ def pythonic(begin: str, end: str, calls: Calls, between: str = ", ", around: st
     return f"{begin}{around[:1]}{between.join(made)}{around[1:]}{end}"
 
 
-def qwen_xml(begin: str, end: str, calls: Calls) -> str:
-    return "\n".join(
-        f"{begin}\n<function={name}>\n"
-        + "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in given.items())
-        + f"</function>\n{end}"
-        for name, given in calls
-    )
-
-
 def keys(
     call: str, item: str, calls: Calls, around: tuple[str, str] = ("", ""), between: str = "\n"
 ) -> str:
@@ -183,27 +174,3 @@ def kimi_k3(calls: Calls) -> str:
         for place, (name, given) in enumerate(calls)
     ]
     return f"<|open|>tools<|sep|>{''.join(made)}<|close|>tools<|sep|>"
-
-
-def muse(calls: Calls) -> str:
-    return "".join(
-        f"<|start|>assistant to={name}<|message|><atem:function_calls>\n"
-        f'<atem:invoke name="{name}">\n'
-        + "".join(
-            f'<atem:parameter name="{key}">{value}</atem:parameter>\n'
-            for key, value in given.items()
-        )
-        + "</atem:invoke>\n</atem:function_calls><|eom|>"
-        for name, given in calls
-    )
-
-
-def minimax_m3(calls: Calls) -> str:
-    mark = "]<]minimax[>["
-    invokes = [
-        f'{mark}<invoke name="{name}">\n'
-        + "".join(f"{mark}<{key}>{value}{mark}</{key}>\n" for key, value in given.items())
-        + f"{mark}</invoke>\n"
-        for name, given in calls
-    ]
-    return f"{mark}<tool_call>\n{''.join(invokes)}{mark}</tool_call>"

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import httpx
 from _long_model import POSITIONS, build
+from _report import Grid, show
 from _servers import Server
 from _servers import server as serving
 
@@ -47,24 +48,17 @@ class Outcome:
     restarts: int = 0
     ends: int = 0
 
-    def __str__(self) -> str:
-        minutes = (time.monotonic() - self.began) / 60
-        head = "| minutes | long prompts | s, median and longest | short requests | longest s |"
-        row = (
-            f"| {minutes:.1f} | {len(self.long)} | {_median(self.long)}, {_most(self.long)}"
-            f" | {len(self.short)} | {_most(self.short)} |"
+    def table(self) -> Grid:
+        """Its only row."""
+        grid = Grid("", ("minutes", "long prompts", "s: median", "longest", "short requests",
+                         "longest", "errors", "engines ended", "restarts"))  # fmt: skip
+        grid.add(
+            *((time.monotonic() - self.began) / 60, len(self.long)),
+            *(statistics.median(self.long or [0.0]), max(self.long, default=0.0)),
+            *(len(self.short), max(self.short, default=0.0)),
+            *(len(self.errors), self.ends, self.restarts),
         )
-        columns, ends = " errors | engines ended | restarts |", f" {self.ends} | {self.restarts} |"
-        rule = f"|{'--:|' * 8}"
-        return "\n".join([head + columns, rule, f"{row} {len(self.errors)} |{ends}", *self.errors])
-
-
-def _median(values: list[float]) -> str:
-    return f"{statistics.median(values):.1f}" if values else "-"
-
-
-def _most(values: list[float]) -> str:
-    return f"{max(values):.1f}" if values else "-"
+        return grid
 
 
 class Load:
@@ -163,7 +157,8 @@ def main() -> None:
             asyncio.run(_serve(options, Path(work), outcome))
         except KeyboardInterrupt:
             print("interrupted", flush=True)
-    print(outcome)
+    show(outcome.table())
+    print("\n".join(outcome.errors))
 
 
 if __name__ == "__main__":

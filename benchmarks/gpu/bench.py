@@ -104,27 +104,31 @@ def greedy(endpoint: Endpoint, prompts: Sequence[Prompt], max_tokens: int) -> li
 
 def medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
     """Median over rounds of every number and of all cores together, by endpoint and concurrency."""
+    chosen: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
+    for row in sorted(rows, key=lambda row: row["concurrency"]):
+        chosen.setdefault(row["endpoint"], {}).setdefault(row["concurrency"], []).append(row)
+    names = dict.fromkeys(row["endpoint"] for row in rows)
+    return {
+        endpoint: {str(number): _median(of) for number, of in chosen[endpoint].items()}
+        for endpoint in names
+    }
+
+
+def _median(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     numbers = [name for name, kind in LoadResult.__annotations__.items() if kind == "float"]
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for endpoint in dict.fromkeys(row["endpoint"] for row in rows):
-        for concurrency in sorted({row["concurrency"] for row in rows}):
-            chosen = [
-                r for r in rows if (r["endpoint"], r["concurrency"]) == (endpoint, concurrency)
-            ]
-            if chosen:
-                found.setdefault(endpoint, {})[str(concurrency)] = {
-                    **{
-                        name: statistics.median(r[name] for r in chosen)
-                        for name in numbers
-                        if name in chosen[0]
-                    },
-                    "cores": statistics.median(sum(r["server_cores"].values()) for r in chosen),
-                    "least": min(r["tokens_per_s"] for r in chosen),
-                    "most": max(r["tokens_per_s"] for r in chosen),
-                    "rounds": len(chosen),
-                    "errors": sum(len(r["errors"]) for r in chosen),
-                }
-    return found
+    rates = [row["tokens_per_s"] for row in rows]
+    return {
+        **{
+            name: statistics.median(row[name] for row in rows)
+            for name in numbers
+            if name in rows[0]
+        },
+        "cores": statistics.median(sum(row["server_cores"].values()) for row in rows),
+        "least": min(rates),
+        "most": max(rates),
+        "rounds": len(rows),
+        "errors": sum(len(row["errors"]) for row in rows),
+    }
 
 
 def token_cost_by_process(

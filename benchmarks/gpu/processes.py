@@ -8,6 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from cog_triton.system import reaper
+from cog_triton.system.process_state import stat_fields
+
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _ROLES = {
     rb"image/container\.py\0": "container",
@@ -31,23 +34,14 @@ _ROLES = {
 
 def process_tree(root: int) -> dict[int, str]:
     """Role of `root` and each of its descendants, by process id."""
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and (fields := _stat(int(entry.name))):
-            children[int(fields[1])].append(int(entry.name))
-    found, pending = dict[int, str](), [root]
-    while pending:
-        pid = pending.pop()
-        found[pid] = _role(pid)
-        pending += children[pid]
-    return found
+    return {pid: _role(pid) for pid in (root, *reaper.descendants(root))}
 
 
 def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
     """CPU seconds used so far by each process that is still alive."""
     times = {}
     for pid in pids:
-        if fields := _stat(pid):
+        if fields := stat_fields(Path(f"/proc/{pid}/stat")):
             times[pid] = (int(fields[11]) + int(fields[12])) * _TICK_S
     return times
 
@@ -63,14 +57,6 @@ def cores(
     for pid, time in after.items():
         used[roles[pid]] += (time - before.get(pid, 0.0)) / seconds
     return {role: round(share, 3) for role, share in used.items() if share >= 0.001}
-
-
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat after the name; empty if the process has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
 
 
 def _role(pid: int) -> str:

@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from typing import Any
 
 PORTS = ("cog", "openai", "triton", "metrics")
+_PREDICTION = {"input": {"prompt": "rivers", "max_tokens": 4}}
+_MESSAGES = [{"role": "user", "content": "x"}]
+_CHAT = {"model": "mock", "max_tokens": 4, "messages": _MESSAGES}
+_TOKENS_IN = {"input_ids": [1, 2], "input_lengths": 2, "request_output_len": 4, "streaming": True}
 _VALID: dict[str, list[tuple[str, str, Any]]] = {
     "cog": [
-        ("POST", "/predictions", {"input": {"prompt": "rivers", "max_tokens": 4}}),
-        ("PUT", "/predictions/abc", {"input": {"prompt": "rivers", "max_tokens": 4}}),
+        ("POST", "/predictions", _PREDICTION),
+        ("PUT", "/predictions/abc", _PREDICTION),
         ("POST", "/predictions/abc/cancel", None),
         ("GET", "/health-check", None),
         ("GET", "/openapi.json", None),
     ],
     "openai": [
-        (
-            "POST",
-            "/v1/chat/completions",
-            {"model": "mock", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]},
-        ),
+        ("POST", "/v1/chat/completions", _CHAT),
         ("POST", "/v1/completions", {"model": "mock", "prompt": "x", "max_tokens": 4}),
         (
             "POST",
@@ -35,11 +35,7 @@ _VALID: dict[str, list[tuple[str, str, Any]]] = {
             {"model": "mock", "input": "x", "max_output_tokens": 4, "background": True,
              "stream": True, "store": True, "previous_response_id": None},
         ),
-        (
-            "POST",
-            "/v1/messages",
-            {"model": "mock", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]},
-        ),
+        ("POST", "/v1/messages", _CHAT),
         ("GET", "/v1/responses/resp-1?stream=true&starting_after=3", None),
         ("POST", "/v1/responses/resp-1/cancel", None),
         ("DELETE", "/v1/responses/resp-1", None),
@@ -50,11 +46,7 @@ _VALID: dict[str, list[tuple[str, str, Any]]] = {
     "triton": [
         ("POST", "/v2/models/ensemble/generate", {"text_input": "x", "max_tokens": 4}),
         ("POST", "/v2/models/tensorrt_llm_bls/generate", {"text_input": "x", "max_tokens": 4}),
-        (
-            "POST",
-            "/v2/models/tensorrt_llm/generate_stream",
-            {"input_ids": [1, 2], "input_lengths": 2, "request_output_len": 4, "streaming": True},
-        ),
+        ("POST", "/v2/models/tensorrt_llm/generate_stream", _TOKENS_IN),
         (
             "POST",
             "/v2/models/preprocessing/infer",
@@ -181,9 +173,8 @@ def _bombs(some: random.Random) -> Iterator[Hostile]:
         count = some.randint(8_000, 10_000) if "!" in field else some.randint(28_000, 30_000)
         values = {"prompt": large, "prompt_template": field * count, "max_tokens": 4}
         yield _bomb("cog", f"{count} x {field}", {"input": values})
-    chat = {"model": "mock", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}
+    chat, names = _CHAT, {"".join(some.choices("qxzvkj", k=16)): 1 for _ in range(15_000)}
     # Each is unknown, and logged until the log has many.
-    names = {"".join(some.choices("qxzvkj", k=16)): 1 for _ in range(15_000)}
     yield _bomb("openai", "15000 unknown fields", {**chat, **names})
     yield _bomb("cog", "15000 unknown inputs", {"input": {"prompt": "x", "max_tokens": 4, **names}})
     for digits, count in ((4_000, 1_700), (6_000_000, 1)):
@@ -191,7 +182,7 @@ def _bombs(some: random.Random) -> Iterator[Hostile]:
         call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": numbers}}
         said = {"role": "assistant", "content": None, "tool_calls": [call]}
         told = f"{count} integers of {digits} digits in a call"
-        yield _bomb("openai", told, {**chat, "messages": [*chat["messages"], said]})
+        yield _bomb("openai", told, {**chat, "messages": [*_MESSAGES, said]})
     values: dict[str, Any]
     for name, values in (
         ("stop strings", {"stop": ["a" * 2_000] * 4_000}),
@@ -249,43 +240,40 @@ def _parameters(some: random.Random) -> Iterator[Hostile]:
     """Parameters of Triton's requests, inputs and outputs; and its control."""
     tokens = {"name": "TOKENS_BATCH", "datatype": "INT32", "shape": [1, 1, 1], "data": [300]}
     length = {"name": "SEQUENCE_LENGTH", "datatype": "INT32", "shape": [1, 1], "data": [1]}
-    path = "/v2/models/postprocessing/infer"
+    path = "models/postprocessing/infer"
     for name in _PARAMETERS:
         for value in (1, some.randrange(2, 2**31), "x"):
             told = {name: value}
-            body: dict[str, Any]
-            for place, body in (
-                ("request", {"inputs": [tokens, length], "parameters": told}),
-                ("input", {"inputs": [{**tokens, "parameters": told}, length]}),
-                (
-                    "output",
-                    {
-                        "inputs": [tokens, length],
-                        "outputs": [{"name": "OUTPUT", "parameters": told}],
-                    },
-                ),
-            ):
-                data = request("POST", path, json.dumps(body).encode())
-                yield Hostile("Triton's parameters", f"{name} of {place}", "triton", data)
+            for place, body in {
+                "request": {"inputs": [tokens, length], "parameters": told},
+                "input": {"inputs": [{**tokens, "parameters": told}, length]},
+                "output": {"inputs": [tokens, length],
+                           "outputs": [{"name": "OUTPUT", "parameters": told}]},
+            }.items():  # fmt: skip
+                yield _triton(f"{name} of {place}", path, body, status="")
     for model in ("ensemble", "tensorrt_llm_bls", "tensorrt_llm"):
+        path = f"models/{model}/generate"
         for wrong in ("x", 1, [], {"a": {}}, {"stream": "x"}):
             body = {"text_input": "x", "max_tokens": 4, "parameters": wrong}
-            data = request("POST", f"/v2/models/{model}/generate", json.dumps(body).encode())
-            yield Hostile(
-                "Triton's parameters", f"of generate: {wrong}", "triton", data, status="4"
-            )
-        body = {"input_ids": [500], "input_lengths": 1, "request_output_len": 4, "streaming": True}
-        data = request("POST", f"/v2/models/{model}/generate", json.dumps(body).encode())
-        yield Hostile("Triton's parameters", f"generate of {model}", "triton", data, status="4")
-    for path, value in (
+            yield _triton(f"of generate: {wrong}", path, body)
+        yield _triton(
+            f"generate of {model}", path, {**_TOKENS_IN, "input_ids": [500], "input_lengths": 1}
+        )
+    for path, body in (
         ("systemsharedmemory/region/evil/register", {"key": "/x", "offset": 0, "byte_size": 1}),
         ("cudasharedmemory/region/evil/register", {"device_id": 0, "byte_size": 1}),
         ("logging", {"log_verbose_level": 9}),
         ("trace/setting", {"trace_level": ["TIMESTAMPS"]}),
         ("repository/models/ensemble/unload", {}),
     ):
-        data = request("POST", f"/v2/{path}", json.dumps(value).encode())
-        yield Hostile("Triton's control", path, "triton", data, status="4")
+        yield _triton(path, path, body, kind="Triton's control")
+
+
+def _triton(
+    name: str, path: str, body: object, *, kind: str = "Triton's parameters", status: str = "4"
+) -> Hostile:
+    data = request("POST", f"/v2/{path}", json.dumps(body).encode())
+    return Hostile(kind, name, "triton", data, status=status)
 
 
 class Inputs:
@@ -302,7 +290,8 @@ class Inputs:
         if value is not None and some.random() < 0.8:
             value = self._mutated(json.loads(json.dumps(value)))
         if name == "triton" and isinstance(value, dict) and some.random() < 0.2:
-            value["parameters"] = {some.choice(_PARAMETERS): copy.deepcopy(some.choice(_NASTY))}
+            told = {some.choice(_PARAMETERS): copy.deepcopy(some.choice(_NASTY))}
+            value = {**value, "parameters": told}
         body = b"" if value is None else json.dumps(value).encode()
         if some.random() < 0.05:
             body = body[: some.randrange(len(body) + 1)] + _repeated(some, some.randrange(60_000))

@@ -67,9 +67,8 @@ def measure(
 ) -> dict[str, Mapping[str, int]]:
     """Measure memory before, under each load, and after."""
     streams, seconds = (4, 0.2) if args.quick else (args.streams, args.seconds)
-    _load.wave(
-        server.url, {"prompt": "a", "max_tokens": 8}, 1
-    )  # what loads at the first is not a stream's
+    # What loads at the first is not a stream's.
+    _load.wave(server.url, {"prompt": "a", "max_tokens": 8}, 1)
     found: dict[str, Mapping[str, int]] = {"before": server.memory_bytes()}
     for kind, inputs in loads.items():
         with held(server, inputs, streams):

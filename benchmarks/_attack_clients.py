@@ -10,8 +10,8 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -159,7 +159,7 @@ class Attack:
         """Send every input of the table, one after the other; raises ServerEnded."""
         for one in inputs:
             name = f"{one.name} to {one.port}"
-            async with _Watch(self, one.kind, name) as findings:
+            async with self._watched(one.kind, name) as findings:
                 began = time.monotonic()
                 wait = max(ANSWER_S, one.seconds)
                 findings.take(await send(self.ports[one.port], one.data, wait), name, one)
@@ -176,7 +176,7 @@ class Attack:
             "gRPC control": self._grpc,
         }
         for kind, crowd in crowds.items():
-            async with _Watch(self, kind, kind) as findings:
+            async with self._watched(kind, kind) as findings:
                 await crowd(findings)
 
     async def fuzz(self, count: int, seed: int) -> None:
@@ -190,12 +190,41 @@ class Attack:
                 findings.take(answer, f"{name}: {data[:200]!r}")
 
         kind = "mutated requests"
-        async with _Watch(self, kind, kind) as findings:
+        async with self._watched(kind, kind) as findings:
             await asyncio.gather(*(some(findings) for _ in range(16)))
 
-    def findings(self, kind: str) -> Findings:
-        """Findings of a class of inputs, new ones at first."""
-        return self._found.setdefault(kind, Findings())
+    @asynccontextmanager
+    async def _watched(self, kind: str, of: str) -> AsyncIterator[Findings]:
+        """Note what server and control streams did within the block; raises ServerEnded after it.
+
+        What a client has begun may outlast its answer, and a death shows a moment later.
+        """
+        findings = self._found.setdefault(kind, Findings())
+        self.control.take()
+        used = sum(self.target.cpu_seconds().values())
+        yield findings
+        ended: TimeoutError | None = None
+        try:
+            await until_answered(self.target, READY_S)
+        except TimeoutError as error:
+            ended = error
+            findings.problem("the server ended", of, str(error))
+        findings.cpu = max(findings.cpu, sum(self.target.cpu_seconds().values()) - used)
+        before, self.running = self.running, processes(self.target.pid)
+        gone = [role for key, role in before.items() if key not in self.running]
+        findings.died.update(gone)
+        if lost := sorted(role for role in gone if role not in DISPOSABLE):
+            findings.problem("processes died", of, ", ".join(lost))
+        heard = self.control.take()
+        findings.controls.update(heard.outcomes)
+        findings.gap = max(findings.gap, heard.longest)
+        for outcome, example in heard.examples.items():
+            if outcome not in GOOD:
+                findings.problem(f"a control stream: {outcome}", of, example)
+        if heard.longest > self.quiet + MAY_WAIT:
+            findings.problem("others waited", of, f"{heard.longest:.1f} s")
+        if ended:
+            raise ServerEnded(of) from ended
 
     async def _opened(self, findings: Findings, data: bytes, count: int) -> None:
         """`count` connections over all ports, with `data` on each; newcomers must be served."""
@@ -256,48 +285,3 @@ class Attack:
 
 
 _HALF = b"POST /predictions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-le"
-
-
-class _Watch:
-    """What a server and its control streams did within the block; raises ServerEnded after it."""
-
-    def __init__(self, attack: Attack, kind: str, of: str) -> None:
-        self._attack, self._of = attack, of
-        self._target, self._control = attack.target, attack.control
-        self._findings = attack.findings(kind)
-
-    async def __aenter__(self) -> Findings:
-        self._control.take()
-        self._cpu = sum(self._target.cpu_seconds().values())
-        return self._findings
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            return
-        findings, of = self._findings, self._of
-        try:
-            # What it has begun may outlast its answer; and a death shows a moment later.
-            await until_answered(self._target, READY_S)
-        except TimeoutError as error:
-            self._account(findings, of)
-            findings.problem("the server ended", of, str(error))
-            raise ServerEnded(of) from error
-        self._account(findings, of)
-
-    def _account(self, findings: Findings, of: str) -> None:
-        cpu = sum(self._target.cpu_seconds().values()) - self._cpu
-        findings.cpu = max(findings.cpu, cpu)
-        before, after = self._attack.running, processes(self._target.pid)
-        self._attack.running = after
-        gone = [role for key, role in before.items() if key not in after]
-        findings.died.update(gone)
-        if lost := sorted(role for role in gone if role not in DISPOSABLE):
-            findings.problem("processes died", of, ", ".join(lost))
-        heard = self._control.take()
-        findings.controls.update(heard.outcomes)
-        findings.gap = max(findings.gap, heard.longest)
-        for outcome, example in heard.examples.items():
-            if outcome not in GOOD:
-                findings.problem(f"a control stream: {outcome}", of, example)
-        if heard.longest > self._attack.quiet + MAY_WAIT:
-            findings.problem("others waited", of, f"{heard.longest:.1f} s")

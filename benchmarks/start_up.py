@@ -9,11 +9,11 @@ in both.
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import _load
 from _report import Figure, Grid, Report, main, say
@@ -22,8 +22,7 @@ from _servers import Server, server
 MOCK = ("--engine", "mock", "--tps=0")
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """Times of one start in seconds, and CPU seconds of all processes until the first token."""
 
     ready: float
@@ -55,16 +54,13 @@ def run(args: argparse.Namespace) -> Report:
                     say(f"{name}, {kind}: {begun.first_token:.2f} s, {begun.cpu:.1f} of CPU")
     report = Report("start_up", "from start to first token")
     grid = Grid("seconds from the start", ("", "ready", "first token", "slowest", "CPU"))
-    firsts = {
-        name: statistics.median(one.first_token for one in starts) for name, starts in found.items()
-    }
+    firsts: dict[str, float] = {}
     for name, starts in found.items():
+        ready, firsts[name], cpu = map(median, zip(*starts, strict=True))
         slowest = max(one.first_token for one in starts)
-        ready = statistics.median(one.ready for one in starts)
-        cpu = statistics.median(one.cpu for one in starts)
-        grid.add(name, f"{ready:.2f}", f"{firsts[name]:.2f}", f"{slowest:.2f}", f"{cpu:.2f}")
-    for name, first in firsts.items():
-        report.figures.append(Figure(f"first token, {name}", first, "s"))
+        seconds = (ready, firsts[name], slowest, cpu)
+        grid.add(name, *(f"{value:.2f}" for value in seconds))
+        report.figures.append(Figure(f"first token, {name}", firsts[name], "s"))
     for name in engines:
         ratio = firsts[f"{name}, cold"] / firsts[f"{name}, warm"]
         report.figures.append(Figure(f"first token, {name}: cold / warm", ratio))

@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import _servers
 from _load import Wave, busy_notes, wave
@@ -78,22 +78,24 @@ class LoadCost:
             for part in PARTS
         ]  # fmt: skip
 
+    def figures(self) -> dict[str, float]:
+        """What is compared, by name."""
+        wave, cpu = self.wave, self.us * self.wave.tokens
+        return {
+            "CPU a token": self.us,
+            "CPU an event": cpu / wave.events,
+            "CPU a request": cpu / len(wave.streams),
+            "ITL p50": wave.itl_ms(50),
+            "ITL p99": wave.itl_ms(99),
+            "TTFT p50": wave.ttft_ms(50),
+        }
+
 
 def measure(server: Server, load: Load) -> LoadCost:
     """Run a load and measure the server's CPU."""
     before, inputs = server.cpu_seconds(), {"max_tokens": load.max_tokens}
     done = wave(server.base(load.api), inputs, load.streams, load.seconds, api=load.api)
     return LoadCost(done, spent(before, server.cpu_seconds()))
-
-
-FIGURES: dict[str, Callable[[LoadCost], float]] = {
-    "CPU a token": lambda cell: cell.us,
-    "CPU an event": lambda cell: cell.us * cell.wave.tokens / cell.wave.events,
-    "CPU a request": lambda cell: cell.us * cell.wave.tokens / len(cell.wave.streams),
-    "ITL p50": lambda cell: cell.wave.itl_ms(50),
-    "ITL p99": lambda cell: cell.wave.itl_ms(99),
-    "TTFT p50": lambda cell: cell.wave.ttft_ms(50),
-}
 
 
 def last_release() -> str:
@@ -134,13 +136,6 @@ def _git(*arguments: str) -> bytes:
         told = done.stderr.decode(errors="replace").strip() or "no such commit in this repository"
         raise SystemExit(f"against_commit: git {' '.join(arguments)}: {told}")
     return done.stdout
-
-
-def ratios(cells: dict[str, list[LoadCost]], of: Callable[[LoadCost], float]) -> list[float]:
-    """This tree's figure by the other's, of each round in which both have one."""
-    ours, other = cells.values()
-    pairs = ((of(mine), of(theirs)) for mine, theirs in zip(ours, other, strict=True))
-    return [mine / theirs for mine, theirs in pairs if theirs]
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -189,26 +184,26 @@ def _server(place: Path | None = None) -> AbstractContextManager[_servers.Server
 
 
 def _medians(cells: list[LoadCost]) -> Iterator[float]:
-    yield statistics.median(cell.us for cell in cells)
-    for part in zip(*(cell.costs() for cell in cells), strict=True):
-        yield statistics.median(part)
-    for name in ("CPU an event", "CPU a request", "ITL p50", "ITL p99", "TTFT p50"):
-        yield statistics.median(map(FIGURES[name], cells))
+    found = [cell.figures() for cell in cells]
+    yield median(cell.us for cell in cells)
+    yield from map(median, zip(*(cell.costs() for cell in cells), strict=True))
+    for name in list(found[0])[1:]:
+        yield median(one[name] for one in found)
 
 
 def figures(load: Load, cells: dict[str, list[LoadCost]]) -> Iterator[Figure]:
-    """Ratios of a load, with their spread in the name."""
-    short = load.seconds > 0
-    names = (
-        ("CPU a request", "TTFT p50")
-        if short
-        else ("CPU a token", "CPU an event", "ITL p50", "ITL p99")
-    )
+    """Ratios of a load, this tree's by the other's of each round, with their spread in the name."""
+    names = ("CPU a token", "CPU an event", "ITL p50", "ITL p99")
+    if load.seconds:
+        names = ("CPU a request", "TTFT p50")
+    rounds = [
+        (ours.figures(), theirs.figures()) for ours, theirs in zip(*cells.values(), strict=True)
+    ]
     for name in names:
-        if found := ratios(cells, FIGURES[name]):
+        if found := [ours[name] / theirs[name] for ours, theirs in rounds if theirs[name]]:
             spread = f"{min(found):.2f} to {max(found):.2f}"
             target = (MOST, OF_PREDICTIONS)[load.api is PREDICTIONS] if name in _HELD else None
-            yield Figure(f"{load.name}: {name} ({spread})", statistics.median(found), "x", target)
+            yield Figure(f"{load.name}: {name} ({spread})", median(found), "x", target)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

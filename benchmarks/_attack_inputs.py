@@ -253,6 +253,7 @@ def _parameters(some: random.Random) -> Iterator[Hostile]:
                 yield _triton(f"{name} of {place}", path, body, status="")
     for model in ("ensemble", "tensorrt_llm_bls", "tensorrt_llm"):
         path = f"models/{model}/generate"
+        wrong: Any
         for wrong in ("x", 1, [], {"a": {}}, {"stream": "x"}):
             body = {"text_input": "x", "max_tokens": 4, "parameters": wrong}
             yield _triton(f"of generate: {wrong}", path, body)

@@ -44,8 +44,12 @@ def uses(*roots: int) -> dict[str, Use]:
             continue
         threads = (thread.name for thread in Path(f"/proc/{pid}/task").glob("*"))
         woken = sum(_switches(_read(pid, f"task/{thread}/status")) for thread in threads)
-        used = int(fields[11]) / _TICKS, int(fields[12]) / _TICKS, woken
-        found[part] = Use(*map(sum, zip(found.get(part, Use()), used, strict=True)))
+        before = found.get(part, Use())
+        found[part] = Use(
+            before.user + int(fields[11]) / _TICKS,
+            before.system + int(fields[12]) / _TICKS,
+            before.wake_ups + woken,
+        )
     return found
 
 

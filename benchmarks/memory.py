@@ -11,15 +11,19 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import re
+import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import _load
 from _report import Figure, Grid, Report, main, say
 from _servers import Server, mock_server
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from stack import wait_until
 
 SMALL = 1.0
 MB = 1e6
@@ -34,27 +38,9 @@ def active(server: Server) -> int:
         return sum(map(int, _ACTIVE.findall(answer.read().decode())))
 
 
-@contextmanager
-def held(server: Server, inputs: Mapping[str, Any], streams: int) -> Iterator[None]:
-    """Hold `streams` streams open from another process; raises SystemExit if they do not open."""
-    context = multiprocessing.get_context("spawn")
-    client = context.Process(target=_load.wave, args=(server.url, inputs, streams), daemon=True)
-    client.start()
-    try:
-        until(server, streams)
-        yield
-    finally:
-        client.terminate()
-        client.join()
-
-
 def until(server: Server, streams: int) -> None:
     """Wait for `streams` in the engine."""
-    deadline = time.monotonic() + _OPEN_S
-    while (found := active(server)) != streams:
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{found} streams in the engine; there were to be {streams}")
-        time.sleep(0.1)
+    wait_until(lambda: active(server) == streams, _OPEN_S)
 
 
 def total(memory: Mapping[str, int]) -> float:
@@ -70,11 +56,19 @@ def measure(
     # What loads at the first is not a stream's.
     _load.wave(server.url, {"prompt": "a", "max_tokens": 8}, 1)
     found: dict[str, Mapping[str, int]] = {"before": server.memory_bytes()}
+    context = multiprocessing.get_context("spawn")
     for kind, inputs in loads.items():
-        with held(server, inputs, streams):
+        given = (server.url, inputs, streams)
+        client = context.Process(target=_load.wave, args=given, daemon=True)
+        client.start()
+        try:
+            until(server, streams)
             time.sleep(seconds)
             found[kind] = server.memory_bytes()
             running = active(server)
+        finally:
+            client.terminate()
+            client.join()
         if running != streams:
             raise SystemExit(f"{kind}: {running} of {streams} streams were left")
         until(server, 0)

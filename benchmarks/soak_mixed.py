@@ -178,7 +178,7 @@ class Sample:
 
 def growth(samples: Sequence[Sample]) -> dict[str, list[float]]:
     """Median MB of each part on the plateau and at the end; 0 if it did not run then."""
-    found = {}
+    found: dict[str, list[float]] = {}
     for part in sorted({part for sample in samples for part in sample.megabytes}):
         found[part] = []
         for first, last in (PLATEAU, END):

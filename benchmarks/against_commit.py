@@ -193,7 +193,7 @@ def _medians(cells: list[LoadCost]) -> Iterator[float]:
 
 def figures(load: Load, cells: dict[str, list[LoadCost]]) -> Iterator[Figure]:
     """Ratios of a load, this tree's by the other's of each round, with their spread in the name."""
-    names = ("CPU a token", "CPU an event", "ITL p50", "ITL p99")
+    names: tuple[str, ...] = ("CPU a token", "CPU an event", "ITL p50", "ITL p99")
     if load.seconds:
         names = ("CPU a request", "TTFT p50")
     rounds = [

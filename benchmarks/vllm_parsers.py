@@ -22,8 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from _parser_cases import FORMATS, RESPONSE_TEMPLATE
-from _parser_syntax import TOOLS, Format
+from _parser_formats import FORMATS, RESPONSE_TEMPLATE, TOOLS, Format
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from cog_triton.errors import CogTritonError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import vllm_parsers
-from _parser_cases import FORMATS
+from _parser_formats import FORMATS
 
 PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
 

@@ -241,7 +241,7 @@ class _Tars:
         """Give a tar to each command."""
         outcome = Outcome(name)
         inspect = [sys.executable, "-m", "cog_triton", "inspect", str(tar)]
-        outcome.inspect = self._run(inspect, outcome, "told")
+        outcome.inspect = self._run(inspect, outcome, "described")
         add = self.builds.command(CONFIG, "--add-seal", str(tar), tar="both.tar")
         outcome.added = self._run(add, outcome, "added, unread")
         outcome.served = self._serve(tar, place, pin, outcome)

@@ -81,7 +81,7 @@ def test_drains_are_of_both_commands_with_and_without_a_death() -> None:
 @pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
 def test_a_hostile_tar_is_given_to_each_command() -> None:
     usual, struck = _hostile_tars.try_each("a library that no manifest names")
-    assert (usual.inspect, usual.served) == ("told", "left unread")
+    assert (usual.inspect, usual.served) == ("described", "left unread")
     assert (struck.inspect, struck.added, struck.served) == ("E1306", "E1306", "E1306")
     assert [*usual.problems, *struck.problems] == []
 

@@ -162,8 +162,8 @@ def _unterminated(some: random.Random) -> Iterator[Hostile]:
         for name, (start, more) in _TOKENS.items():
             for size in (some.randint(60_000, 65_000), some.randint(900_000, 1_000_000)):
                 body = (start + more * (size // len(more))).encode()
-                told = f"{name}, {size >> 10} KiB"
-                yield Hostile("unterminated tokens", told, port, request("POST", path, body))
+                what = f"{name}, {size >> 10} KiB"
+                yield Hostile("unterminated tokens", what, port, request("POST", path, body))
 
 
 def _bombs(some: random.Random) -> Iterator[Hostile]:
@@ -181,8 +181,8 @@ def _bombs(some: random.Random) -> Iterator[Hostile]:
         numbers = "[" + ",".join(["9" * digits] * count) + "]"
         call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": numbers}}
         said = {"role": "assistant", "content": None, "tool_calls": [call]}
-        told = f"{count} integers of {digits} digits in a call"
-        yield _bomb("openai", told, {**chat, "messages": [*_MESSAGES, said]})
+        what = f"{count} integers of {digits} digits in a call"
+        yield _bomb("openai", what, {**chat, "messages": [*_MESSAGES, said]})
     values: dict[str, Any]
     for name, values in (
         ("stop strings", {"stop": ["a" * 2_000] * 4_000}),
@@ -215,8 +215,8 @@ def _bomb(port: str, name: str, body: Any) -> Hostile:
 
 
 def _schema(schema: dict[str, Any]) -> dict[str, Any]:
-    told = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    return {"response_format": told}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    return {"response_format": form}
 
 
 def _protocol(some: random.Random) -> Iterator[Hostile]:
@@ -243,12 +243,12 @@ def _parameters(some: random.Random) -> Iterator[Hostile]:
     path = "models/postprocessing/infer"
     for name in _PARAMETERS:
         for value in (1, some.randrange(2, 2**31), "x"):
-            told = {name: value}
+            odd = {name: value}
             for place, body in {
-                "request": {"inputs": [tokens, length], "parameters": told},
-                "input": {"inputs": [{**tokens, "parameters": told}, length]},
+                "request": {"inputs": [tokens, length], "parameters": odd},
+                "input": {"inputs": [{**tokens, "parameters": odd}, length]},
                 "output": {"inputs": [tokens, length],
-                           "outputs": [{"name": "OUTPUT", "parameters": told}]},
+                           "outputs": [{"name": "OUTPUT", "parameters": odd}]},
             }.items():  # fmt: skip
                 yield _triton(f"{name} of {place}", path, body, status="")
     for model in ("ensemble", "tensorrt_llm_bls", "tensorrt_llm"):
@@ -291,8 +291,8 @@ class Inputs:
         if value is not None and some.random() < 0.8:
             value = self._mutated(json.loads(json.dumps(value)))
         if name == "triton" and isinstance(value, dict) and some.random() < 0.2:
-            told = {some.choice(_PARAMETERS): copy.deepcopy(some.choice(_NASTY))}
-            value = {**value, "parameters": told}
+            odd = {some.choice(_PARAMETERS): copy.deepcopy(some.choice(_NASTY))}
+            value = {**value, "parameters": odd}
         body = b"" if value is None else json.dumps(value).encode()
         if some.random() < 0.05:
             body = body[: some.randrange(len(body) + 1)] + _repeated(some, some.randrange(60_000))

@@ -90,7 +90,7 @@ class User:
 
 
 class Watched(Answer):
-    """Answer that tells a `User` of each read of text."""
+    """Answer that reports each read of text to a `User`."""
 
     user: User
 

@@ -76,11 +76,11 @@ class Drain:
     def __str__(self) -> str:
         verdict = "FAILED " if self.problems else ""
         killed = f", {self.killed} killed" if self.killed else ""
-        told = (
+        line = (
             f"{verdict}{self.sent} to {self.way}{killed}: {counts(self.streams)};"
             f" ended in {self.seconds:.1f} s"
         )
-        return "\n    ".join([told, *self.problems])
+        return "\n    ".join([line, *self.problems])
 
     def row(self, engine: str) -> tuple[object, ...]:
         """Its row in the table."""
@@ -190,8 +190,8 @@ async def _newcomers(target: Server, model: str, drain: Drain) -> None:
             *(["not closed"] if headers.get(b"connection", b"").lower() != b"close" else []),
         ]
         if wrong:
-            told = f"a newcomer of {path}: {status}, {', '.join(wrong)}: {text[:120]!r}"
-            drain.problems.append(told)
+            line = f"a newcomer of {path}: {status}, {', '.join(wrong)}: {text[:120]!r}"
+            drain.problems.append(line)
     for url in (
         f"{target.url}/health-check",
         f"{target.openai}/health",

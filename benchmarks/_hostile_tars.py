@@ -85,8 +85,8 @@ def _summed(change: Callable[[dict[str, Any]], object], make: Make = _pickle) ->
     def made(engine: Path, mark: Path) -> None:
         make(engine, mark)
         path = engine / MANIFEST_NAME
-        told = json.loads(path.read_text())
-        told["files"] = {
+        given = json.loads(path.read_text())
+        given["files"] = {
             file.relative_to(engine).as_posix(): {
                 "size": file.stat().st_size,
                 "sha256": sha256_of(file),
@@ -94,14 +94,14 @@ def _summed(change: Callable[[dict[str, Any]], object], make: Make = _pickle) ->
             for file in sorted(engine.rglob("*"))
             if file.is_file() and file != path
         }
-        change(told)
-        path.write_text(json.dumps(told))
+        change(given)
+        path.write_text(json.dumps(given))
 
     return made
 
 
 def _honest(make: Make) -> Make:
-    return _summed(lambda told: None, make)
+    return _summed(lambda given: None, make)
 
 
 def _group(content: str) -> Make:
@@ -115,17 +115,17 @@ def _group(content: str) -> Make:
 
 
 def _environment(**values: object) -> Make:
-    return _summed(lambda told: told["seals"][SEAL]["environment"].update(values))
+    return _summed(lambda given: given["seals"][SEAL]["environment"].update(values))
 
 
-def _huge(told: dict[str, Any]) -> None:
-    (model,) = (name for name in told["files"] if name.endswith("/rank_0_0/model"))
-    told["files"][model]["size"] = 1 << 60
+def _huge(given: dict[str, Any]) -> None:
+    (model,) = (name for name in given["files"] if name.endswith("/rank_0_0/model"))
+    given["files"][model]["size"] = 1 << 60
 
 
-def _trusted(told: dict[str, Any]) -> None:
+def _trusted(given: dict[str, Any]) -> None:
     name = f"{PLACE}/../../../../trusted-seals/x"
-    told["files"][name] = {"size": 0, "sha256": "0" * 64}
+    given["files"][name] = {"size": 0, "sha256": "0" * 64}
 
 
 def _deep(engine: Path, _mark: Path) -> None:
@@ -168,7 +168,7 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("variables of the loader", _summed(lambda t: t.update(variables={"LD_PRELOAD": "x"}))),
     Attack("another SM", _environment(sm=100), UNUSED),
     Attack("a GPU that clears the screen", _environment(gpu_name="\x1b[2J")),
-    Attack("a manifest of 32 MB", _summed(lambda told: told.update(model_id="x" * (32 << 20)))),
+    Attack("a manifest of 32 MB", _summed(lambda given: given.update(model_id="x" * (32 << 20)))),
     Attack("a manifest without an end", _deep),
     Attack(
         "a link out of the engine",
@@ -191,11 +191,11 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        told = (
+        line = (
             f"{'FAILED ' if self.problems else ''}{self.name}: inspect {self.inspect},"
             f" --add-seal {self.added}, serve {self.served}"
         )
-        return "\n    ".join([told, *self.problems])
+        return "\n    ".join([line, *self.problems])
 
     def row(self) -> tuple[str, ...]:
         """Its row in the table."""
@@ -290,10 +290,10 @@ def _said(command: str, text: str, code: int | None, done: str, outcome: Outcome
     outcome.problems += [f"{command}: {what}" for what, sign in _NEVER.items() if sign in text]
     if not code:
         return done
-    told = re.findall(r"\bE[12]\d{3}\b", text)
-    if not told:
+    seen = re.findall(r"\bE[12]\d{3}\b", text)
+    if not seen:
         outcome.problems.append(f"{command}: exit {code} without a code: {text[-300:]}")
-    return told[-1] if told else f"exit {code}"
+    return seen[-1] if seen else f"exit {code}"
 
 
 def try_each(wanted: str) -> Iterator[Outcome]:

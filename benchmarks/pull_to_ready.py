@@ -54,8 +54,8 @@ def run(*command: str | Path, environment: dict[str, str] | None = None) -> str:
 class Daemon:
     """The docker daemon that scripts/ci-docker.sh starts, and its containerd.
 
-    `docker pull` unpacks a layer while it downloads the next ones, so its parts cannot be told
-    apart; containerd does one after the other when asked to.
+    `docker pull` unpacks a layer while it downloads the next ones, so neither has a
+    time of its own; containerd does one after the other when asked to.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -31,7 +31,7 @@ let
         "wheel_part.py"
       ];
   };
-  # What a part is made from, so that a change of another part makes nothing anew.
+  # What a part is made from, so that a change of another part rebuilds nothing.
   essence =
     part:
     builtins.toFile "part.json" (

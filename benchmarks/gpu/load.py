@@ -237,10 +237,10 @@ async def ask(
     await read(endpoint, prompt, max_tokens, answer, timeout)
     given, made = endpoint.tokens(answer.text)
     if answer.status != 200 or made != max_tokens or given not in (len(prompt.ids), -1):
-        told = (answer.text[:120] + b" ... " + answer.text[-400:]).decode("utf-8", "replace")
+        text = (answer.text[:120] + b" ... " + answer.text[-400:]).decode("utf-8", "replace")
         raise RuntimeError(
             f"{made} of {max_tokens} tokens for {given} of {len(prompt.ids)}:"
-            f" HTTP {answer.status} {told}"
+            f" HTTP {answer.status} {text}"
         )
     record = Record(0, began, sent=began, ended=now(), output_tokens=made)
     for at in answer.times:

@@ -116,13 +116,13 @@ def _with_stubs_together(parts: Mapping[str, float]) -> Mapping[str, float]:
 
 def checks(results: Mapping[str, Any]) -> str:
     """Number of checks by phase, and the names of those that failed."""
-    told = []
+    rows = []
     for name, phase in results.items():
         found = phase.get("checks", {})
         failed = [check for check, held in found.items() if held is not True]
         if found:
-            told.append((name, len(found), len(failed), ", ".join(failed) or "-"))
-    return table(("phase", "checks", "failed", "which"), told)
+            rows.append((name, len(found), len(failed), ", ".join(failed) or "-"))
+    return table(("phase", "checks", "failed", "which"), rows)
 
 
 def pair(results: Mapping[str, Any]) -> str:
@@ -191,8 +191,7 @@ def start_marks(phase: Mapping[str, Any]) -> str:
             at = marks.get(mark)
             spent.append("-" if at is None else f"{at - last:.1f}")
             last = last if at is None else at
-        told = (row["part"], row["caches"], row["marks"]["ready"], *spent, row["files made"])
-        rows.append(told)
+        rows.append((row["part"], row["caches"], row["marks"]["ready"], *spent, row["files made"]))
     columns = ("server", "caches", "READY after s", *_MARKS.values(), "files compiled")
     return table(columns, rows)
 

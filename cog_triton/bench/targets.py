@@ -237,11 +237,11 @@ class CogTarget(Target):
         if prediction.get("status") != "succeeded":
             text = str(prediction.get("error") or prediction)
             raise failure(text, str(prediction.get("status") or "malformed answer"))
-        record.server = told = reported_numbers(prediction)
-        if "input_token_count" in told:
-            record.input_tokens = int(told["input_token_count"])
-        if "output_token_count" in told:
-            record.output_tokens = int(told["output_token_count"])
+        record.server = said = reported_numbers(prediction)
+        if "input_token_count" in said:
+            record.input_tokens = int(said["input_token_count"])
+        if "output_token_count" in said:
+            record.output_tokens = int(said["output_token_count"])
 
 
 def reported_numbers(prediction: JSONObject) -> dict[str, float]:
@@ -343,7 +343,7 @@ class TritonTarget(Target):
             wanted = {"return_num_output_tokens", "return_num_input_tokens"} & takes
             self._fixed |= dict.fromkeys(wanted if self._counted else (), True)
             if not self._counted:
-                self.note(f"{model} tells no token counts: an event counts as a token")
+                self.note(f"{model} has no token counts: an event counts as a token")
         self._fixed |= self.options.inputs
 
     async def send(self, prompt: Prompt, record: Record) -> None:
@@ -363,17 +363,17 @@ class TritonTarget(Target):
 
         answer = await self.post(self._url, {**body, **self._fixed}, record, event)
         last = last if answer.streamed else answer.text
-        told = parse_object(last.removeprefix(b"data:").strip()) if last else {}
+        said = parse_object(last.removeprefix(b"data:").strip()) if last else {}
         if self._direct:
             record.input_tokens = len(prompt.ids)
             record.output_tokens = record.pieces if answer.streamed else _count_ids(last)
             return
-        if self._counted and "num_output_tokens" in told:
-            record.output_tokens = int(told["num_output_tokens"])
+        if self._counted and "num_output_tokens" in said:
+            record.output_tokens = int(said["num_output_tokens"])
         elif record.pieces:
             record.output_tokens = record.pieces
-        if "num_input_tokens" in told:
-            record.input_tokens = int(told["num_input_tokens"])
+        if "num_input_tokens" in said:
+            record.input_tokens = int(said["num_input_tokens"])
 
 
 def _count_ids(data: bytes) -> int:

@@ -109,8 +109,8 @@ def _load_yaml(text: str, origin: str) -> dict[Any, Any]:
         if isinstance(error, yaml.MarkedYAMLError):
             # Without the line itself, which may hold a token.
             marks = ((error.problem_mark, error.problem), (error.context_mark, error.context))
-            told = [(m.line + 1, m.column + 1, said) for m, said in marks if m and said]
-            why = "; ".join(f"line {line}, column {column}: {said}" for line, column, said in told)
+            seen = [(m.line + 1, m.column + 1, said) for m, said in marks if m and said]
+            why = "; ".join(f"line {line}, column {column}: {said}" for line, column, said in seen)
         elif isinstance(error, RecursionError):
             why = "it is nested too deep"
         elif isinstance(error, ValueError):

@@ -219,7 +219,7 @@ def prepared(
                 found = Preparation(settings, say, family, update=update).prepare(named)
             provide_triton(settings, say)
     except BuildCancelled:
-        say("Stopped; the next start goes on from here")
+        say("Stopped; the next start continues here")
         raise typer.Exit(130) from None
     if found is None:
         return settings

@@ -88,7 +88,7 @@ def _needs_wheel(settings: Settings) -> bool:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A model to convert: as a build config calls it, and by what it is told from others.
+    """A model to convert: its name in a build config, and which files it has.
 
     Attributes:
         revision: of a hub's model, a commit.

@@ -109,14 +109,14 @@ class Registry:
 
         def once() -> tuple[str, bytes | None]:
             with self.answer("GET", path, (200,), headers=headers) as response:
-                told = response.headers.get("docker-content-digest", "")
-                return told, _body(response, MAX_MANIFEST)
+                sent = response.headers.get("docker-content-digest", "")
+                return sent, _body(response, MAX_MANIFEST)
 
-        told, body = self.backoff().retried(once)
+        sent, body = self.backoff().retried(once)
         if body is None:
             raise EngineCorrupt(f"{self.reference}: its manifest has over {MAX_MANIFEST} bytes")
         found = digest_of(body)
-        wanted = self.reference.digest or (told if DIGEST.fullmatch(told) else found)
+        wanted = self.reference.digest or (sent if DIGEST.fullmatch(sent) else found)
         if found != wanted:
             raise ModelUnavailable(f"{self.reference}: its manifest has {found}, not {wanted}")
         return found, body

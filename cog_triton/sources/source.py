@@ -1,6 +1,6 @@
 """What a user names: an engine or a model, of a directory, a tar, a URL, a registry or the hub.
 
-`Source.open` tells which of them it is, by the files of this machine alone. `files` and `read` then
+`Source.open` finds which of them it is, by the files of this machine alone. `files` and `read` then
 ask wherever it is for what describes it, and never for its weights.
 """
 
@@ -13,6 +13,7 @@ import json
 import re
 import tempfile
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -70,7 +71,7 @@ class Network:
     retry: RetryPolicy = RetryPolicy()  # noqa: RUF009
 
 
-class Source:
+class Source(ABC):
     """An engine or a model.
 
     Attributes:
@@ -133,6 +134,7 @@ class Source:
                 return Image(Reference.parse(text), network)
         raise ModelUnavailable(_absent(text, path))
 
+    @abstractmethod
     def files(self, *, checksums: bool = False) -> Mapping[str, File]:
         """Its files by name; with `checksums` those that are here are read for their SHA-256.
 
@@ -140,14 +142,13 @@ class Source:
             ModelUnavailable: it cannot be had.
             EngineCorrupt: it is damaged, or nothing that can be served.
         """
-        raise NotImplementedError
 
     def read(self, name: str) -> bytes | None:
         """The manifest, config.json or generation_config.json; None if there is none.
 
         Raises as `files`, and EngineCorrupt if it has over `MAX_TEXT` bytes.
         """
-        raise NotImplementedError
+        return None
 
     def family(self) -> str | None:
         """The family of an engine on this machine by the files before its weights, if they say."""
@@ -517,9 +518,6 @@ class GGUF(Source):
     def files(self, *, checksums: bool = False) -> Mapping[str, File]:
         sha256 = engine_manifest.sha256_of(self.path) if checksums else None
         return {self.path.name: File(self.path.stat().st_size, sha256)}
-
-    def read(self, name: str) -> bytes | None:
-        return None
 
 
 class Package(Source):

@@ -1,7 +1,7 @@
 # From nothing to a served model: make serve. Everything else: make help.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-quick test-tools nightly release vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-kubernetes test-images image-vllm lint fmt surface corpus mutants bench bench-against  bench-pull attack faults lock clean
+.PHONY: help setup serve test test-quick test-full test-all test-docs test-tools nightly release vulnerabilities test-clients test-deploy test-stores test-upstream test-slurm test-kubernetes test-images image-vllm lint fmt surface corpus mutants bench bench-against  bench-pull attack faults lock clean
 
 # cog-triton reads COG_HOST, PORT and TRITON_{HTTP,GRPC,METRICS}_PORT from its environment. Make hands
 # it those of its own environment and command line; an `export` here would add empty ones.
@@ -23,33 +23,37 @@ engine.tar: | setup
 serve: setup engine.tar ## build engine.tar if absent and serve it (PORT=5000 COG_HOST=127.0.0.1 ARGS=...)
 	@exec $(BIN)/cog-triton serve engine.tar $(ARGS)
 
-# A test that hangs, with its fixtures, is told after TIMEOUT seconds with the stacks of its threads.
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) \
+# A test that hangs, with its fixtures, is reported after TIMEOUT seconds with the stacks of its threads.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
   -o faulthandler_timeout=$(TIMEOUT) -o faulthandler_exit_on_timeout=true
+LAYERS := tests/unit $(wildcard tests/process) tests/integration tests/kills
+MOST := -m "not full and not nightly"
 
-# Tests that share a server run on one worker; then those that share none, wherever a worker is free.
 # A run that is cut short leaves no list of failed tests: CI would run these again, and pass.
-test: lint ## lint, integration and unit tests (TESTS="-k name" WORKERS=3 TIMEOUT=600 MPI=1: gets Open MPI)
-	@scripts/setup-mpi
-ifdef TESTS
-	@$(PYTEST) --dist loadgroup $(ARGS) $(TESTS)
-else
-	@code=0; \
-	for run in 'loadgroup tests/integration' 'worksteal tests/unit'; do \
-	  $(PYTEST) --durations=15 $(ARGS) --dist $$run || code=$$?; \
-	  [ $$code -le 1 ] || { rm -f .pytest_cache/v/cache/lastfailed; exit $$code; }; \
-	done; \
-	exit $$code
-endif
+test: lint ## lint and the tests of all layers: some 6 minutes (TESTS="-k name" WORKERS=3 TIMEOUT=600)
+	@$(PYTEST) --durations=10 $(ARGS) $(or $(TESTS),$(MOST) --most-starts 30 $(LAYERS)) || { code=$$?; \
+	  [ $$code -le 1 ] || rm -f .pytest_cache/v/cache/lastfailed; exit $$code; }
 
-test-quick: lint ## lint and the unit tests that take little, in 90 s (TESTS="tests/unit/test_x.py")
-	@$(PYTEST) --dist worksteal -q -m "not slow" $(or $(TESTS),tests/unit)
+test-quick: lint ## lint and the unit tests: a minute (TESTS="tests/unit/test_x.py")
+	@$(PYTEST) -q $(MOST) $(or $(TESTS),tests/unit)
+
+test-full: setup ## the tests of the layers that make test leaves out: all kills, what takes long (MPI=1: gets Open MPI)
+	@scripts/setup-mpi
+	@$(PYTEST) --durations=10 -m full $(ARGS) $(LAYERS)
+
+test-all: test test-full test-docs test-deploy ## make test, and all that takes less than 20 minutes in all
+	@$(PYTEST) -q -m "hypothesis and not full and not nightly" --hypothesis-profile all tests/unit
+	@$(MAKE) --no-print-directory faults ARGS="--minutes 2 --engine mock"
+	@$(MAKE) --no-print-directory test-clients CLIENT=common
+
+test-docs: setup engine.tar ## run the commands of the pages
+	@$(PYTEST) -q tests/tools/test_doc_blocks.py
 
 nightly: setup ## run the long suites, one by one, and write nightly.json (SUITES="stores slurm" KUBE_BIN=DIR KUBECONFIG=FILE TRTLLM=DIR)
 	@$(BIN)/python scripts/nightly.py $(SUITES)
 
 test-tools: setup ## test scripts, benchmarks, faults and what images are made by: no product code
-	@$(PYTEST) --dist loadfile -q $(or $(TESTS),tests/tools)
+	@$(PYTEST) -q $(or $(TESTS),tests/tools)
 
 test-clients: setup ## run released clients against a server, some in Node (CLIENT="openai llm" ARGS=--help)
 	@$(BIN)/python tests/clients/run_suite.py $(CLIENT) $(ARGS)

@@ -68,7 +68,7 @@ in
         printf '%s\n' 'import sys; sys.dont_write_bytecode = True' ${toString sites} $PWD >.venv/lib/python${python.pythonVersion}/site-packages/all.pth
         # A sandbox has /bin/sh and no other program outside of the store.
         find scripts -type f -exec sed -i '1s|^#!/usr/bin/env bash|#!${pkgs.bashInteractive}/bin/bash|' {} +
-        .venv/bin/python -m pytest -q -m "not slow" -p no:cacheprovider \
+        .venv/bin/python -m pytest -q -m "not full" -p no:cacheprovider \
           -n ''${NIX_BUILD_CORES:-2} --dist loadfile tests/unit | tee $out
       '';
 

@@ -25,9 +25,10 @@ ROOT = Path(__file__).parents[1]
 RESULTS, LOGS = ROOT / "nightly.json", ROOT / ".work" / "nightly"
 MOST_COMMITS = 40
 """Commits after which results are old."""
-UNIT = ".venv/bin/python -m pytest -q -n 2 --dist worksteal tests/unit"
+PYTEST = ".venv/bin/python -m pytest -q -n 2 --dist loadgroup"
 SUITES = {
-    "properties": f"{UNIT} -m hypothesis --hypothesis-profile nightly",
+    "properties": f"{PYTEST} tests/unit -m hypothesis --hypothesis-profile nightly",
+    "long": f"{PYTEST} -m nightly",
     "tools": "make test-tools",
     "mutants": "make mutants",
     "stores": "make test-stores",

@@ -1,14 +1,15 @@
-"""Servers that the tests of several files share: one of the demo engine, one of the mock."""
+"""Servers of the tests: one of the demo engine and one of the mock for many, and new ones."""
 
 import fcntl
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from stack import REPOSITORY, Stack
+from webhook_receiver import CERTIFICATE
 
 from cog_triton.artifact.engine_tar import unpack
 from cog_triton.engines.mock import mock_directory
@@ -102,9 +103,39 @@ def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     script = directory / "answers.json"
     answers = [{"after": after, "say": say} for after, say in ANSWERS.items()]
     script.write_text(json.dumps(answers))
-    # No probe of Cog: some tests stop one of its processes for a moment, which a probe would end.
-    settings = {"MOCK_ANSWERS": str(script), "MOCK_JITTER": "0.2"}
+    settings = {"MOCK_ANSWERS": str(script), "MOCK_JITTER": "0.2", "LOG_FORMAT": "json"}
+    settings |= {"COG_LOG_LEVEL": "info", "TERM": "xterm-256color"}
+    if CERTIFICATE.exists():
+        settings["SSL_CERT_FILE"] = str(CERTIFICATE)
     stack = Stack(directory / "work", None, **settings)
     stack.command += ["--engine", "mock", "--tps", "100"]
     with stack.served():
         yield stack
+
+
+@pytest.fixture
+def new_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
+    """Makes servers that are not started yet."""
+    stacks: list[Stack] = []
+
+    def new(engine: object = None, **environment: str) -> Stack:
+        name = tmp_path / f"work{len(stacks)}"
+        stacks.append(Stack(name, None if engine is None else str(engine), **environment))
+        return stacks[-1]
+
+    yield new
+    for item in stacks:
+        item.close()
+
+
+@pytest.fixture
+def make_stack(new_stack: Callable[..., Stack]) -> Callable[..., Stack]:
+    """Makes servers that are ready."""
+
+    def make(engine: object = None, **environment: str) -> Stack:
+        made = new_stack(engine, **{"SERVED_MODEL_NAME": "any", **environment})
+        made.start()
+        made.until_ready()
+        return made
+
+    return make

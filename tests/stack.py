@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from cog_triton.system import reaper
 from cog_triton.system.ports import free_ports
 
 REPOSITORY = Path(__file__).parents[1]
+STARTS = "PYTEST_SERVER_STARTS"
+"""Names the file with a line for each start of a server; tests/conftest.py counts them."""
 _TLS = httpx.create_ssl_context()
 """For health checks, which are without TLS: httpx would read the certificates for each, 26 ms."""
 
@@ -46,6 +49,14 @@ def processes_of(work_dir: Path) -> dict[int, str]:
         except OSError:
             continue
     return found
+
+
+def start_times(stack: "Stack") -> dict[int, str]:
+    """Every process and when it started: a restart shows, whatever was answered."""
+    return {
+        pid: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        for pid in processes_of(stack.work_dir)
+    }
 
 
 def shared_memory(pids: Iterable[int]) -> list[str]:
@@ -113,6 +124,9 @@ class Stack:
         self.cwd: Path | None = None
 
     def start(self) -> None:
+        if STARTS in os.environ:
+            with Path(os.environ[STARTS]).open("a") as starts:
+                starts.write(f"{' '.join(self.command)}\n")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command, env=self.environment, cwd=self.cwd, stdout=log, stderr=log
@@ -195,6 +209,13 @@ class Stack:
         ]
         assert found, "no such metric"
         return sum(found)
+
+    def requests(self) -> float:
+        """The server's count of requests that run or wait, as its /metrics shows it."""
+        text = httpx.get(f"{self.own}/metrics", timeout=60).text
+        found = re.findall(r"^cog_triton_requests_(?:running|waiting) (\S+)", text, re.MULTILINE)
+        assert len(found) == 2
+        return sum(map(float, found))
 
 
 def pids_of(stack: Stack, word: str) -> list[int]:

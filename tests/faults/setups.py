@@ -21,7 +21,7 @@ from faults.kinds import ADAPTER, ADAPTER_RANK
 from faults.scenario import Setup
 from faults.target import Start
 
-_RANKS = Path(__file__).parents[1] / "integration" / "ranks"
+_RANKS = Path(__file__).parents[1] / "ranks"
 _FAMILY = Path(family.__file__)
 _CUT_SHARE, _CUT_AFTER = 0.4, 4 << 20
 _BUSY = """

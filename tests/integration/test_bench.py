@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from stack import Stack
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 TPS = 400
 

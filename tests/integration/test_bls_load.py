@@ -8,7 +8,7 @@ import httpx
 import pytest
 from stack import Stack
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 CLIENTS = 32
 SECONDS = 8

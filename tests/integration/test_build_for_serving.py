@@ -21,7 +21,7 @@ from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.triton.model_repository import read_config, render_repository
 from cog_triton.triton.serve_config import ServeConfig
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 RUNTIME: dict[str, Any] = {
     "kv_cache_free_gpu_mem_fraction": 0.6,

@@ -38,6 +38,7 @@ def test_changed_limits_rerun_only_the_build_step(build_runs: BuildRuns) -> None
     assert manifest.max_batch_size == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("step", "half", "resumed"),
     [
@@ -63,6 +64,7 @@ def test_killed_build_resumes(
     assert tars[0].read_bytes() == tars[1].read_bytes()
 
 
+@pytest.mark.full
 def test_build_killed_while_downloading_resumes(build_runs: BuildRuns) -> None:
     """What is here of the model is not fetched again."""
     model = build_runs.directory / "tiny-llama"

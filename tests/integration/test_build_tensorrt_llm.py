@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from build_runs import BuildRuns, build_step, gpt, llama, packed
+from layers import full
 from legacy_configs import TINY_GPT2
 from stack import wait_until
 from tensorrt_llm_tree import Installation, driver, models
@@ -18,7 +19,7 @@ from cog_triton.builder.checks import RULES
 
 pytestmark = pytest.mark.integration
 
-RANKS = [(1, 1), (2, 1), (1, 2)]
+RANKS = [full(1, 1), (2, 1), full(1, 2)]
 
 
 @pytest.mark.parametrize(("tp", "pp"), RANKS)
@@ -73,6 +74,7 @@ def test_convert_and_build(build_runs: BuildRuns, tp: int, pp: int) -> None:
     assert manifest.world_size == tp * pp
 
 
+@pytest.mark.full
 def test_build_over_cog(build_runs: BuildRuns) -> None:
     """The builder's real server; its log tells what the scripts say."""
     assert build_runs.tree is not None

@@ -193,6 +193,7 @@ def in_a_step(builder: Stack) -> bool:
     return any("quantize.py" in line for line in processes_of(builder.work_dir).values())
 
 
+@pytest.mark.full
 def test_config_over_http_is_built_and_uploaded(
     builder: Stack, neighbour: str, engine_tar: Path, tmp_path: Path
 ) -> None:
@@ -226,6 +227,7 @@ def test_config_over_http_is_built_and_uploaded(
     assert "secret" not in builder.output
 
 
+@pytest.mark.full
 def test_cog_with_upload_url_gets_the_file(
     make_builder: Callable[..., Stack], neighbour: str, tmp_path: Path
 ) -> None:
@@ -334,6 +336,7 @@ def test_invalid_input_returns_422(builder: Stack, inputs: dict[str, Any]) -> No
     assert response.status_code == 422
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("victim", "number"),
     [

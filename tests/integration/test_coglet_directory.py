@@ -14,7 +14,7 @@ from stack import REPOSITORY, Stack, pid_of, text_of, wait_until
 
 WHY = "only root gives a server its own /tmp, in which the checkout would be missing"
 missing = os.geteuid() != 0 or REPOSITORY.is_relative_to("/tmp")
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(missing, reason=WHY)]
+pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.skipif(missing, reason=WHY)]
 
 OWNER = 12345
 SAID = f"E2106 TritonStartFailed: /tmp/coglet belongs to the user {OWNER}"

@@ -284,6 +284,7 @@ def test_responses_follow_their_json_schema(client: openai.OpenAI, model: str) -
 HEXADECIMAL = "0123456789abcdefABCDEF"
 
 
+@pytest.mark.full
 def test_guides_write_latin_1_before_hexadecimal_digits(client: openai.OpenAI, model: str) -> None:
     """Each pair of a letter and a digit as key, const, enum, name of a tool, and in classes."""
     texts = ["".join(letter + digit for digit in HEXADECIMAL) for letter in "éßÿā"]

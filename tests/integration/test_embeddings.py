@@ -17,7 +17,7 @@ import pytest
 from stack import Stack, predict, wait_until
 from vllm_engines import MAX_MODEL_LEN, calls, double_environment, vllm_engine
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 MODEL = "tiny-embedder"
 

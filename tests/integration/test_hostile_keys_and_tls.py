@@ -27,7 +27,7 @@ from cog_triton.errors import InvalidArgument
 from cog_triton.front.keyring import read_keys, sha256_of
 from cog_triton.front.listener import Certificate
 
-pytestmark = [pytest.mark.integration, needs_tls]
+pytestmark = [pytest.mark.integration, pytest.mark.full, needs_tls]
 MOCK = {"COG_TRITON_ENGINE": "mock", "MOCK_TPS": "0", "SERVED_MODEL_NAME": "m"}
 CONNECTIONS = 64
 MOST_HANDSHAKES = 512

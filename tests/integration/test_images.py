@@ -26,7 +26,7 @@ from image_files import (
 from stack import Stack
 from vllm_engines import VISION, double_environment, vllm_engine
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 
 class Pictures(BaseHTTPRequestHandler):

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,28 +18,25 @@ from stack import Stack, wait_until
 
 from cog_triton.system.ports import free_ports
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mock")]
 
 SECRET = "xyzzy"
-CHAT = {"model": "m", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 3}
+CHAT = {"model": "mock", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 3}
 SHAPE = {"timestamp", "level", "target", "event", "endpoint", "outcome", "prompt_tokens"} | {
     *("output_tokens", "queue_s", "ttft_s", "duration_s", "id")
 }
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    directory = tmp_path_factory.mktemp("lines")
-    environment = {"COG_TRITON_ENGINE": "mock", "MOCK_TPS": "0", "SERVED_MODEL_NAME": "m"}
-    log = {"LOG_FORMAT": "json", "COG_LOG_LEVEL": "info", "TERM": "xterm-256color"}
-    with Stack(directory / "work", None, **environment, **log).served() as stack:
-        yield stack
 
 
 def events(stack: Stack) -> list[dict[str, Any]]:
     """All events; every line but those of the command itself is a JSON object."""
     lines = [line for line in stack.output.splitlines() if line.startswith("{")]
     return [found for found in map(json.loads, lines) if "event" in found]
+
+
+def events_of_an_idle(stack: Stack) -> list[dict[str, Any]]:
+    """Those of earlier tests, which have all arrived."""
+    wait_until(lambda: not stack.requests())
+    return events(stack)
 
 
 def newest(stack: Stack, before: int, count: int = 1) -> list[dict[str, Any]]:
@@ -83,10 +79,10 @@ def ask(stack: Stack, api: str) -> None:
 
 
 @pytest.mark.parametrize("api", ["predictions", "chat", "triton", "tokens", "grpc"])
-def test_each_request_has_one_line_of_one_shape(served: Stack, api: str) -> None:
-    before = len(events(served))
-    ask(served, api)
-    (line,) = newest(served, before)
+def test_each_request_has_one_line_of_one_shape(mock: Stack, api: str) -> None:
+    before = len(events_of_an_idle(mock))
+    ask(mock, api)
+    (line,) = newest(mock, before)
     of_triton = api not in ("predictions", "chat")
     assert line.keys() == SHAPE | ({"model"} if of_triton else set())
     assert (line["event"], line["outcome"], line["output_tokens"]) == ("request", "length", 3)
@@ -114,15 +110,15 @@ def test_each_request_has_one_line_of_one_shape(served: Stack, api: str) -> None
     ],
 )
 def test_refused_ones_have_field_and_reason(
-    served: Stack, path: str, sent: Any, field: str | None, reason: str | None
+    mock: Stack, path: str, sent: Any, field: str | None, reason: str | None
 ) -> None:
-    before = len(events(served))
-    base = {"p": served.url, "1": served.own, "2": served.triton}[path[1 if path[1] == "p" else 2]]
+    before = len(events_of_an_idle(mock))
+    base = {"p": mock.url, "1": mock.own, "2": mock.triton}[path[1 if path[1] == "p" else 2]]
     content = sent if isinstance(sent, bytes) else json.dumps(sent).encode()
     headers = {"content-type": "application/json"}
     answer = httpx.post(f"{base}{path}", content=content, headers=headers)
     assert answer.status_code in (400, 404, 422)
-    (line,) = newest(served, before)
+    (line,) = newest(mock, before)
     code = "E1009" if field is None else "E1005"
     assert code in answer.text
     assert (line["event"], line["code"], line.get("field")) == ("refused", code, field)
@@ -131,14 +127,15 @@ def test_refused_ones_have_field_and_reason(
         assert line["id"] == "own"
 
 
-def test_coglets_lines_are_told_apart_and_have_no_colours(served: Stack) -> None:
-    lines = served.output.splitlines()
+def test_coglets_lines_are_told_apart_and_have_no_colours(mock: Stack) -> None:
+    lines = mock.output.splitlines()
     found = [json.loads(line) for line in lines if line.startswith("{")]
     targets = {line["target"].partition("::")[0] for line in found}
     assert {"coglet", "cog_triton"} <= targets
-    assert "\x1b" not in served.output
+    assert "\x1b" not in mock.output
 
 
+@pytest.mark.full
 def test_a_log_that_nobody_reads_holds_up_no_connection(tmp_path: Path) -> None:
     """Each refusal is a line of the server, on whose event loop all connections are."""
     port, openai, *others = free_ports(5)

@@ -18,7 +18,7 @@ from stack import Stack, pids_of
 from vllm_stack import VLLMStack
 
 # In one group: they would take CPU from each other.
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("long_steps")]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.xdist_group("long_steps")]
 
 HANG_S = 2
 """An engine whose step is overdue hangs if it sleeps for so many seconds."""

@@ -10,7 +10,7 @@ import pytest
 from lora_adapters import adapter
 from stack import Stack, text_of
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 KEY = {"Authorization": "Bearer secret"}
 
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from stack import Stack, pid_of, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 LIMIT_MIB = 30
 """More than a stub holds when it starts, less than one with such prompts."""

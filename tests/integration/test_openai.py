@@ -130,25 +130,3 @@ def test_tritons_own_metrics_are_reachable(mock: Stack) -> None:
     assert answer.status_code == 200, answer.text
     assert "nv_inference_request_success" in answer.text
     assert "nv_trt_llm_request_metrics" in answer.text
-
-
-def test_request_log_has_a_line_for_each_request_and_no_prompt(
-    mock: Stack, client: openai.OpenAI
-) -> None:
-    secret, refusal = "xyzzy-plugh-43" * 4, r"refused id=\S+ endpoint=completions code=E1005"
-    refused = len(re.findall(refusal, mock.output))
-    answer = client.chat.completions.create(
-        model=MODEL, messages=[{"role": "user", "content": secret}], max_tokens=3
-    )
-    prediction = mock.predict(secret, max_tokens=3)
-    with pytest.raises(openai.BadRequestError):
-        client.completions.create(model=MODEL, prompt=secret, temperature=-1)
-    for request_id in (answer.id, prediction["id"]):
-        pattern = re.compile(rf"^.* id={request_id} .*\n", re.MULTILINE)
-        (line,) = wait_until(lambda pattern=pattern: pattern.findall(mock.output))
-        assert "outcome=length" in line
-        assert "output_tokens=3" in line
-        (first,) = re.findall(r" ttft_s=(\S+)", line)
-        assert float(first) >= 0
-    wait_until(lambda: len(re.findall(refusal, mock.output)) == refused + 1)
-    assert secret not in mock.output

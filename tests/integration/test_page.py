@@ -15,7 +15,7 @@ from page_tabs import KEY, READY, answer, api, ask, browser, needs_chromium, tab
 from scripted_api import ScriptedAPI, scripted
 from stack import Stack, wait_until
 
-pytestmark = [pytest.mark.integration, needs_chromium]
+pytestmark = [pytest.mark.integration, pytest.mark.full, needs_chromium]
 __all__ = ["api", "browser", "tab"]
 
 

@@ -8,7 +8,7 @@ from stack import wait_until
 
 from cog_triton import errors
 
-pytestmark = [pytest.mark.integration, needs_chromium]
+pytestmark = [pytest.mark.integration, pytest.mark.full, needs_chromium]
 __all__ = ["api", "browser", "tab"]
 
 

@@ -58,6 +58,7 @@ def test_a_pinned_engine_starts_without_compiling(
     assert "the canary of 4 tokens was answered as built" in stack.output
 
 
+@pytest.mark.full
 def test_an_engine_of_others_is_served_and_compiled_anew(
     builds: SealedBuilds, digest: str, tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_an_engine_of_others_is_served_and_compiled_anew(
     assert len(compiled(stack.journal, "aot")) == 1
 
 
+@pytest.mark.full
 def test_a_required_seal_that_is_not_trusted_ends_the_start(
     builds: SealedBuilds, tmp_path: Path
 ) -> None:
@@ -84,6 +86,7 @@ def test_a_required_seal_that_is_not_trusted_ends_the_start(
     assert not stack.journal.exists()
 
 
+@pytest.mark.full
 def test_the_builders_prediction_seals(tmp_path: Path, builds: SealedBuilds) -> None:
     """The child that the builder's predictor starts, with the environment of a builder image."""
     output = tmp_path / "engine.tar"

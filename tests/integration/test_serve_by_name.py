@@ -11,7 +11,7 @@ from hub_server import ID, MAIN, Hub, serving_hub
 from openvino_reference import TinyModel
 from stack import Stack, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 
 def test_a_killed_start_goes_on_and_the_next_one_needs_no_hub(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tenants before the real Cog and Triton: keys on each port, limits, and what was used."""
+"""A server with keys: rights on each port, limits, what was used, and what ends no process."""
 
 import json
 import signal
@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from stack import Stack, processes_of, sse, wait_until
+from stack import Stack, processes_of, sse, start_times, text_of, wait_until
 from webhook_receiver import CERTIFICATE, needs_tls
 
 from cog_triton.cli.accounts import summed
@@ -20,6 +20,7 @@ pytestmark = pytest.mark.integration
 
 MOCK = {"COG_TRITON_ENGINE": "mock", "MOCK_TPS": "0", "LOG_FORMAT": "json"}
 MOCK["SERVED_MODEL_NAME"] = "m"
+DEEP = b"[" * 200_000
 ASK = {"input": {"prompt": "Hi there.", "max_tokens": 3}}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi there."}], "max_tokens": 3}
 LONG = {"messages": [{"role": "user", "content": "word " * 100}]}
@@ -115,6 +116,40 @@ def test_keys_are_read_again_and_no_log_and_no_other_process_has_one(served: Sta
         assert (b"COG_TRITON_KEYS=" in environment) == any(one in program for one in parents)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [DEEP, b'{"a":' * 200_000, b'{"inputs":[],"outputs":[{"name":"OUTPUT","parameters":'
+     b'{"classification":2147483647}}]}'],
+)  # fmt: skip
+def test_no_request_to_tritons_port_ends_a_process(served: Stack, body: bytes) -> None:
+    before = start_times(served)
+    with client("root") as http:
+        for path in (
+            "/v2/models/tensorrt_llm/generate",
+            "/v2/models/tensorrt_llm/infer",
+            "/v2/models/postprocessing/infer",
+            "/v2/repository/index",
+            "/v2/logging",
+            "/v2/trace/setting",
+            "/v2/systemsharedmemory/region/evil/register",
+        ):
+            answer = http.post(f"{served.triton}{path}", content=body)
+            assert answer.status_code in (200, 400, 404), (path, answer.text)
+        assert text_of(http.post(f"{served.url}/predictions", json=ASK).json())
+    assert start_times(served).items() >= before.items()
+
+
+def test_a_million_chunks_end_no_process(served: Stack) -> None:
+    before = start_times(served)
+    head = b"POST /v2/models/tensorrt_llm/generate HTTP/1.1\r\nhost: localhost\r\n"
+    head += b"authorization: Bearer key-root\r\ntransfer-encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", served.http), timeout=60) as sock:
+        sock.sendall(head + b"1\r\n \r\n" * 1_000_000 + b"2\r\n{}\r\n0\r\n\r\n")
+        assert b"HTTP/1.1 400" in sock.recv(100)
+    assert start_times(served).items() >= before.items()
+
+
+@pytest.mark.full
 @needs_tls
 def test_all_ports_have_tls_and_the_server_watches_itself_through_it(tmp_path: Path) -> None:
     stack = Stack(tmp_path / "work", None, **MOCK, TLS_CERT_FILE=str(CERTIFICATE))

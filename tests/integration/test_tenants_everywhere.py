@@ -22,7 +22,7 @@ from test_embeddings import EmbeddingStack
 from cog_triton.cli.accounts import summed
 from cog_triton.front.keyring import sha256_of
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 MODEL = "m"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}

@@ -22,6 +22,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from generated_text import Texts
 from google.protobuf import text_format
+from layers import full
 from local_parent import linked
 from loop_thread import PORTAL, call
 from lora_adapters import adapter
@@ -191,7 +192,7 @@ def generated(triton: Served, ids: list[int], adapter: str | None = None, **samp
     return "".join(Texts(generator, generator.plan(asked)))
 
 
-@pytest.fixture(scope="module", params=["0.9", "1.2"])
+@pytest.fixture(scope="module", params=[full("0.9"), "1.2"])
 def triton(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     old = request.param == "0.9"
     directory = tmp_path_factory.mktemp("triton")
@@ -281,6 +282,7 @@ def test_bls_passes_tensors_on_that_json_does_not_carry(triton: Served) -> None:
     assert seen["lora_task_id"] == [2**63 + 1]
 
 
+@pytest.mark.full
 def test_adapters_are_loaded_within_triton_and_then_named_by_their_task(tmp_path: Path) -> None:
     registry = AdapterRegistry(tmp_path / "registry.json")
     sql = adapter(tmp_path / "sql", 4, modules=["self_attn.q_proj", "mlp.up_proj"], layers=2)
@@ -315,6 +317,7 @@ def test_adapters_are_loaded_within_triton_and_then_named_by_their_task(tmp_path
     assert len(named) == 5 + 2 + 1, "two were sent twice; an adapter that is none was sent once"
 
 
+@pytest.mark.full
 def test_bls_requests_wait_in_no_http_thread(tmp_path: Path) -> None:
     """Each holds a connection and makes another; the engine answers when it has all 64."""
     config = tensorrt_llm_engines.V1
@@ -329,6 +332,7 @@ def test_bls_requests_wait_in_no_http_thread(tmp_path: Path) -> None:
         assert {"".join(answer.result(240)) for answer in answers} == {"the quick fox"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "config", [tensorrt_llm_engines.V0_9, tensorrt_llm_engines.V1], ids=["0.9", "1.2"]
 )
@@ -402,7 +406,7 @@ def test_inputs_newer_than_the_engine_are_refused(triton: Served, model: str) ->
     assert "guided_decoding_guide_type" in response.json()["error"]
 
 
-@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("skip", [False, full(True)])
 def test_an_unsuitable_machine_is_refused_before_triton_starts(skip: bool, tmp_path: Path) -> None:
     engine = tensorrt_llm_engines.make(tmp_path / "engine")
     environment = {"COG_TRITON_SKIP_PREFLIGHT": "true"} if skip else {}

@@ -12,7 +12,7 @@ import pydantic
 import pytest
 from stack import REPOSITORY, Stack
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 
 class GetWeather(pydantic.BaseModel):

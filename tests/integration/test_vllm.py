@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import queue
@@ -18,21 +17,15 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
-from local_parent import linked
 from stack import pid_of, text_of, wait_until
 from step_client import StepClient, private_ends
-from vllm_engines import calls, double_environment, vllm_engine
+from vllm_engines import calls
 from vllm_stack import VLLMStack
 
 from cog_triton.engines import engine_messages
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import CANCELLED, LENGTH
-from cog_triton.serving.runtime import Runtime
-from cog_triton.settings import load_settings
-from cog_triton.system.ports import free_ports
-from cog_triton.system.work_dir import fresh_run_dir
 from cog_triton.text.sampling import SamplingParams
-from cog_triton.triton import launch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "clients"))
 import vllm_sample
@@ -338,6 +331,7 @@ def test_a_model_that_does_not_load_reports_its_error(tmp_path: Path) -> None:
     assert "E1202 InvalidPredictorConfig: model.json: vLLM refuses it" in output
 
 
+@pytest.mark.full
 def test_an_unknown_engine_argument_is_refused_before_triton_starts(tmp_path: Path) -> None:
     stack = VLLMStack(tmp_path)
     (tmp_path / "engine" / "model.json").write_text('{"disable_log_requests": true}')
@@ -349,6 +343,7 @@ def test_an_unknown_engine_argument_is_refused_before_triton_starts(tmp_path: Pa
     assert not list(stack.work_dir.rglob("triton.log"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("cause", ["its own error", "SIGKILL"])
 def test_engine_death_ends_requests_and_leaves_triton(cause: str, tmp_path: Path) -> None:
     stack = VLLMStack(tmp_path, VLLM_DOUBLE_DELAY="0.02")
@@ -373,38 +368,3 @@ def test_engine_death_ends_requests_and_leaves_triton(cause: str, tmp_path: Path
         )
         assert pid_of(stack, ":VLLMHost") != host
         assert pid_of(stack, "bin/tritonserver") == triton
-
-
-def test_serves_where_triton_has_no_metrics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    http, grpc_port, metrics = free_ports(3)
-    own = launch._tritonserver
-    monkeypatch.setattr(
-        launch, "_tritonserver", lambda *args: [*own(*args), "--allow-metrics=false"]
-    )
-    for name, value in double_environment().items():
-        monkeypatch.setenv(name, value)
-    settings = load_settings(
-        engine_dir=vllm_engine(tmp_path / "engine"),
-        cog_triton_work_dir=tmp_path / "work",
-        triton_http_port=http,
-        triton_grpc_port=grpc_port,
-        triton_metrics_port=metrics,
-    )
-
-    async def run() -> dict[str, Any]:
-        run_dir = fresh_run_dir(settings.work_dir)
-        async with linked(run_dir) as parent, httpx.AsyncClient() as client:
-            runtime = await Runtime.start(settings, parent)
-            try:
-                url = f"http://127.0.0.1:{http}/v2/models/vllm_model/generate"
-                response = await client.post(url, json={"text_input": "abc"}, timeout=120)
-                with pytest.raises(httpx.ConnectError):
-                    await client.get(f"http://127.0.0.1:{metrics}/metrics")
-                body: dict[str, Any] = response.json()
-                return body
-            finally:
-                await runtime.stop()
-
-    assert asyncio.run(run())["text_output"] == "abc" + ("abc" * 6)[:16]

@@ -13,7 +13,7 @@ from vllm_stack import VLLMStack
 
 from cog_triton.system.ports import free_ports
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 NODE = """
 import json, sys
 from vllm.engine.arg_utils import AsyncEngineArgs

@@ -1,7 +1,6 @@
 """Webhooks of a running server: order and pace, by HTTP and HTTPS, and delivery at its stop."""
 
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -14,14 +13,8 @@ MOCK = {"COG_TRITON_ENGINE": "mock", "MOCK_TPS": "150"}
 if CERTIFICATE.exists():
     MOCK["SSL_CERT_FILE"] = str(CERTIFICATE)
 ALL = ["start", "output", "logs", "completed"]
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mock")]
 DONE = {"succeeded", "failed", "canceled"}
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("webhooks") / "work", None, **MOCK)
-    with stack.served():
-        yield stack
 
 
 def begin(stack: Stack, name: str, webhook: str, events: list[str] = ALL, **values: Any) -> None:
@@ -40,11 +33,11 @@ def begin(stack: Stack, name: str, webhook: str, events: list[str] = ALL, **valu
 
 
 @by_http_and_https
-def test_webhooks_of_many_predictions_keep_order_and_pace(served: Stack, tls: bool) -> None:
+def test_webhooks_of_many_predictions_keep_order_and_pace(mock: Stack, tls: bool) -> None:
     names = [f"order-{tls}-{number}" for number in range(20)]
     with Receiver(tls=tls, sequential=True) as receiver:
         for name in names:
-            begin(served, name, f"{receiver.url}/hook")
+            begin(mock, name, f"{receiver.url}/hook")
         wait_until(lambda: sum(each["status"] in DONE for each in receiver.events) == len(names))
         time.sleep(1)
     for name in names:
@@ -59,6 +52,7 @@ def test_webhooks_of_many_predictions_keep_order_and_pace(served: Stack, tls: bo
         assert all(late - early >= 0.49 for early, late in pairwise(running))
 
 
+@pytest.mark.full
 def test_the_last_webhook_is_tried_again_while_the_server_stops(tmp_path_factory: Any) -> None:
     stack = Stack(tmp_path_factory.mktemp("webhooks") / "stopped", None, **MOCK)
     with Receiver(lambda _, count: (503 if count < 4 else 200, {})) as receiver, stack.served():

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integration" / "ranks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "ranks"))
 from world import World
 
 _STEP_S = 0.02

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+from layers import full
 from resume_clients import ENGINE, MOCK
 from stack import Stack, pid_of, pids_of, sse, wait_until
 
@@ -92,7 +93,15 @@ def all_taken_up(stack: Stack, halves: list[Half]) -> list[tuple[str, str]]:
         return list(pool.map(lambda half: taken_up(stack, half), halves))
 
 
-@pytest.mark.parametrize("victims", [("client",), ("engine",), ("client", "engine")], ids="+".join)
+@pytest.mark.parametrize(
+    "victims",
+    [
+        full(("client",)),
+        ("engine",),
+        full(("client", "engine")),
+    ],
+    ids="+".join,
+)
 def test_a_text_is_whole_after_client_or_engine_are_killed(
     make_stack: Callable[..., Stack],
     says: Callable[[int], str],
@@ -115,6 +124,7 @@ def test_a_text_is_whole_after_client_or_engine_are_killed(
         assert answer["usage"]["output_tokens"] == TOKENS
 
 
+@pytest.mark.full
 def test_what_a_killed_server_made_is_told_as_failed_after_the_restart(
     make_stack: Callable[..., Stack], says: Callable[[int], str], count: int
 ) -> None:

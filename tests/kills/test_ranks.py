@@ -30,9 +30,9 @@ from cog_triton.triton.request_streams import RequestStreams
 from cog_triton.triton.serve_config import ServeConfig
 from cog_triton.triton.server import TritonClient, TritonServer
 
-pytestmark = [pytest.mark.integration, needs_mpirun]
+pytestmark = [pytest.mark.integration, pytest.mark.full, needs_mpirun]
 
-MODEL = Path(__file__).parent / "ranks"
+MODEL = Path(__file__).parents[1] / "ranks"
 # What stands for ssh: it stays here, in an environment as bare as a login's, but for the address of
 # the engine's process, which no engine of several machines has. Two daemons on one machine would
 # share the files that each has on its own elsewhere, so these get a place per host.

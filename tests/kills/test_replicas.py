@@ -36,6 +36,7 @@ def until_both_serve(stack: Stack) -> None:
     wait_until(two, PATIENCE_S)
 
 
+@pytest.mark.full
 def test_no_stream_is_lost_with_one_of_two_engines_nor_is_readiness(
     make_stack: Callable[..., Stack], says: Callable[[int], str]
 ) -> None:
@@ -64,6 +65,7 @@ def test_no_stream_is_lost_with_one_of_two_engines_nor_is_readiness(
     wait_until(lambda: stack.engine_requests() == 0)
 
 
+@pytest.mark.full
 def test_all_wait_where_the_last_engine_has_died_and_engines_outlive_triton(
     make_stack: Callable[..., Stack], says: Callable[[int], str]
 ) -> None:
@@ -89,6 +91,7 @@ def test_all_wait_where_the_last_engine_has_died_and_engines_outlive_triton(
     wait_until(lambda: stack.engine_requests() == 0)
 
 
+@pytest.mark.full
 def test_requests_that_kill_engines_are_caught_and_others_go_on(
     make_stack: Callable[..., Stack], says: Callable[[int], str]
 ) -> None:
@@ -114,6 +117,7 @@ def test_clients_of_triton_use_the_engine_that_is_left(
     assert {answer.json()["text_output"] for answer in again} == texts
 
 
+@pytest.mark.full
 def test_what_does_not_go_together_is_refused_at_start(make_stack: Callable[..., Stack]) -> None:
     said = "E1005 InvalidArgument: ENGINE_REPLICAS=2: must be 1 with SPARE_ENGINE"
     with pytest.raises(AssertionError, match=said):

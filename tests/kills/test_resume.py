@@ -95,6 +95,7 @@ CLASSES: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.full
 def test_every_text_of_openvino_is_that_of_an_undisturbed_run(
     make_stack: Callable[..., Stack], engine_tar: Path
 ) -> None:
@@ -124,6 +125,7 @@ def test_every_text_of_openvino_is_that_of_an_undisturbed_run(
     wait_until(lambda: stack.engine_requests() == 0)
 
 
+@pytest.mark.full
 def test_a_request_that_kills_the_engine_ends_alone(
     make_stack: Callable[..., Stack], says: Callable[[int], str]
 ) -> None:
@@ -134,35 +136,7 @@ def test_a_request_that_kills_the_engine_ends_alone(
     assert stack.health() == "READY"
 
 
-@pytest.mark.parametrize(("victim", "reaper"), [(ENGINE, False), (TRITON, False), (TRITON, True)])
-def test_no_stream_is_lost_when_a_process_or_its_reaper_is_stopped(
-    make_stack: Callable[..., Stack], says: Callable[[int], str], victim: str, reaper: bool
-) -> None:
-    """The engine dies at the same time."""
-    stack = make_stack(**MOCK)
-    clients, streams, tokens = Clients(stack), 6, 400
-    with ThreadPoolExecutor(streams) as pool:
-        answers = [pool.submit(clients.run, n, tokens) for n in range(streams)]
-        until_arrived(stack, streams)
-        clients.until_flowing(answers, streams)
-        lines = processes_of(stack.work_dir)
-        (engine,) = pids_of(stack, ENGINE)
-        found = [(pid, "reaper.py" in line) for pid, line in lines.items() if victim in line]
-        (stopped,) = [pid for pid, is_reaper in found if is_reaper == reaper]
-        os.kill(stopped, signal.SIGSTOP)
-        if stopped != engine:
-            os.kill(engine, signal.SIGKILL)
-        began = time.monotonic()
-        wait_until(lambda: stack.health() == "UNHEALTHY" or stopped not in pids(stack))
-        print(f"noticed after {time.monotonic() - began:.1f} s")
-        wait_until(lambda: stopped not in pids(stack), PATIENCE_S)
-        wait_until(lambda: stack.health() == "READY", PATIENCE_S)
-        print(f"READY after {time.monotonic() - began:.1f} s")
-        assert [answer.result(PATIENCE_S) for answer in answers] == (
-            [Told(says(tokens), "length", tokens)] * streams
-        )
-
-
+@pytest.mark.full
 def test_no_stream_is_blamed_for_deaths_while_tritons_api_is_in_use(
     make_stack: Callable[..., Stack], says: Callable[[int], str]
 ) -> None:
@@ -197,6 +171,7 @@ def test_no_stream_is_blamed_for_deaths_while_tritons_api_is_in_use(
         assert answer.result(PATIENCE_S) == Told(says(40), "length", 40)
 
 
+@pytest.mark.full
 def test_clients_that_leave_while_they_wait_leave_nothing_in_the_engine(
     make_stack: Callable[..., Stack], says: Callable[[int], str]
 ) -> None:

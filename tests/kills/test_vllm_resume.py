@@ -153,6 +153,7 @@ def told(stack: VLLMStack, number: int, flowing: set[int]) -> Any:
     return {name: "".join(map(str, values)) for name, values in parts.items()}
 
 
+@pytest.mark.full
 def test_streams_of_all_classes_go_on_as_they_would_have(tmp_path: Path) -> None:
     stack = VLLMStack(
         tmp_path,

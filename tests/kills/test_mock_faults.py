@@ -9,7 +9,7 @@ import pytest
 from engine_fixtures import MockText
 from stack import REPOSITORY, Stack, predict, text_of, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 FRAGILE = pytest.mark.xdist_group("fragile")
 """Of the tests that break one server, one after the other."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from layers import full
 from stack import REPOSITORY, Stack, pid_of, processes_of, shared_memory, text_of, wait_until
 
 pytestmark = pytest.mark.integration
@@ -22,7 +23,7 @@ MOCK = {"COG_TRITON_ENGINE": "mock", "MOCK_TPS": "40"}
 IN_RUNNER = {"COG_PREDICT_TYPE_STUB": "predict.py:Predictor", "COG_MAX_CONCURRENCY": "32"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [full(signal.SIGINT), signal.SIGTERM])
 def test_sigint_and_sigterm_stop_all_processes(
     new_stack: Callable[..., Stack], number: int
 ) -> None:
@@ -41,10 +42,8 @@ def test_sigint_and_sigterm_stop_all_processes(
         httpx.get(stack.triton)
 
 
-def test_no_process_outlives_a_killed_parent(
-    new_stack: Callable[..., Stack], engine_dir: Path
-) -> None:
-    stack = new_stack(engine_dir)
+def test_no_process_outlives_a_killed_parent(new_stack: Callable[..., Stack]) -> None:
+    stack = new_stack(**MOCK)
     stack.start()
     stack.until_ready()
     pids = processes_of(stack.work_dir)
@@ -53,6 +52,7 @@ def test_no_process_outlives_a_killed_parent(
     wait_until(lambda: not shared_memory(pids))
 
 
+@pytest.mark.full
 def test_a_server_stopped_during_start_up_ends(new_stack: Callable[..., Stack]) -> None:
     stack = new_stack(**MOCK)
     stack.start()
@@ -63,6 +63,7 @@ def test_a_server_stopped_during_start_up_ends(new_stack: Callable[..., Stack]) 
     assert "of the server was stopped during start-up" in output
 
 
+@pytest.mark.full
 def test_shared_memory_of_a_server_killed_at_once_is_removed_at_the_next_start(
     new_stack: Callable[..., Stack], tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_tritonserver_killed_during_start_up_is_a_coded_error(
     assert processes_of(stack.work_dir) == {}
 
 
+@pytest.mark.full
 def test_model_that_fails_to_load_reports_its_own_error(
     new_stack: Callable[..., Stack], engine_dir: Path, tmp_path: Path
 ) -> None:
@@ -112,7 +114,7 @@ def test_model_that_fails_to_load_reports_its_own_error(
     assert "the engine did not load" in output
 
 
-@pytest.mark.parametrize("kind", ["flipped", "climbing"])
+@pytest.mark.parametrize("kind", ["flipped", full("climbing")])
 def test_corrupt_engine_tar_is_a_coded_error(
     new_stack: Callable[..., Stack], engine_tar: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -134,6 +136,7 @@ def test_corrupt_engine_tar_is_a_coded_error(
     assert not list(stack.work_dir.glob("engines/*"))
 
 
+@pytest.mark.full
 def test_cog_alone_serves_from_the_runner_directory(
     new_stack: Callable[..., Stack], engine_dir: Path
 ) -> None:
@@ -163,6 +166,7 @@ def test_cog_alone_serves_from_the_runner_directory(
     without_a_limit_the_context_is_the_limit(stack)
 
 
+@pytest.mark.full
 def test_cog_alone_has_no_keys(new_stack: Callable[..., Stack], tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(json.dumps({"name": "a", "sha256": "0" * 64}))
@@ -184,6 +188,7 @@ def without_a_limit_the_context_is_the_limit(stack: Stack) -> None:
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.full
 def test_a_second_start_reuses_the_unpacked_engine(
     new_stack: Callable[..., Stack], engine_tar: Path
 ) -> None:
@@ -195,13 +200,12 @@ def test_a_second_start_reuses_the_unpacked_engine(
         stack.close()
 
 
-@pytest.mark.parametrize(
-    ("word", "mock"), [("backend.engine_process", False), ("postprocessing/1/model.py", True)]
-)
-def test_child_death_fails_requests_with_a_code_and_restarts_triton(
-    new_stack: Callable[..., Stack], engine_dir: Path, word: str, mock: bool
+@pytest.mark.full
+@pytest.mark.parametrize("word", ["backend.engine_process", "postprocessing/1/model.py"])
+def test_without_resumption_a_death_fails_requests_with_a_code(
+    new_stack: Callable[..., Stack], word: str
 ) -> None:
-    stack = new_stack(**MOCK, RESUME="0") if mock else new_stack(engine_dir, RESUME="0")
+    stack = new_stack(**MOCK, RESUME="0")
     stack.start()
     stack.until_ready()
     with stack.stream("Tell me a long story.", max_tokens=4000) as events:
@@ -217,25 +221,17 @@ def test_child_death_fails_requests_with_a_code_and_restarts_triton(
     assert stack.finish(signal.SIGTERM)[0] == 0
 
 
-@pytest.mark.parametrize("in_a_container", [False, True])
-def test_repeated_crashes_of_triton_end_the_server(
-    new_stack: Callable[..., Stack], in_a_container: bool
+def test_repeated_crashes_of_triton_end_the_server_in_a_container(
+    new_stack: Callable[..., Stack],
 ) -> None:
     """As images start it: the reaper is PID 1, and the server its grandchild."""
     stack = new_stack(**MOCK, **IN_RUNNER, TRITON_MAX_RESTARTS="0")
-    stack.command = [sys.executable, "-m", "cog_triton.serve"]
-    if in_a_container:
-        namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
-        if subprocess.run([*namespace, "true"], capture_output=True).returncode:
-            pytest.skip("no PID namespaces here")
-        init = [
-            sys.executable,
-            "-S",
-            "-I",
-            str(REPOSITORY / "cog_triton" / "system" / "reaper.py"),
-            "--",
-        ]
-        stack.command = [*namespace, *init, *stack.command]
+    namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*namespace, "true"], capture_output=True).returncode:
+        pytest.skip("no PID namespaces here")
+    reaper = str(REPOSITORY / "cog_triton" / "system" / "reaper.py")
+    init = [*namespace, sys.executable, "-S", "-I", reaper, "--"]
+    stack.command = [*init, sys.executable, "-m", "cog_triton.serve"]
     stack.cwd = REPOSITORY / "runner"
     stack.start()
     wait_until(lambda: stack.health() == "READY")
@@ -248,6 +244,7 @@ def test_repeated_crashes_of_triton_end_the_server(
     wait_until(lambda: not processes_of(stack.work_dir))
 
 
+@pytest.mark.full
 def test_serve_reports_why_it_gave_up(new_stack: Callable[..., Stack]) -> None:
     stack = new_stack(**MOCK, TRITON_MAX_RESTARTS="0")
     stack.start()

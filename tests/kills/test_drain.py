@@ -17,6 +17,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
+from layers import full
 from resume_clients import ENGINE, MOCK, Clients, Told, arrived, until_arrived
 from stack import REPOSITORY, Stack, pids_of, processes_of, shared_memory, wait_until
 from tritonclient.utils import triton_to_np_dtype
@@ -111,7 +112,7 @@ def assert_refused(response: httpx.Response) -> None:
     assert response.headers["connection"] == "close"
 
 
-@pytest.mark.parametrize("way", ["cog-triton serve", "image"])
+@pytest.mark.parametrize("way", [full("cog-triton serve"), "image"])
 def test_a_stop_cuts_no_stream_of_any_api(make_stack: Callable[..., Stack], way: str) -> None:
     stack = ready(make_stack(way, DRAIN_TIMEOUT="600"))
     idle = socket.create_connection(("127.0.0.1", stack.openai), timeout=60)
@@ -139,6 +140,7 @@ def test_a_stop_cuts_no_stream_of_any_api(make_stack: Callable[..., Stack], way:
     wait_until(lambda: not processes_of(stack.work_dir))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("victim", [ENGINE, "tritonserver"])
 def test_an_engine_that_dies_during_a_drain_costs_no_stream(
     make_stack: Callable[..., Stack], victim: str
@@ -162,6 +164,7 @@ def test_an_engine_that_dies_during_a_drain_costs_no_stream(
     assert stack.finish()[0] == 0
 
 
+@pytest.mark.full
 def test_triton_alone_drains_too(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack("triton only", DRAIN_TIMEOUT="600")
     wait_until(lambda: "ready in" in stack.output)
@@ -181,6 +184,7 @@ def test_triton_alone_drains_too(make_stack: Callable[..., Stack]) -> None:
     wait_until(lambda: not processes_of(stack.work_dir))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", ["cog-triton serve", "triton only"])
 def test_calls_of_grpc_get_the_seconds_that_triton_exits_in(
     make_stack: Callable[..., Stack], way: str
@@ -204,7 +208,9 @@ def test_calls_of_grpc_get_the_seconds_that_triton_exits_in(
     assert stack.finish()[0] == 0
 
 
-@pytest.mark.parametrize("how", ["SIGTERM to serve", "SIGTERM to an image", "POST /shutdown"])
+@pytest.mark.parametrize(
+    "how", [full("SIGTERM to serve"), "SIGTERM to an image", full("POST /shutdown")]
+)
 def test_requests_that_outlast_the_drain_timeout_fail_with_a_code(
     make_stack: Callable[..., Stack], how: str
 ) -> None:
@@ -224,6 +230,7 @@ def test_requests_that_outlast_the_drain_timeout_fail_with_a_code(
     wait_until(lambda: not processes_of(stack.work_dir))
 
 
+@pytest.mark.full
 def test_a_drain_refuses_new_predictions_and_lets_running_ones_end(
     make_stack: Callable[..., Stack],
 ) -> None:

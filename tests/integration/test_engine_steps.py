@@ -198,6 +198,7 @@ def test_requests_of_a_front_end_that_is_gone_are_cancelled(
     until_idle(mock)
 
 
+@pytest.mark.full
 def test_a_reader_that_stops_for_a_while_loses_nothing(mock: Stack, passage: list[int]) -> None:
     before = memory(mock)
     with reader(mock, 3000, passage) as process:
@@ -214,6 +215,7 @@ def test_a_reader_that_stops_for_a_while_loses_nothing(mock: Stack, passage: lis
         assert after[place] - before[place] < GROWTH_MB / 2  # 14 MB if one request has all
 
 
+@pytest.mark.full
 def test_readers_that_are_killed_leave_nothing_behind(mock: Stack, passage: list[int]) -> None:
     """The figures of 200 kills: PYTEST_READER_KILLS=200, and -s."""
     server = pid_of(mock, "bin/tritonserver")
@@ -230,6 +232,7 @@ def test_readers_that_are_killed_leave_nothing_behind(mock: Stack, passage: list
     assert all(now - then < 2 * GROWTH_MB for now, then in zip(memory(mock), before, strict=True))
 
 
+@pytest.mark.full
 def test_a_dead_engine_ends_every_request_with_e2105(tmp_path: Path) -> None:
     with served(Stack(tmp_path / "dead", None, MOCK_TPS="30")) as stack:
         target, _, key = private_ends(stack)

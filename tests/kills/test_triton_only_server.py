@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 import tritonclient.grpc as grpcclient
+from layers import full
 from mpi import needs_mpirun
 from stack import Stack, processes_of, shared_memory, wait_until
 
@@ -61,6 +62,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
         yield running
 
 
+@pytest.mark.full
 def test_two_servers_run_on_one_host(
     alone: Alone, make: Callable[..., Alone], tmp_path: Path
 ) -> None:
@@ -77,7 +79,7 @@ def test_two_servers_run_on_one_host(
     assert alone.ask()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [full(signal.SIGINT), signal.SIGTERM])
 def test_signals_stop_the_server(make: Callable[..., Alone], number: int) -> None:
     server = make(*MOCK)
     server.until_ready()
@@ -92,6 +94,7 @@ def test_signals_stop_the_server(make: Callable[..., Alone], number: int) -> Non
     assert shared_memory(pids) == []
 
 
+@pytest.mark.full
 def test_death_of_triton_ends_the_server(make: Callable[..., Alone]) -> None:
     server = make(*MOCK)
     server.until_ready()
@@ -107,7 +110,7 @@ def test_death_of_triton_ends_the_server(make: Callable[..., Alone]) -> None:
     assert "has died; its last lines" in output
 
 
-@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("how", [full(signal.SIGSTOP), signal.SIGKILL])
 def test_a_stub_that_ends_or_is_stopped_ends_the_server(
     make: Callable[..., Alone], how: signal.Signals
 ) -> None:
@@ -124,6 +127,7 @@ def test_a_stub_that_ends_or_is_stopped_ends_the_server(
     wait_until(lambda: not processes_of(server.work_dir))
 
 
+@pytest.mark.full
 def test_an_engine_that_keeps_dying_ends_the_server(make: Callable[..., Alone]) -> None:
     server = make(*MOCK, TRITON_MAX_RESTARTS="1")
     server.until_ready()
@@ -144,6 +148,7 @@ def test_an_engine_that_keeps_dying_ends_the_server(make: Callable[..., Alone]) 
     assert processes_of(server.work_dir) == {}
 
 
+@pytest.mark.full
 def test_bad_options_are_coded_errors(
     alone: Alone, make: Callable[..., Alone], engine_dir: Path, tmp_path: Path
 ) -> None:
@@ -161,6 +166,7 @@ def test_bad_options_are_coded_errors(
         assert (code, says in output) == (expected, True), output
 
 
+@pytest.mark.full
 @needs_mpirun
 def test_two_ranks_serve_a_model_repository(
     stack: Stack, make: Callable[..., Alone], tmp_path: Path
@@ -168,7 +174,7 @@ def test_two_ranks_serve_a_model_repository(
     (repository,) = stack.work_dir.glob("run/*/model_repo")
     copy = shutil.copytree(repository, tmp_path / "models")
     model = copy / "tensorrt_llm" / "1"
-    shutil.copytree(Path(__file__).parent / "ranks", model, dirs_exist_ok=True)
+    shutil.copytree(Path(__file__).parents[1] / "ranks", model, dirs_exist_ok=True)
     server = make("--world_size", 2, "--model_repo", copy)
     server.until_ready()
     assert "on 2 ranks" in server.output
@@ -177,6 +183,7 @@ def test_two_ranks_serve_a_model_repository(
     assert processes_of(server.work_dir) == {}
 
 
+@pytest.mark.full
 def test_one_rank_of_two_starts_alone(
     alone: Alone, make: Callable[..., Alone], tmp_path: Path
 ) -> None:

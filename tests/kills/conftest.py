@@ -2,9 +2,17 @@ from collections.abc import Callable
 
 import clean_environment
 import pytest
-from engine_fixtures import MockText, engine_dir, engine_tar, make_stack, mock_text, new_stack
+from engine_fixtures import (
+    MockText,
+    engine_dir,
+    engine_tar,
+    make_stack,
+    mock_text,
+    new_stack,
+    stack,
+)
 
-__all__ = ["engine_dir", "engine_tar", "make_stack", "mock_text", "new_stack"]
+__all__ = ["engine_dir", "engine_tar", "make_stack", "mock_text", "new_stack", "stack"]
 clean_environment.clean()
 
 

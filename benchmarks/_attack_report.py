@@ -15,7 +15,6 @@ RESULTS = ROOT / ".work" / "attack"
 PAGES = {
     "inputs": ROOT / "docs" / "security.md",
     "drains": ROOT / "docs" / "reliability.md",
-    "tars": ROOT / "docs" / "security.md",
 }
 """Pages by phase."""
 

@@ -1,15 +1,13 @@
-"""Attack on servers of its own: hostile clients, tars and stops, with known text beside.
+"""Attack on servers of its own: hostile clients and stops, with known text beside.
 
     make attack ARGS="--inputs 20000"                 # all phases, of the mock; --seed 1
     make attack ARGS="engine.tar --only drains --match SIGINT"
 
 Phases: `inputs` (a table of hostile inputs, crowds of clients, mutated requests), `drains` (SIGTERM
-under streams of every API), `tars` (engine.tars of vLLM with a hostile seal, through the double;
-needs a C compiler). `make faults` stops and kills every process. It fails when a process died of an
-input, a 4xx or 5xx has no code, a control stream has other text or is silent for too long, memory
-stays above --growth, a request hangs or is lost without a code, a stop cuts what it promised to
-end, or anything of a tar runs. The report is .work/attack/ENGINE.json;
---write puts it into the pages.
+under streams of every API). `make faults` stops and kills every process. It fails when a process
+died of an input, a 4xx or 5xx has no code, a control stream has other text or is silent for too
+long, memory stays above --growth, a request hangs or is lost without a code, or a stop cuts what it
+promised to end. The report is .work/attack/ENGINE.json; --write puts it into the pages.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import _attack_clients
 import _attack_report
 import _drained
-import _hostile_tars
 from _attack_clients import Attack, Findings, ServerEnded
 from _attack_inputs import hostile
 from _control_stream import controlled, warm_up
@@ -40,7 +37,7 @@ from _servers import Server, mock_server, server
 
 ROOT = Path(__file__).parents[1]
 SETTLE_S, UNDISTURBED_S = 30.0, 5.0
-PHASES = ("inputs", "drains", "tars")
+PHASES = ("inputs", "drains")
 TPS = 100
 
 
@@ -83,12 +80,6 @@ def main() -> int:
             tables["drains"].add(*drain.row(engine))
             where = f"{drain.sent} to {drain.way}, {drain.killed or 'none'} killed"
             failures += [f"{where}: {problem}" for problem in drain.problems]
-    if "tars" in options.only:
-        tables["tars"] = Grid("", _hostile_tars.COLUMNS)
-        for outcome in _hostile_tars.try_each(options.match):
-            print(outcome, flush=True)
-            tables["tars"].add(*outcome.row())
-            failures += [f"{outcome.name}: {problem}" for problem in outcome.problems]
     run = {
         "engine": engine,
         "seed": options.seed,
@@ -121,7 +112,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--match",
         default="",
-        help="what is tried: the part of table, drains and tars that has this in its name",
+        help="what is tried: the part of table and drains that has this in its name",
     )
     parser.add_argument("--write", action="store_true", help="put the reports into the pages")
     options = parser.parse_args()

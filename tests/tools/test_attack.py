@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
-import _attack_clients
-import _attack_report
-import _hostile_tars
 import pytest
 from _attack_clients import Findings
 from _attack_inputs import PORTS, Hostile, Inputs, hostile
 from _control_stream import User
 from _drained import PLAN
-from _report import Grid, write_between
-from cuda_driver import has_compiler
 
 KINDS = {"unterminated tokens", "bombs", "upgrade", "headers", "Triton's parameters"}
 
@@ -76,45 +70,3 @@ def test_drains_are_of_both_commands_with_and_without_a_death() -> None:
     deaths = {(as_image, killed) for as_image, sent, killed in PLAN if sent == "SIGTERM"}
     assert {killed for _, killed in deaths} == {"", "engine", "stub tensorrt_llm", "tritonserver"}
     assert {(not as_image, killed) for as_image, killed in deaths} == deaths
-
-
-@pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
-def test_a_hostile_tar_is_given_to_each_command() -> None:
-    usual, struck = _hostile_tars.try_each("a library that no manifest names")
-    assert (usual.inspect, usual.served) == ("described", "left unread")
-    assert (struck.inspect, struck.added, struck.served) == ("E1306", "E1306", "E1306")
-    assert [*usual.problems, *struck.problems] == []
-
-
-def test_tars_are_told_apart_and_the_first_one_runs() -> None:
-    names = [attack.name for attack in _hostile_tars.ATTACKS]
-    assert len({*names}) == len(names)
-    ran = [attack.name for attack in _hostile_tars.ATTACKS if attack.serve == _hostile_tars.RAN]
-    assert ran == names[:1]
-
-
-def test_reports_are_tables_of_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = dict.fromkeys(_attack_report.PAGES, tmp_path / "page.md")
-    monkeypatch.setattr(_attack_report, "PAGES", pages)
-    monkeypatch.setattr(_attack_report, "RESULTS", tmp_path / "results")
-    (tmp_path / "page.md").write_text(
-        "".join("{}old\n{}\n".format(*_attack_report.marks(phase)) for phase in pages)
-    )
-    findings = Findings(inputs=2, gap=7.5)
-    findings.problem("others waited", "a body", "7.5 s")
-    inputs, tars = Grid("", _attack_clients.COLUMNS), Grid("", _hostile_tars.COLUMNS)
-    inputs.add(*findings.row("bombs", "mock"))
-    tars.add(*_hostile_tars.Outcome("a pickle", "told", "E1306", "E1306", ["it ran"]).row())
-    run = {"engine": "mock", "seed": 3, "date": "d", "commit": "c", "machine": "m"}
-    run |= {"seconds": 9, "load": 1.0}
-    _attack_report.save(run, {"inputs": inputs})
-    _attack_report.save(run, {"tars": tars})
-    _attack_report.write()
-    text = (tmp_path / "page.md").read_text()
-    assert "| bombs | mock | 2 |  | 0 | 7.5 | 0 | 0 of 0 right | others waited |" in text
-    assert "| a pickle | told | E1306 | E1306 | it ran |" in text
-    assert "seed 3" in text
-    assert text.count("\nold\n") == 1  # drains were not run
-    assert findings.failures("bombs") == ["bombs: others waited: a body: 7.5 s"]
-    with pytest.raises(ValueError, match="has no marks"):
-        write_between(tmp_path / "page.md", ("never", "there"), "")

@@ -279,18 +279,28 @@ def test_a_damaged_seal_is_refused(
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("path", ["/etc/passwd", "../../vllm/x", "absent.cubin", "x/fused.cubin"])
-def test_a_kernel_that_names_a_file_elsewhere_is_refused(
-    engine: Path, root: Path, tmp_path: Path, path: str
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        *(
+            (json.dumps({"child_paths": {path: path}}), "no file beside it")
+            for path in ("/etc/passwd", "../../vllm/x", "absent.cubin", "x/fused.cubin")
+        ),
+        ("[" * 500_000, "is no group of Triton's"),
+    ],
+    ids=["absolute", "above", "absent", "below", "endless"],
+)
+def test_a_kernel_that_names_a_file_elsewhere_or_no_file_is_refused(
+    engine: Path, root: Path, tmp_path: Path, content: str, says: str
 ) -> None:
     copy = copied(engine, tmp_path / "copy")
     group = sealed_file(copy, "__grp__fused_kernel.json").relative_to(copy).as_posix()
-    lying(copy, group, json.dumps({"child_paths": {path: path}}).encode())
-    with pytest.raises(EngineCorrupt, match="no file beside it"):
+    lying(copy, group, content.encode())
+    with pytest.raises(EngineCorrupt, match=says):
         seeded(copy, root)
     assert not root.exists()
     pinned = settings(tmp_path, SEAL_SHA256=digest_of(copy))
-    with pytest.raises(EngineCorrupt, match="no file beside it"):
+    with pytest.raises(EngineCorrupt, match=says):
         sealed_engine.options(pinned, copy, None)  # before anything is started
 
 

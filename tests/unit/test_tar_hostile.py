@@ -65,6 +65,7 @@ HOSTILE: dict[str, bytes] = {
     "a deep name": long_name(b"d/" * 200 + b"d") + FILE,
     "a link over the file system's limit": header("l", tarfile.SYMTYPE, link="m" * 300),
     "an empty link": header("l", tarfile.SYMTYPE),
+    "a member of 1 TB": header("a", size=1 << 40),
     "escape in a name": header("a\x1b[2Jb"),
     "line end in a name": header("a\nEVERYTHING IS FINE"),
     "escape in a link": header("l", tarfile.SYMTYPE, link="\x1b]0;x\x07"),
@@ -158,8 +159,13 @@ def test_a_large_manifest_is_refused_unread(tmp_path: Path) -> None:
         engine_manifest.load(tmp_path)
 
 
-def test_a_manifest_cannot_control_the_terminal(tmp_path: Path) -> None:
-    text = '{"engine": "e", "files": {"a\\u001b[2J\\nfine": {"size": "x"}}}'
+CONTROLS_THE_TERMINAL = '{"engine": "e", "files": {"a\\u001b[2J\\nfine": {"size": "x"}}}'
+
+
+@pytest.mark.parametrize(
+    "text", [CONTROLS_THE_TERMINAL, '{"seals":' + "[" * 200_000], ids=["escape", "endless"]
+)
+def test_a_hostile_manifest_is_refused_in_printable_words(text: str) -> None:
     with pytest.raises(EngineCorrupt) as caught:
         engine_manifest.parse(text.encode(), "m")
     assert str(caught.value).isprintable()

@@ -28,7 +28,7 @@ come from npm.
 
 """
 _PARSERS = re.compile(r"^## Parsers of vLLM\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-"""Section that `benchmarks/vllm_parsers.py` writes."""
+"""Section that is written by hand."""
 _TABLES = {
     "Results": "| client | version | result | what was run |\n|---|---|---|---|",
     "Not ours": "| client | check | what upstream does |\n|---|---|---|",

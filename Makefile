@@ -115,11 +115,11 @@ bench-against: setup ## measure this tree beside another commit, or the last rel
 bench-pull: setup engine.tar ## measure an image from registry to first token (IMAGE=./result, Nix's)
 	@$(BIN)/python benchmarks/pull_to_ready.py $(or $(IMAGE),./result) engine.tar $(ARGS)
 
-attack: setup ## attack, stop and drain servers (ARGS="--inputs 20000 --only inputs,drains")
-	@$(BIN)/python benchmarks/soak_attack.py $(ARGS)
+attack: setup ## send hostile inputs to servers, and stop them under load (ARGS="--inputs 20000 --only inputs,drains")
+	@$(BIN)/python tests/faults/attack.py $(ARGS)
 
-faults: setup engine.tar ## break a server in every way under load (ARGS="--minutes 5 --only kill")
-	@$(BIN)/python tests/faults $(ARGS)
+faults: setup engine.tar ## break a server in every way under load (MINUTES=5 ARGS="--only kill --engine mock")
+	@$(BIN)/python tests/faults $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 lock: setup ## resolve requirements/*.lock and nix/wheels.json (ARGS="--upgrade-package NAME")
 	@$(BIN)/python scripts/lock $(ARGS)

@@ -92,6 +92,7 @@ def wave(
     seconds: float = 0.0,
     *,
     api: Api = PREDICTIONS,
+    model: str | None = None,
 ) -> Wave:
     """Run requests of `inputs` by `streams` concurrent users, all starting at once.
 
@@ -102,7 +103,13 @@ def wave(
     prompt = Prompt(rest.pop("prompt", PROMPT), (), rest.pop("max_tokens", 128))
     one = Lengths("1", 1, 1)
     options = Options(
-        url=url, target=api.target, requests=1, input_lengths=one, output_lengths=one, inputs=rest
+        url=url,
+        target=api.target,
+        requests=1,
+        input_lengths=one,
+        output_lengths=one,
+        model=model,
+        inputs=rest,
     )
     return asyncio.run(_wave(options, prompt, streams, seconds))
 

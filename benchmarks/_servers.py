@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -112,12 +112,14 @@ def server(
     work_dir: Path | None = None,
     as_image: bool = False,
     checkout: Path | None = None,
+    within: Callable[[list[str]], list[str]] = list,
 ) -> Iterator[Server]:
     """``cog-triton serve`` with these arguments; raises SystemExit with its log if it ends.
 
     `work_dir` is one to keep, where an engine stays unpacked for the next start. With `as_image`
     it is the command of the images instead, which takes its settings from `environment` alone.
-    `checkout` is another one than this, which has been set up.
+    `checkout` is another one than this, which has been set up. `within` makes the command line that
+    is run of the one that serves.
     """
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     own = {name: str(number) for name, number in ports.items()}
@@ -136,7 +138,7 @@ def server(
         started = time.monotonic()
         with log.open("wb") as file:
             process = reaper.spawn(
-                command,
+                within(command),
                 env={**os.environ, **own},
                 cwd=_RUNNER if as_image else checkout,
                 stdout=file,

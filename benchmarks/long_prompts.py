@@ -22,11 +22,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 from _long_model import POSITIONS, build
 from _report import Grid, show
 from _servers import Server
 from _servers import server as serving
+
+from cog_triton.bench.http_client import Client, TransportError
 
 _PAUSE_S = 2.0
 _PATIENCE_S = 3600.0
@@ -64,7 +65,7 @@ class Outcome:
 class Load:
     """The requests, and the counts of a server."""
 
-    def __init__(self, server: Server, http: httpx.AsyncClient, outcome: Outcome) -> None:
+    def __init__(self, server: Server, http: Client, outcome: Outcome) -> None:
         self._server = server
         self._http = http
         self._outcome = outcome
@@ -90,25 +91,24 @@ class Load:
 
     async def count(self) -> None:
         """Read how often engines ended and were restarted."""
-        answer = await self._http.get(f"{self._server.openai}/metrics")
-        if found := _RESTARTS.search(answer.text):
+        answer = await self._http.fetch("GET", f"{self._server.openai}/metrics", {})
+        if found := _RESTARTS.search(answer.text.decode()):
             self._outcome.restarts = int(float(found[1]))
 
     async def _request(self, tokens: int) -> float | None:
         """Seconds until a prompt of so many tokens was answered; None if it was not."""
         self._number += 1  # no prefix is in a cache
         prompt = [1 + (self._number * 7919 + index) % _IDS for index in range(tokens)]
-        body = {"model": "any", "prompt": prompt, "max_tokens": _TOKENS_TOLD, "temperature": 0}
+        tokens_told = {"max_tokens": _TOKENS_TOLD, "min_tokens": _TOKENS_TOLD}
+        body = {"model": "any", "prompt": prompt, "temperature": 0, **tokens_told}
         began = time.monotonic()
         try:
-            answer = await self._http.post(
-                f"{self._server.openai}/v1/completions",
-                json={**body, "min_tokens": _TOKENS_TOLD},
-            )
-            if answer.status_code == 200 and answer.json()["choices"][0]["finish_reason"]:
+            url = f"{self._server.openai}/v1/completions"
+            answer = await self._http.fetch("POST", url, {}, json.dumps(body).encode())
+            if answer.status == 200 and json.loads(answer.text)["choices"][0]["finish_reason"]:
                 return time.monotonic() - began
-            what = f"HTTP {answer.status_code} {answer.text[:300]}"
-        except httpx.HTTPError as error:
+            what = f"HTTP {answer.status} {answer.text[:300]!r}"
+        except TransportError as error:
             what = repr(error)
         self._outcome.errors.append(f"after {time.monotonic() - began:.1f} s: {what}")
         print(self._outcome.errors[-1], flush=True)
@@ -127,11 +127,10 @@ async def _serve(options: argparse.Namespace, work: Path, outcome: Outcome) -> N
     os.environ |= {"SERVED_MODEL_NAME": "any", "TRITON_TIMEOUT": str(options.triton_timeout)}
     with serving(*serve, work_dir=work) as server:
         try:
-            async with httpx.AsyncClient(timeout=_PATIENCE_S) as http:
-                outcome.began = time.monotonic()
-                load = Load(server, http, outcome)
-                await load.run(options.tokens, options.minutes * 60)
-                await load.count()
+            outcome.began = time.monotonic()
+            load = Load(server, Client(_PATIENCE_S), outcome)
+            await load.run(options.tokens, options.minutes * 60)
+            await load.count()
         finally:
             outcome.ends = len(_ENDS.findall(server.log.read_text("utf-8")))
 

@@ -8,64 +8,75 @@ import json
 import random
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Self
 
 from _load import QuickAckClient
 
 from cog_triton.bench.http_client import Client, TransportError, encode_request, now
-from faults import kinds
-from faults.answers import HUNG, LEFT, Answer, Kind, Question
-from faults.scenario import Load as LoadShape
+from faults.apis import HUNG, LEFT, Answer, Kind, Question, of_engine
+from faults.ledger import Ledger
+from faults.target import Target
 
-_PATIENCE_S = 600.0
+PATIENCE_S = 600.0
 _AGAIN_S, _LEAVES_S = 0.3, 3.0
-_ESTABLISHED_S = 0.5
-"""A request without text is taken to run once one that was sent so much later has text: by the
-clock alone, what a busy machine has not read yet would count."""
 
 
 class Load:
-    """Users of one server, as many and of such kinds as `shape` says."""
+    """A user for each of `kinds`; the ledger has what became of each request.
+
+    `urls` has the base URL of each path's first part, `leaving` is the share of requests whose
+    client leaves.
+    """
 
     def __init__(
         self,
-        urls: dict[str, str],
+        urls: Mapping[str, str],
         engine: str,
         model: str,
         questions: Sequence[Question],
-        shape: LoadShape,
-        seed: str,
+        kinds: Sequence[Kind],
+        leaving: float = 0.0,
+        seed: str = "",
     ) -> None:
-        """`urls` has the base URL of each path's first part."""
         self._urls, self._engine, self._model = urls, engine, model
-        self._questions = questions
+        self._questions, self._kinds, self._leaving = questions, kinds, leaving
         self._rng = random.Random(seed)
-        self._client = QuickAckClient(_PATIENCE_S)
+        self._client = QuickAckClient(PATIENCE_S)
         self._open = asyncio.Event()
-        self._users: list[asyncio.Task[None]] = []
         self._tasks: dict[Answer, asyncio.Task[None]] = {}
-        self._leaving = shape.leaving
-        streamed = round(shape.streams * shape.streamed)
-        self._kinds = [
-            kind
-            for of_way, count in ((True, streamed), (False, shape.streams - streamed))
-            for kind in itertools.islice(itertools.cycle(_of_way(engine, of_way)), count)
-        ]
-        self._flowing = 0.0
-        self.ended: list[Answer] = []
-        """Answers that have ended, until `take_ended`."""
+        self.ledger = Ledger()
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        engine: str,
+        questions: Sequence[Question],
+        streams: int,
+        streamed: float = 0.5,
+        leaving: float = 0.0,
+        seed: str = "",
+    ) -> Self:
+        """So many streams at once, of all kinds that the engine can do by turns."""
+        kinds = mixed(engine, streams, streamed)
+        return cls(target.urls, engine, target.server.model(), questions, kinds, leaving, seed)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Users ask within the block, while the load is not held."""
-        self._users = [asyncio.create_task(self._user(kind)) for kind in self._kinds]
+        users = [asyncio.create_task(self._user(*one)) for one in enumerate(self._kinds)]
         self._open.set()
         try:
             yield
         finally:
-            for task in (*self._users, *self._tasks.values()):
+            running = [*users, *self._tasks.values()]
+            for task in running:
                 task.cancel()
-            await asyncio.gather(*self._users, *self._tasks.values(), return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
             self._client.close()
+        for user in users:
+            if not user.cancelled():
+                user.result()
 
     def hold(self) -> None:
         """Ask nothing new."""
@@ -78,24 +89,6 @@ class Load:
     def __len__(self) -> int:
         return len(self._kinds)
 
-    @property
-    def in_flight(self) -> list[Answer]:
-        """Answers that have been asked for and have not ended."""
-        return list(self._tasks)
-
-    @property
-    def established(self) -> list[Answer]:
-        """Answers in flight that bring text, or were asked for before another that does."""
-        sent = [one.sent for one in self._tasks if one.reads]
-        self._flowing = max([self._flowing, *sent])
-        before = self._flowing - _ESTABLISHED_S
-        return [one for one in self._tasks if one.reads or one.sent < before]
-
-    def take_ended(self) -> list[Answer]:
-        """All answers that have ended since the last call."""
-        taken, self.ended = self.ended, []
-        return taken
-
     async def until_ended(self, answers: Iterable[Answer], seconds: float) -> None:
         """Wait for answers; what has not ended within `seconds` is left, as HUNG."""
         tasks = {self._tasks[one]: one for one in answers if one in self._tasks}
@@ -105,15 +98,17 @@ class Load:
         for task in pending:
             tasks[task].end(now(), HUNG)
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        while any(self._tasks.get(one) for one in tasks.values()):
+            await asyncio.sleep(0)  # until its user has closed each
 
-    async def _user(self, kind: Kind) -> None:
+    async def _user(self, number: int, kind: Kind) -> None:
         while True:
             await self._open.wait()
             question = self._rng.choice(self._questions)
-            answer = Answer(kind, self._engine, question, now())
+            answer = Answer(kind, self._engine, question, now(), number)
             task = asyncio.create_task(ask(self._client, self._urls, self._model, answer))
             self._tasks[answer] = task
+            self.ledger.begin(answer)
             leaves = self._rng.random() < self._leaving
             patience = self._rng.uniform(0, _LEAVES_S) if leaves else None
             _, waiting = await asyncio.wait({task}, timeout=patience)
@@ -121,8 +116,8 @@ class Load:
                 answer.end(now(), LEFT)
                 task.cancel()
                 await asyncio.wait({task})
-            self._tasks.pop(answer, None)
-            self.ended.append(answer)
+            del self._tasks[answer]
+            self.ledger.end(answer)
             if answer.error or answer.broken:
                 await asyncio.sleep(_AGAIN_S)
 
@@ -143,5 +138,13 @@ async def ask(client: Client, urls: Mapping[str, str], model: str, answer: Answe
     answer.end(now(), broken)
 
 
-def _of_way(engine: str, streamed: bool) -> list[Kind]:
-    return [kind for kind in kinds.of_engine(engine) if kind.streamed == streamed]
+def mixed(engine: str, streams: int, streamed: float = 0.5) -> list[Kind]:
+    """So many kinds that an engine can do, by turns; `streamed` is the share that stream."""
+    ways = (True, round(streams * streamed)), (False, streams - round(streams * streamed))
+    return [
+        kind
+        for way, count in ways
+        for kind in itertools.islice(
+            itertools.cycle([one for one in of_engine(engine) if one.streamed == way]), count
+        )
+    ]

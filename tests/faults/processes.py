@@ -11,17 +11,14 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from _resource_usage import own_bytes, role_of
+from _resource_usage import role_of
 
 from cog_triton.system import reaper
 
-FRONT_END = ("serve", "server", "cog", "worker")
-"""Roles that faults of engines and of Triton leave alone."""
 STUBS = "stub"
 """A victim's name that stands for any stub of Triton's Python backend."""
 TEMPLATE_CHILDREN = 2
 """Children of `cog_triton.text.chat_template` at most."""
-_MB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +66,6 @@ def lowest_free_descriptor(pid: int) -> int:
     return next(number for number in itertools.count() if number not in used)
 
 
-def marked(work_dir: Path) -> set[int]:
-    """Processes of a server with this COG_TRITON_WORK_DIR, orphans among them."""
-    mark = f"COG_TRITON_WORK_DIR={work_dir}".encode()
-    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
-    return {
-        pid for pid in pids if mark in _read(pid, "environ").split(b"\0") and _read(pid, "cmdline")
-    }
-
-
 def held(root: int, shared_memory: int) -> Held:
     """What the process tree of `root` holds; `shared_memory` is the number of its files there.
 
@@ -99,13 +87,6 @@ def held(root: int, shared_memory: int) -> Held:
 def shared_files(directory: int) -> int:
     """Number of files that servers have in the /dev/shm that is open as descriptor `directory`."""
     return sum(name.startswith("cog_triton") for name in os.listdir(directory))
-
-
-def memory_mb(root: int) -> float:
-    """Anonymous and shared memory of the front end."""
-    roles = by_role(root)
-    pids = [pid for role in FRONT_END for pid in roles.get(role, ())]
-    return sum(own_bytes(_read(pid, "smaps_rollup").decode()) for pid in pids) / _MB
 
 
 def _descriptors(pid: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Scenarios: what is broken, under which load, and what has to hold; a YAML file each.
+"""Scenarios: what is broken, under which load, and what has to hold; rows of scenarios.yaml.
 
 Parsed strictly: an unknown key or a value of another type is an error that names file, key and
 rule.
@@ -9,20 +9,21 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from faults.injections import INJECTIONS
+from faults.ledger import Account
+from faults.strikes import NOBODY, STRIKES
 
-_MOST_ON_ONE, _MOST_OF_SETUP = 20, 5
-DIRECTORY = Path(__file__).parent / "scenarios"
-ENGINES = ("mock", "openvino")
+_MOST, _MOST_OF_SETUP = 20, 5
+"""Faults of one server; fewer of one with a setup, so that a short run has all kinds."""
+FILE = Path(__file__).with_name("scenarios.yaml")
 
 
 class ScenarioError(ValueError):
-    """A scenario file that cannot be run; names the file, the key and the rule."""
+    """Scenarios that cannot be run; names the file, the key and the rule."""
 
 
 def _ordered(span: tuple[float, float]) -> tuple[float, float]:
@@ -31,10 +32,10 @@ def _ordered(span: tuple[float, float]) -> tuple[float, float]:
     return span
 
 
-def _known(names: tuple[str, ...], what: str) -> AfterValidator:
+def _known(names: Iterable[str]) -> AfterValidator:
     def check(value: str) -> str:
         if value not in names:
-            raise ValueError(f"{what} must be one of {', '.join(names)}")
+            raise ValueError(f"must be one of {', '.join(names)}")
         return value
 
     return AfterValidator(check)
@@ -44,65 +45,50 @@ Span = Annotated[tuple[float, float], AfterValidator(_ordered)]
 Name = Annotated[str, Field(min_length=1)]
 
 
-class _Strict(BaseModel):
+class Scenario(BaseModel):
+    """One kind of fault; `victims` are drawn by turns, `share` is how often it comes in a round.
+
+    The load is `streams` at once, of all kinds by turns; `streamed` and `leaving` are the shares
+    that stream, and that leave. A fault comes `after` seconds from READY, and lasts some. The
+    server may have a clock that can be set, or run as images do, with `busy` processes that compute
+    beside it. `may_end` has, by victim and outcome, the APIs whose streams may end so; all is
+    served again within `back_within` seconds.
+    """
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-
-class Load(_Strict):
-    """Streams at once, of all kinds by turns; shares that stream, and that leave."""
-
+    report: Name
+    fault: Annotated[str, _known(STRIKES)]
+    victims: Annotated[tuple[Name, ...], Field(min_length=1)] = (NOBODY,)
+    share: Annotated[int, Field(ge=0, le=20)] = 1
     streams: Annotated[int, Field(ge=1, le=256)] = 32
     streamed: Annotated[float, Field(ge=0, le=1)] = 0.5
     leaving: Annotated[float, Field(ge=0, le=1)] = 0.05
-
-
-class Setup(_Strict):
-    """The server that is struck: its ranks, its download, whether its clock can be set, and the
-    number of processes that compute beside it, from before its start."""
-
-    ranks: Annotated[int, Field(ge=1, le=4)] = 1
-    cut_download: bool = False
-    own_clock: bool = False
-    busy: Annotated[int, Field(ge=0, le=32)] = 0
-
-
-class Events(_Strict):
-    """Random times, in seconds: how long after READY a fault comes, and how long it lasts."""
-
     after: Span = (5.1, 6.1)
     lasts: Span = (0, 0)
-
-
-class Checks(_Strict):
-    """Aims: streams that may be lost, end in wrong text, or hang; what may be left.
-
-    `may_end` has, by victim and outcome, the APIs whose streams may end so, and are not lost then.
-    `back_within` is seconds until all is served again.
-    """
-
-    lost: int = 0
-    wrong: int = 0
-    hung: int = 0
-    leaks: int = 0
+    own_clock: bool = False
+    as_image: bool = False
+    busy: Annotated[int, Field(ge=0, le=32)] = 0
     may_end: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
     back_within: Annotated[float, Field(gt=0)] = 120
 
+    @property
+    def setup(self) -> tuple[object, ...]:
+        """What a server and its load are started with; scenarios with the same share a server."""
+        load = self.streams, self.streamed, self.leaving
+        return self.own_clock, self.as_image, self.busy, load
 
-class Scenario(_Strict):
-    """One kind of fault; `victims` are drawn by turns, `share` is how often it comes in a round."""
-
-    report: Name
-    fault: Annotated[str, _known(tuple(INJECTIONS), "fault")]
-    victims: Annotated[tuple[Name, ...], Field(min_length=1)]
-    engines: tuple[Annotated[str, _known(ENGINES, "engine")], ...] = ENGINES
-    setup: Setup = Setup()
-    load: Load = Load()
-    events: Events = Events()
-    checks: Checks = Checks()
-    share: Annotated[int, Field(ge=1, le=20)] = 1
+    def missed(self, account: Account) -> list[str]:
+        """Aims that a strike has missed."""
+        counts = {"lost": account.lost, "wrong text": account.wrong, "hung": account.hung}
+        counts |= {f"{name} left": value for name, value in account.held.items()}
+        found = [f"{value} {name}" for name, value in counts.items() if value]
+        if account.back_s is None or account.back_s > self.back_within:
+            found.append(f"back after {account.back_s} s, not {self.back_within:g} s")
+        return found
 
 
-class Event(_Strict):
+class Event(NamedTuple):
     """One fault of a plan; the plan of a random seed is always the same."""
 
     number: int
@@ -113,62 +99,60 @@ class Event(_Strict):
     lasts: float
 
 
-def read(path: Path) -> Scenario:
-    """Read a scenario file; raises ScenarioError."""
+def read(path: Path = FILE, only: tuple[str, ...] = ()) -> dict[str, Scenario]:
+    """Read all scenarios, or those of these names; raises ScenarioError."""
     try:
-        return Scenario.model_validate(yaml.safe_load(path.read_text("utf-8")))
+        found = TypeAdapter(dict[str, Scenario]).validate_python(
+            yaml.safe_load(path.read_text("utf-8"))
+        )
     except yaml.YAMLError as error:
         raise ScenarioError(f"{path}: not YAML: {error}") from error
     except ValidationError as error:
-        told = (
+        lines = (
             f"{path}: {'.'.join(map(str, item['loc'])) or 'the file'}: {item['msg']}"
             for item in error.errors()
         )
-        raise ScenarioError("\n".join(told)) from error
-
-
-def read_all(only: tuple[str, ...] = ()) -> dict[str, Scenario]:
-    """Read all scenarios, or those of these names; raises ScenarioError for an unknown name."""
-    found = {path.stem: read(path) for path in sorted(DIRECTORY.glob("*.yaml"))}
+        raise ScenarioError("\n".join(lines)) from error
     if unknown := sorted(set(only) - set(found)):
         raise ScenarioError(f"--only={','.join(unknown)}: must be of {', '.join(found)}")
     return {name: one for name, one in found.items() if not only or name in only}
 
 
-def plan(
-    scenarios: dict[str, Scenario], engine: str, count: int, seed: int, first: int = 0
-) -> list[Event]:
+def plan(scenarios: Mapping[str, Scenario], engine: str, count: int, seed: int) -> list[Event]:
     """Draw `count` faults of an engine: in each round every scenario as often as its share."""
     rng = random.Random(f"{seed} {engine}")
-    fits = {name: one for name, one in scenarios.items() if engine in one.engines}
-    turns = {name: rng.sample(one.victims, len(one.victims)) for name, one in fits.items()}
+    turns = {name: rng.sample(one.victims, len(one.victims)) for name, one in scenarios.items()}
+    names = [name for name, one in scenarios.items() for _ in range(one.share)]
     events: list[Event] = []
-    while fits and len(events) < count:
-        names = [name for name, one in fits.items() for _ in range(one.share)]
+    while names and len(events) < count:
         for name in rng.sample(names, len(names)):
-            one = fits[name]
             turns[name].append(victim := turns[name].pop(0))
-            events.append(
-                Event(
-                    number=first + len(events),
-                    engine=engine,
-                    scenario=name,
-                    victim=victim,
-                    after=round(rng.uniform(*one.events.after), 2),
-                    lasts=round(rng.uniform(*one.events.lasts), 2),
-                )
-            )
+            events.append(_event(rng, len(events), engine, name, victim, scenarios[name]))
     return events[:count]
+
+
+def stops(scenarios: Mapping[str, Scenario], engine: str, seed: int) -> list[Event]:
+    """Every scenario that ends the server, with each of its victims."""
+    rng = random.Random(f"{seed} {engine}")
+    ends = {name: one for name, one in scenarios.items() if STRIKES[one.fault].ends}
+    pairs = [(name, victim, one) for name, one in ends.items() for victim in one.victims]
+    return [_event(rng, number, engine, *pair) for number, pair in enumerate(pairs)]
+
+
+def _event(
+    rng: random.Random, number: int, engine: str, name: str, victim: str, of: Scenario
+) -> Event:
+    after, lasts = (round(rng.uniform(*span), 2) for span in (of.after, of.lasts))
+    return Event(number, engine, name, victim, after, lasts)
 
 
 def lives(scenarios: Mapping[str, Scenario], events: Iterable[Event]) -> list[list[Event]]:
     """Events by the server that they strike, so many at most, those first that are as many."""
     found: list[list[Event]] = []
-    begun: dict[str, list[Event]] = {}
+    begun: dict[object, list[Event]] = {}
     for event in events:
-        scenario = scenarios[event.scenario]
-        key = repr((scenario.setup, scenario.load))
-        begun.setdefault(key, []).append(event)
-        if len(begun[key]) == (_MOST_ON_ONE if scenario.setup == Setup() else _MOST_OF_SETUP):
+        of = scenarios[event.scenario]
+        begun.setdefault(key := (event.engine, of.setup), []).append(event)
+        if len(begun[key]) == (_MOST_OF_SETUP if of.own_clock or of.busy else _MOST):
             found.append(begun.pop(key))
     return found + list(begun.values())

@@ -1,4 +1,8 @@
-"""Answers of every API's clients, each held against what is promised for its kind of request."""
+"""Requests of every API and their answers, each held against what is promised for its kind.
+
+The promises are those of docs/supervision.md (What goes on). A kind that an engine cannot do is
+left out for it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cog_triton import errors
+from cog_triton.bench.http_client import BufferedResponse
+from cog_triton.bench.request_record import Record
 from cog_triton.text.sse import EventSplitter, event_data
 
 COMPLETE, OTHER, WRONG, CUT, HUNG, UNCODED, LEFT = (
@@ -65,25 +71,25 @@ class Kind:
     form: Callable[[str], bool] | None = None
 
 
-class Answer:
-    """One answer (`BufferedResponse`); times are seconds of the monotonic clock.
+class Answer(BufferedResponse):
+    """One answer, as it arrives; `record` has its times, of streams also those of reads with text.
 
-    `reads` has each read that brought text, of streams; `error` the text of an error, and `broken`
-    how the connection ended too early.
+    `error` has the text of an error, and `broken` how the connection ended too early. `user` is the
+    number of the client that asked.
     """
 
-    def __init__(self, kind: Kind, engine: str, question: Question, sent: float) -> None:
-        self.kind, self.engine, self.question, self.sent = kind, engine, question, sent
-        self.ended: float | None = None
-        self.reads: list[float] = []
-        self.text = ""
+    def __init__(
+        self, kind: Kind, engine: str, question: Question, sent: float, user: int = 0
+    ) -> None:
+        super().__init__()
+        self.kind, self.engine, self.question, self.user = kind, engine, question, user
+        self.record = Record(index=user, scheduled=sent, sent=sent)
+        self.said = ""
         self.pieces = 0
         self.told: int | None = None
         self.error: str | None = None
         self.broken: str | None = None
         self.streamed = kind.streamed
-        self._status = 0
-        self._body = b""
         self._splitter = EventSplitter()
 
     def request(self, model: str) -> dict[str, Any]:
@@ -93,30 +99,26 @@ class Answer:
         values.update(self.kind.values)
         return body
 
-    def begin(self, status: int, headers: Mapping[bytes, bytes]) -> None:
-        """See `BufferedResponse.begin`."""
-        self._status = status
-
     def body(self, data: bytes, at: float) -> None:
-        """See `BufferedResponse.body`."""
-        if not self.streamed or self._status != 200:
-            self._body += data
+        """Receive a part of the body; see `BufferedResponse`."""
+        if not self.streamed or self.status != 200:
+            super().body(data, at)
             return
-        before = len(self.text)
+        before = len(self.said)
         for event in self._splitter.feed(data):
             payload = event_data(event)
             if payload and payload != b"[DONE]":
                 self._take(json.loads(payload))
-        if len(self.text) > before:
-            self.reads.append(at)
+        if len(self.said) > before:
+            self.record.output(at, 1)
 
     def end(self, at: float, broken: str | None = None) -> None:
         """Take the end of the connection's use."""
-        self.ended, self.broken = at, broken
-        if broken is None and self._status != 200:
-            self.error = self._body.decode("utf-8", "replace")
+        self.record.ended, self.broken = at, broken
+        if broken is None and self.status != 200:
+            self.error = self.text.decode("utf-8", "replace")
         elif broken is None and not self.streamed:
-            self._take(json.loads(self._body))
+            self._take(json.loads(self.text))
 
     def _take(self, data: Mapping[str, Any]) -> None:
         if data.get("error"):
@@ -129,7 +131,7 @@ class Answer:
         """COMPLETE, the code of its error, or one of the other outcomes above."""
         known = self.question.known(self.kind.flavour)
         equal = self.engine in self.kind.equal
-        if equal and known is not None and not known.startswith(self.text):
+        if equal and known is not None and not known.startswith(self.said):
             return WRONG
         if self.broken is not None:
             return self.broken if self.broken in (HUNG, LEFT) else CUT
@@ -138,15 +140,15 @@ class Answer:
             may_end = found and found.code == "E2105" and self.engine in self.kind.ends
             return ENDED if may_end else found.code if found else UNCODED
         if self.kind.form is not None:
-            return COMPLETE if self.kind.form(self.text) else WRONG
+            return COMPLETE if self.kind.form(self.said) else WRONG
         if self.told != self.question.tokens and self.kind.api is not TRITON:  # which tells none
             return WRONG
-        if known is None or self.text == known:
+        if known is None or self.said == known:
             return COMPLETE
         return WRONG if equal else OTHER
 
     def __str__(self) -> str:
-        known, got = self.question.known(self.kind.flavour) or "", self.text
+        known, got = self.question.known(self.kind.flavour) or "", self.said
         differ = (n for n, pair in enumerate(zip(known, got, strict=False)) if len({*pair}) > 1)
         same = next(differ, min(len(known), len(got)))
         return (
@@ -166,14 +168,14 @@ def _take_cog(answer: Answer, data: Mapping[str, Any]) -> None:
     if "chunk" in data:
         in_turn = data["index"] == answer.pieces
         answer.pieces += 1
-        answer.text += data["chunk"] if in_turn else f"[piece {data['index']}]"
+        answer.said += data["chunk"] if in_turn else f"[piece {data['index']}]"
     elif data.get("status") == "succeeded":
         answer.told = data["metrics"]["output_token_count"]
         whole = "".join(data["output"])
         if not answer.streamed:
-            answer.text = whole
-        elif whole != answer.text:
-            answer.text += f"[whole output: {whole[-_SHOWN:]}]"
+            answer.said = whole
+        elif whole != answer.said:
+            answer.said += f"[whole output: {whole[-_SHOWN:]}]"
 
 
 def _ask_completions(question: Question, model: str, streamed: bool) -> dict[str, Any]:
@@ -192,9 +194,9 @@ def _take_choices(answer: Answer, data: Mapping[str, Any]) -> None:
     """Text of a completion, or content and arguments of calls of a chat."""
     for choice in data["choices"]:
         said = choice.get("delta") or choice.get("message") or choice
-        answer.text += said.get("text") or said.get("content") or ""
+        answer.said += said.get("text") or said.get("content") or ""
         for call in said.get("tool_calls") or ():
-            answer.text += call["function"].get("arguments") or ""
+            answer.said += call["function"].get("arguments") or ""
     if data.get("usage"):
         answer.told = data["usage"]["completion_tokens"]
 
@@ -206,7 +208,7 @@ def _ask_responses(question: Question, model: str, streamed: bool) -> dict[str, 
 
 def _take_responses(answer: Answer, data: Mapping[str, Any]) -> None:
     if data.get("type") == "response.output_text.delta":
-        answer.text += data["delta"]
+        answer.said += data["delta"]
         return
     whole = data.get("response", data)
     if whole.get("error"):
@@ -218,9 +220,9 @@ def _take_responses(answer: Answer, data: Mapping[str, Any]) -> None:
         parts = (part for item in whole["output"] for part in item["content"])
         text = "".join(part["text"] for part in parts)
         if not answer.streamed:
-            answer.text = text
-        elif text != answer.text:
-            answer.text += f"[whole output: {text[-_SHOWN:]}]"
+            answer.said = text
+        elif text != answer.said:
+            answer.said += f"[whole output: {text[-_SHOWN:]}]"
 
 
 def _ask_messages(question: Question, model: str, streamed: bool) -> dict[str, Any]:
@@ -231,9 +233,9 @@ def _ask_messages(question: Question, model: str, streamed: bool) -> dict[str, A
 
 def _take_messages(answer: Answer, data: Mapping[str, Any]) -> None:
     """Deltas of text, and the usage at the end; without a stream all at once."""
-    answer.text += data.get("delta", {}).get("text") or ""
+    answer.said += data.get("delta", {}).get("text") or ""
     if not answer.streamed:
-        answer.text = "".join(part["text"] for part in data["content"])
+        answer.said = "".join(part["text"] for part in data["content"])
     if data.get("usage") and (not answer.streamed or data["type"] == "message_delta"):
         answer.told = data["usage"]["output_tokens"]
 
@@ -245,7 +247,7 @@ def _ask_triton(question: Question, model: str, streamed: bool) -> dict[str, Any
 
 def _take_triton(answer: Answer, data: Mapping[str, Any]) -> None:
     # Where the text ends amid a character, Triton's clients get a mark for what there is of it.
-    answer.text += data["text_output"].rstrip("\N{REPLACEMENT CHARACTER}")
+    answer.said += data["text_output"].rstrip("\N{REPLACEMENT CHARACTER}")
 
 
 PREDICTIONS = Api("/predictions", _ask_cog, _take_cog)
@@ -254,3 +256,77 @@ CHAT = Api("/v1/chat/completions", _ask_chat, _take_choices)
 RESPONSES = Api("/v1/responses", _ask_responses, _take_responses)
 MESSAGES = Api("/v1/messages", _ask_messages, _take_messages)
 TRITON = Api("/v2/models/ensemble/generate_stream", _ask_triton, _take_triton)
+SAMPLED, PENALTIES, LORA, CHATTED = "sampled", "penalties", "LoRA", "chat"
+ADAPTER, ADAPTER_RANK = "late", 3
+"""Adapter of the mock: its text begins as many tokens later as the rank is."""
+SEEDED: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 7}
+_BOTH, _MOCK, _MODEL = ("mock", "openvino"), ("mock",), ("openvino",)
+_REPETITION = {"repetition_penalty": 1.1}
+_PENALTIES = {**_REPETITION, "frequency_penalty": 0.3, "presence_penalty": 0.3}
+_COLORS = ("red", "green", "blue")
+_SCHEMA = {
+    "type": "object",
+    "properties": {"color": {"enum": _COLORS}, "big": {"type": "boolean"}},
+    "required": ["color", "big"],
+    "additionalProperties": False,
+}
+_FREE = {"max_tokens": 64, "ignore_eos": False}
+_AS_JSON = {
+    **_FREE,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}},
+}
+_CALL = {
+    **_FREE,
+    "tools": [{"type": "function", "function": {"name": "paint", "parameters": _SCHEMA}}],
+    "tool_choice": {"type": "function", "function": {"name": "paint"}},
+}
+
+
+def fits_schema(text: str) -> bool:
+    """Whether a text is JSON of the schema that the requests ask for."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
+    if not isinstance(value, dict) or value.keys() != {"color", "big"}:
+        return False
+    return value["color"] in _COLORS and isinstance(value["big"], bool)
+
+
+def _both_ways(name: str, api: Api, **rest: Any) -> tuple[Kind, Kind]:
+    return Kind(name, api, True, **rest), Kind(f"{name}, whole", api, False, **rest)
+
+
+KINDS: tuple[Kind, ...] = (
+    *_both_ways("predictions", PREDICTIONS, equal=_BOTH),
+    *_both_ways("completions", COMPLETIONS, equal=_BOTH),
+    *_both_ways("chat", CHAT, flavour=CHATTED),
+    *_both_ways("responses", RESPONSES, flavour=CHATTED),
+    # Without `ignore_eos`, so that a model's answers have lengths of their own.
+    *_both_ways("messages", MESSAGES, flavour=CHATTED, engines=_MOCK),
+    Kind("Triton's generate_stream", TRITON, True, equal=_BOTH, ends=_BOTH),
+    *_both_ways("predictions, seed", PREDICTIONS, flavour=SAMPLED, values=SEEDED, equal=_BOTH),
+    Kind("chat, seed", CHAT, True, flavour="chat sampled", values=SEEDED),
+    Kind("predictions, repetition penalty", PREDICTIONS, True, PENALTIES, _REPETITION),
+    Kind("completions, penalties", COMPLETIONS, True, PENALTIES, _PENALTIES),
+    Kind("completions, LoRA", COMPLETIONS, True, LORA, {"model": ADAPTER}, engines=_MOCK),
+    *(
+        kind
+        for name, values in (("chat, JSON schema", _AS_JSON), ("chat, tools", _CALL))
+        for kind in _both_ways(
+            name, CHAT, flavour=name, values=values, engines=_MODEL, form=fits_schema
+        )
+    ),
+)  # fmt: skip
+FLAVOURS = {kind.flavour for kind in KINDS}
+
+
+def of_engine(engine: str) -> list[Kind]:
+    """Kinds that an engine can do."""
+    return [kind for kind in KINDS if engine in kind.engines]
+
+
+def plain(path: str, engine: str) -> Kind:
+    """Kind of a path whose greedy text streams."""
+    fits = (kind for kind in of_engine(engine) if kind.streamed and kind.api.path == path)
+    return next(kind for kind in fits if kind.flavour in (PLAIN, CHATTED))

@@ -103,13 +103,6 @@ class Clients:
         return Told(choice["text"], choice["finish_reason"], data["usage"]["completion_tokens"])
 
 
-def stop_after(text: str, place: int) -> str:
-    """A stop string, which is not in the text before `place`."""
-    parts = (text[start : start + 20] for start in range(place, len(text)))
-    fits = (part for part in parts if part == part.strip() and "," not in part)
-    return next(part for part in fits if text.index(part) >= place)
-
-
 def metric(stack: Stack, name: str) -> float:
     """The sum over all labels of a metric."""
     text = httpx.get(f"{stack.own}/metrics", timeout=30).text

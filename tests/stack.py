@@ -24,6 +24,13 @@ _TLS = httpx.create_ssl_context()
 """For health checks, which are without TLS: httpx would read the certificates for each, 26 ms."""
 
 
+def note_start(command: str) -> None:
+    """Count the start of a server."""
+    if STARTS in os.environ:
+        with Path(os.environ[STARTS]).open("a") as starts:
+            starts.write(f"{command}\n")
+
+
 def wait_until(condition: Any, seconds: float = 180.0) -> Any:
     """The first true value of `condition()`; fails after `seconds`."""
     deadline = time.monotonic() + seconds
@@ -124,9 +131,7 @@ class Stack:
         self.cwd: Path | None = None
 
     def start(self) -> None:
-        if STARTS in os.environ:
-            with Path(os.environ[STARTS]).open("a") as starts:
-                starts.write(f"{' '.join(self.command)}\n")
+        note_start(" ".join(self.command))
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command, env=self.environment, cwd=self.cwd, stdout=log, stderr=log

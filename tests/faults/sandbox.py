@@ -77,6 +77,12 @@ def sandbox(directory: Path) -> Iterator[Sandbox]:
         yield Sandbox(work_dir, disk, group_)
 
 
+def unboxed(directory: Path) -> Sandbox:
+    """No sandbox but a work directory: enough to kill and to stop processes."""
+    (directory / "work").mkdir()
+    return Sandbox(directory / "work", None, None)
+
+
 def _hierarchies() -> set[Path]:
     """Where control groups of version 2, and those of memory of version 1, are mounted."""
     rows = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())

@@ -77,8 +77,10 @@ async def stop(target: Target, strike: Strike, rng: random.Random) -> None:
     """SIGSTOP for some seconds, unless the server kills the process before."""
     pid = await _victim(target, strike, rng)
     processes.send(pid, signal.SIGSTOP)
+    over = time.monotonic() + strike.lasts
     try:
-        await asyncio.sleep(strike.lasts)
+        while time.monotonic() < over and process_state(pid) not in ("", "Z", "X"):
+            await asyncio.sleep(_POLL_S)
     finally:
         processes.send(pid, signal.SIGCONT)
 

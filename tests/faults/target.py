@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from cog_triton.system import reaper
 from cog_triton.system.process_state import process_state, stat_fields
 from faults import processes
 from faults.processes import Held
-from faults.sandbox import Sandbox, sandbox
+from faults.sandbox import Sandbox, sandbox, unboxed
 
 _READY_S, _POLL_S = 180.0, 0.05
 
@@ -95,11 +95,11 @@ class Target:
 
 
 @contextmanager
-def served(start: Start, log: Path | None = None) -> Iterator[Target]:
-    """A READY server in a sandbox of its own, whose log is added to `log` at the end."""
+def served(start: Start, log: Path | None = None, *, boxed: bool = True) -> Iterator[Target]:
+    """A READY server, whose log is added to `log` at the end; in a sandbox if `boxed`."""
     with (
         TemporaryDirectory(prefix="cog-triton-faults-") as directory,
-        sandbox(Path(directory)) as box,
+        sandbox(Path(directory)) if boxed else nullcontext(unboxed(Path(directory))) as box,
     ):
         try:
             with _servers.server(

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -254,3 +256,45 @@ def test_serve_reports_why_it_gave_up(new_stack: Callable[..., Stack]) -> None:
     assert code == 1
     assert "given up after 0 restarts in a row (TRITON_MAX_RESTARTS)" in output
     assert processes_of(stack.work_dir) == {}
+
+
+@pytest.mark.full
+def test_the_death_of_another_rank_ends_every_request_and_the_server(
+    new_stack: Callable[..., Stack],
+) -> None:
+    stack = new_stack(**MOCK)
+    stack.start()
+    stack.until_ready()
+    with stack.stream("Tell me a long story.", max_tokens=4000) as events:
+        next(kind for kind, _ in events if kind == "output")
+        os.kill(pid_of(stack, "-m cog_triton serve"), signal.SIGUSR1)
+        assert "E2105" in json.dumps(list(events)[-1])
+    code, output = stack.finish()
+    assert code == 1
+    assert "E2105 TritonUnavailable: another rank has died (SIGUSR1)" in output
+    assert processes_of(stack.work_dir) == {}
+
+
+@pytest.mark.full
+def test_the_server_answers_before_cog_listens_and_beside_a_dead_engine(
+    new_stack: Callable[..., Stack],
+) -> None:
+    stack = new_stack(**MOCK, RESUME="0")
+    health, schema = f"{stack.url}/health-check", f"{stack.url}/openapi.json"
+
+    def get(url: str) -> httpx.Response:
+        """The first answer to a request that was sent before there was a server."""
+        while True:
+            with suppress(httpx.ConnectError):
+                return httpx.get(url, timeout=60)
+
+    stack.start()
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(get, (health, schema))
+    assert (first.status_code, first.json()) == (503, {"status": "STARTING"})
+    assert (second.status_code, "E2105" in second.text) == (503, True)
+    stack.until_ready()
+    paths = httpx.get(schema).json()["paths"]
+    os.kill(pid_of(stack, "bin/tritonserver"), signal.SIGKILL)
+    wait_until(lambda: "E2105" in httpx.get(health).json().get("user_healthcheck_error", ""))
+    assert httpx.get(schema).json()["paths"] == paths

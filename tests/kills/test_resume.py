@@ -22,7 +22,6 @@ from resume_clients import (
     Told,
     metric,
     only_the_killer_ends,
-    stop_after,
     until_arrived,
 )
 from stack import Stack, pids_of, processes_of, wait_until
@@ -54,34 +53,6 @@ def strike(stack: Stack, victim: str) -> float:
     assert pids_of(stack, survivor) == before
     assert pids_of(stack, victim) != [pid]
     return took
-
-
-def test_no_stream_of_the_mock_is_lost(
-    make_stack: Callable[..., Stack], says: Callable[[int], str]
-) -> None:
-    stack = make_stack(**MOCK)
-    clients, streams, tokens = Clients(stack), 32, 800
-    told = says(tokens)
-    part = stop_after(told, len(says(200)))
-    cut = told[: told.index(part)]
-    with ThreadPoolExecutor(streams) as pool:
-        answers = [
-            pool.submit(clients.run, n, tokens, part if n % 4 == 0 else None)
-            for n in range(streams)
-        ]
-        until_arrived(stack, streams)
-        for victim in VICTIMS:
-            clients.until_flowing(answers)
-            print(f"{victim}: READY after {strike(stack, victim):.1f} s")
-        for number, answer in enumerate(answers):
-            got = answer.result(PATIENCE_S)
-            if number % 4 == 0:
-                assert (got.text, got.finish) == (cut, "stop"), number
-            else:
-                assert got == Told(told, "length", tokens), number
-    assert any("resumed after" in log for log in clients.logs)
-    assert metric(stack, "cog_triton_resumed_total") >= streams
-    wait_until(lambda: stack.engine_requests() == 0)
 
 
 _NOTES = {"type": "object", "properties": {"notes": {"type": "array", "items": {"type": "string"}}}}

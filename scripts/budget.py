@@ -38,8 +38,6 @@ ALLOWANCES = {
     "Proven by others": 900,
 }
 """Issues that may add lines, and the most of each."""
-DATA = "benchmarks/results/"
-"""Raw results of GPUs, which docs/ had; as there, only Python counts."""
 MOST_LINES = 900  # of a Python file
 MOST_COLUMNS, SPARE = 100, (1, 1, 100, 1)  # by column
 _NO_CODE = {
@@ -119,8 +117,6 @@ def measured(names: Iterable[str], folders: Iterable[str], wrong: Callable[[str]
     sums: dict[str, list[int]] = defaultdict(lambda: [0] * len(COLUMNS))
     found = Table()
     for name in names:
-        if name.startswith(DATA) and not name.endswith(".py"):
-            continue
         data = (ROOT / name).read_bytes()
         row = sums[folder_of(name, folders)]
         row[2] += len(data)

@@ -22,6 +22,7 @@ def adapter(
     hidden: int = HIDDEN,
     sizes: Mapping[str, tuple[int, int]] | None = None,
     seed: int = 0,
+    scale: float = 1.0,
     **config: Any,
 ) -> Path:
     """An adapter with random weights; `sizes` are (out, in) of modules that are not square."""
@@ -32,8 +33,9 @@ def adapter(
         for module in modules:
             out, inner = (sizes or {}).get(module, (hidden, hidden))
             name = f"base_model.model.model.layers.{layer}.{module}"
-            tensors[f"{name}.lora_A.weight"] = random.standard_normal((rank, inner), np.float32)
-            tensors[f"{name}.lora_B.weight"] = random.standard_normal((out, rank), np.float32)
+            for side, shape in (("A", (rank, inner)), ("B", (out, rank))):
+                values = random.standard_normal(shape, np.float32) * np.float32(scale)
+                tensors[f"{name}.lora_{side}.weight"] = values
     save_file(tensors, directory / "adapter_model.safetensors")
     values = {
         "peft_type": "LORA",

@@ -7,13 +7,14 @@ What is not: nixpkgs' packages, nix2container's Go program, NVIDIA's root file s
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -155,18 +156,27 @@ class Image:
         }
 
     def files(self) -> Iterator[dict[str, Any]]:
-        """Each file, link and directory of each layer, as scripts/pack-image lists them."""
-        scripts = str(REPOSITORY / "scripts")
-        if scripts not in sys.path:
-            sys.path.append(scripts)
-        packer = runpy.run_path(f"{scripts}/pack-image")
+        """A row for each regular file of each layer."""
         names = {digest.removeprefix("sha256:"): name for name, digest in self.digests.items()}
-        for name, tar in packer["layers_of"](str(self.result), names):
-            yield from packer["files_of"](name, tar)
+        process = subprocess.Popen([self.result], stdout=subprocess.PIPE)
+        with process, tarfile.open(fileobj=process.stdout, mode="r|") as archive:
+            for item in archive:
+                digest = next((digest for digest in names if digest in item.name), None)
+                if digest and item.isfile():
+                    yield from _files_of(names.pop(digest), archive.extractfile(item))
+        assert not names, f"{self.result} has no layer {', '.join(names.values())}"
 
     def load(self) -> str:
         """Load the image into docker; returns the loader's output."""
         return run(str(self.result), "load")
+
+
+def _files_of(layer: str, content: IO[bytes] | None) -> Iterator[dict[str, Any]]:
+    with tarfile.open(fileobj=content, mode="r|") as members:
+        for member in members:
+            if file := members.extractfile(member) if member.isfile() else None:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                yield {"layer": layer, "path": "/" + member.name.strip("/"), "sha256": digest}
 
 
 def _interpreter() -> str:

@@ -42,7 +42,7 @@ def listed(images: dict[str, Image]) -> dict[str, dict[str, dict[str, Any]]]:
 
 def _files(image: Image) -> Iterator[tuple[str, dict[str, Any]]]:
     for item in image.files():
-        if item["path"].startswith(SITE) and item["type"] == "file":
+        if item["path"].startswith(SITE):
             yield item["path"].removeprefix(f"{SITE}/"), item
 
 
@@ -105,7 +105,7 @@ def test_files_of_other_gpus_are_left_out(
 
 def test_no_file_is_in_two_layers(images: dict[str, Image]) -> None:
     for image in images.values():
-        paths = [item["path"] for item in image.files() if item["type"] == "file"]
+        paths = [item["path"] for item in image.files()]
         assert len(paths) == len(set(paths))
 
 

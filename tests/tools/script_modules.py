@@ -12,8 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS = ("benchmarks/gpu",)
-GPU = (*BENCHMARKS, "tests/gpu")
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class Whole:
         assert done.returncode == 0, done.stderr[-3000:]
         told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         (torch,) = [path for path in told["libraries"] if path.endswith("/libtorch_cuda.so")]
-        assert Path(torch).is_relative_to(packages["torch"]), "another copy was loaded"
+        assert Path(torch).resolve().is_relative_to(packages["torch"].resolve())
         found: dict[str, Any] = told["results"]
         return found
 
@@ -76,6 +76,8 @@ def whole(request: pytest.FixtureRequest, card: Card) -> Whole:
     python = request.config.getoption("--whole-python") or sys.executable
     told = subprocess.run([python, "-c", FIND], capture_output=True, text=True, check=True)
     origins = json.loads(told.stdout.splitlines()[-1])
+    if "torch" not in origins:
+        pytest.skip(f"{python} has no PyTorch: name another --whole-python")
     return Whole(python, {name: Path(origin).parent for name, origin in origins.items()})
 
 
@@ -96,26 +98,30 @@ def original(whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return usable
 
 
+@pytest.fixture(scope="module")
+def pruned(whole: Whole, card: Card, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Copies for this GPU; skips if nothing could be pruned."""
+    packages, names = whole.pruned(card.sm, tmp_path_factory.mktemp("pruned"))
+    if "libtorch_cuda.so" not in names:
+        pytest.skip(f"{whole.python}'s PyTorch is pruned already: name another --whole-python")
+    return packages
+
+
 def test_pruned_for_this_gpu_every_result_has_the_same_bits(
-    whole: Whole, original: dict[str, Any], card: Card, tmp_path: Path
+    pruned: dict[str, Path], whole: Whole, original: dict[str, Any], tmp_path: Path
 ) -> None:
-    packages, names = whole.pruned(card.sm, tmp_path / "pruned")
-    if not names:
-        pytest.skip(f"nothing to prune in {whole.python}'s libraries: name --whole-python")
-    assert "libtorch_cuda.so" in names
-    found = whole.results(tmp_path, packages)
+    found = whole.results(tmp_path, pruned)
     usable = {group: {name: found[group][name] for name in of} for group, of in original.items()}
     assert usable == original
 
 
+@pytest.mark.usefixtures("pruned")
 def test_pruned_for_another_gpu_they_fail(
     whole: Whole, original: dict[str, Any], card: Card, tmp_path: Path
 ) -> None:
     """A kernel that is not there is an error only if its launch is checked, else a wrong result."""
     other = 90 if card.sm // 10 == 8 else 86
-    packages, names = whole.pruned(other, tmp_path / "pruned")
-    if "libtorch_cuda.so" not in names:
-        pytest.skip(f"nothing to prune in {whole.python}'s libraries: name --whole-python")
+    packages, _ = whole.pruned(other, tmp_path / "pruned")
     found = whole.results(tmp_path, packages)
     failed = [name for name, result in original["torch"].items() if found["torch"][name] != result]
     assert failed

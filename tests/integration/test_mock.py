@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 import errno
-import importlib
 import json
 import os
 import signal
@@ -20,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 from engine_fixtures import ENDLESS, MockText
-from stack import REPOSITORY, Stack, pid_of, text_of, wait_until
+from stack import Stack, pid_of, text_of, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mock")]
 
@@ -179,19 +178,6 @@ def test_an_injected_error_fails_only_its_prediction(mock: Stack, mock_text: Moc
         assert "E2100 TritonUnknownError: inject=error: as asked, after 5 tokens" in failed["error"]
         assert text_of(other.result()) == mock_text(100)
     wait_until(lambda: mock.health() == "READY")
-
-
-def test_the_gpu_benchmark_knows_the_role_of_each_process(
-    mock: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert mock.process is not None
-    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks" / "gpu"))
-    roles = importlib.import_module("processes").process_tree(mock.process.pid)
-    assert {"cog-triton serve", "server", "Cog", "Cog worker", "tritonserver"} <= set(
-        roles.values()
-    )
-    assert "Triton stub tensorrt_llm" in roles.values()
-    assert "other" not in roles.values()
 
 
 def test_connections_have_tcp_nodelay(mock: Stack) -> None:

@@ -50,28 +50,37 @@ def test_a_source_change_moves_one_layer(factory: Factory) -> None:
         assert size < 3_900_000  # uncompressed
 
 
-def test_mk_model_makes_an_image_of_a_model(factory: Factory, tmp_path: Path) -> None:
-    (tmp_path / "flake.nix").write_text(
-        """{
-  inputs.cog-triton.url = "git+file:///no/such/cog-triton";
-  outputs = { self, cog-triton }: {
-    packages.x86_64-linux.default = cog-triton.lib.x86_64-linux.mkModel {
-      name = "mistral-7b";
-      runner = cog-triton.packages.x86_64-linux.cog-triton-runner-86;
-      weights = "https://example.com/engine.tar";
-      systemPrompt = "You are a helpful assistant.";
-      promptTemplate = "<s>[INST] {system_prompt} {prompt} [/INST]";
-      serve = ./serve.yaml;
-    };
-  };
-}"""
+def build(factory: Factory, directory: Path, call: str) -> Image:
+    """What this function of our flake's `lib` makes in a flake of a user's own."""
+    (directory / "flake.nix").write_text(
+        "{\n"
+        '  inputs.cog-triton.url = "git+file:///no/such/cog-triton";\n'
+        "  outputs = { self, cog-triton }: {\n"
+        f"    packages.x86_64-linux.default = cog-triton.lib.{call};\n"
+        "  };\n"
+        "}\n"
     )
-    (tmp_path / "serve.yaml").write_text("tensorrt_llm: {args: {}}\n")
     source = ["--override-input", "cog-triton", f"git+file://{factory.source}"]
-    built = factory.nix(
-        "build --no-link --print-out-paths", f"path:{tmp_path}", *source, inputs="cog-triton/"
+    command = "build --no-link --print-out-paths"
+    built = factory.nix(command, f"path:{directory}", *source, inputs="cog-triton/")
+    return Image(Path(built.strip()))
+
+
+def test_mk_model_makes_an_image_of_a_model(factory: Factory, tmp_path: Path) -> None:
+    (tmp_path / "serve.yaml").write_text("tensorrt_llm: {args: {}}\n")
+    model = build(
+        factory,
+        tmp_path,
+        """x86_64-linux.mkModel {
+          name = "mistral-7b";
+          runner = cog-triton.packages.x86_64-linux.cog-triton-runner-86;
+          weights = "https://example.com/engine.tar";
+          systemPrompt = "You are a helpful assistant.";
+          promptTemplate = "<s>[INST] {system_prompt} {prompt} [/INST]";
+          serve = ./serve.yaml;
+        }""",
     )
-    model, runner = Image(Path(built.strip())), factory.image("cog-triton-runner-86")
+    runner = factory.image("cog-triton-runner-86")
     assert model.reference.startswith("mistral-7b:")
     assert model.env.items() >= runner.env.items()
     assert model.env["COG_WEIGHTS"] == "https://example.com/engine.tar"
@@ -83,33 +92,15 @@ def test_mk_model_makes_an_image_of_a_model(factory: Factory, tmp_path: Path) ->
     assert runner.digests.items() <= model.digests.items()
 
 
-def build_runner(factory: Factory, directory: Path, arguments: str) -> Image:
-    """What mkRunner makes of these arguments in a flake of a user's own."""
-    directory.mkdir(exist_ok=True)
-    call = f"cog-triton.lib.mkRunner {arguments}"
-    (directory / "flake.nix").write_text(
-        "{\n"
-        '  inputs.cog-triton.url = "git+file:///no/such/cog-triton";\n'
-        "  outputs = { self, cog-triton }: {\n"
-        f"    packages.x86_64-linux.default = {call};\n"
-        "  };\n"
-        "}\n"
-    )
-    source = ["--override-input", "cog-triton", f"git+file://{factory.source}"]
-    command = "build --no-link --print-out-paths"
-    built = factory.nix(command, f"path:{directory}", *source, inputs="cog-triton/")
-    return Image(Path(built.strip()))
-
-
 def test_an_unknown_architecture_is_refused(factory: Factory, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r'sm = "75": not an architecture .*80, 86, 89, 90'):
-        build_runner(factory, tmp_path, '{ sm = "75"; }')
+        build(factory, tmp_path, 'mkRunner { sm = "75"; }')
 
 
 def test_mk_runner_makes_an_image_for_several_architectures(
     factory: Factory, tmp_path: Path
 ) -> None:
-    several = build_runner(factory, tmp_path, '{ sm = [ "80" "89" ]; }')
+    several = build(factory, tmp_path, 'mkRunner { sm = [ "80" "89" ]; }')
     assert several.reference.startswith("cog-triton-runner-80-89:")
     assert several.env["COG_TRITON_SM"] == several.labels["cog-triton.sm"] == "80,89"
     assert several.labels["cog-triton.gpus"] == "A100, A30, L4, L40S, RTX 40"

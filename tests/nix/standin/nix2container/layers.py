@@ -38,29 +38,18 @@ class Node:
         self.source = source
         self.perms = perms
         self.info = os.lstat(source)
+        size = self.info.st_size if stat.S_ISREG(self.info.st_mode) else None
+        self.kind = (stat.filemode(self.info.st_mode), size, perms)
 
 
 def add(nodes: dict[str, Node | None], name: str, node: Node) -> None:
     """Add a node, or refuse it."""
     there = nodes.get(name)
-    if there is not None:
-        old, new = there.info, node.info
-        if old.st_mode != new.st_mode:
-            raise SystemExit(
-                f"the file '{name}' already exists in the graph with mode"
-                f" '{stat.filemode(old.st_mode)}' from '{there.source}' while it is added again"
-                f" with mode '{stat.filemode(new.st_mode)}' by '{node.source}'"
-            )
-        if stat.S_ISREG(old.st_mode) and old.st_size != new.st_size:
-            raise SystemExit(
-                f"the file '{name}' already exists in the graph with size '{old.st_size}' from"
-                f" '{there.source}' while it is added again with size '{new.st_size}'"
-            )
-        if there.perms != node.perms:
-            raise SystemExit(
-                f"the file '{name}' already exists in the tar with perms {there.perms} but is"
-                f" overridden with perms {node.perms}"
-            )
+    if there is not None and there.kind != node.kind:
+        raise SystemExit(
+            f"the file '{name}' is in the layer with mode, size and permissions {there.kind} from"
+            f" '{there.source}', and again with {node.kind} from '{node.source}'"
+        )
     parent = name.rpartition("/")[0]
     while parent and parent not in nodes:
         nodes[parent] = None

@@ -20,10 +20,8 @@ sys.path[:0] = [str(_TESTS), str(_TESTS / "deploy"), str(_ROOT / ".work" / "tool
 import stand_in_image  # noqa: E402
 from cluster import Cluster, lacking  # noqa: E402
 from engine_fixtures import engine_tar  # noqa: E402, F401
-from kubectl import Kubectl, Report  # noqa: E402
+from kubectl import Kubectl  # noqa: E402
 from release import Release, example  # noqa: E402
-
-_REPORT = Report()
 
 
 @pytest.fixture(scope="session")
@@ -74,14 +72,3 @@ def release(kubectl: Kubectl, mock: dict[str, Any]) -> Iterator[Release]:
     """Two servers of the mock engine."""
     with Release.installed(kubectl, mock) as made:
         yield made
-
-
-@pytest.fixture(scope="session")
-def report() -> Report:
-    """The table that is printed at the end."""
-    return _REPORT
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _REPORT:
-        terminalreporter.write_line(f"\n{_REPORT}\n")

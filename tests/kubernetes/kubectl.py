@@ -1,4 +1,4 @@
-"""kubectl for a cluster, and the table of what was seen of each operation, for docs/deploy.md."""
+"""kubectl for a cluster."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from clients import Clients
+from typing import Any
 
 NAMESPACE = "default"
 
@@ -53,12 +49,8 @@ class Kubectl:
             {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": {**spec, **own}}
             for kind, own in (("PersistentVolume", volume), ("PersistentVolumeClaim", claim))
         ]
-        self(
-            "apply",
-            "-f",
-            "-",
-            given=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}),
-        )
+        given = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+        self("apply", "-f", "-", given=given)
         try:
             yield name
         finally:
@@ -67,29 +59,3 @@ class Kubectl:
     def _run(self, arguments: tuple[str, ...], given: str | None) -> Any:
         command = [*self._command, *arguments]
         return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
-
-
-class Report(list[str]):
-    """Rows of a table, in the order of the tests, those that failed included."""
-
-    @contextmanager
-    def operation(self, name: str, clients: Clients | None = None) -> Iterator[list[str]]:
-        """A row whose seconds are those of the block; what was seen is put into the list."""
-        seen: list[str] = []
-        begun = time.monotonic()
-        try:
-            yield seen
-        except BaseException:
-            seen.append("FAILED")
-            raise
-        finally:
-            lost = clients.lost if clients else ()
-            asked = f"{clients.whole + len(lost)} | {len(lost)}" if clients else " | "
-            took = time.monotonic() - begun
-            self.append(f"| {name} | {asked} | {took:.0f} s | {'; '.join(seen)} |")
-            print(self[-1], *lost, sep="\n")
-
-    def __str__(self) -> str:
-        return "\n".join(
-            ["| operation | streams | lost | took | seen |", "|---|--:|--:|--:|---|", *self]
-        )

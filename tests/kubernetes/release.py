@@ -1,17 +1,19 @@
-"""A release of the chart in a cluster, by Helm."""
+"""A release of the chart in a cluster, by Helm, and streams of its clients."""
 
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import httpx
 import yaml
 from chart_rendering import CHART
-from clients import Clients
-from kubectl import NAMESPACE, Kubectl, Report
+from kubectl import NAMESPACE, Kubectl
 from stack import wait_until
 
 NAME = "cog-triton"
@@ -102,15 +104,77 @@ class Release:
         return self.kubectl("exec", pod, "-c", NAME, "--", "python", "-c", script)
 
     @contextmanager
-    def under_load(
-        self, report: Report, name: str, **load: Any
-    ) -> Iterator[tuple[Clients, list[str]]]:
-        """Clients' streams around an operation, whose row is of the report; none is lost."""
-        with Clients(self.address, **load) as clients, report.operation(name, clients) as row:
+    def under_load(self, lost: int = 0, **load: Any) -> Iterator[Clients]:
+        """Clients' streams around an operation, which may lose so many of them."""
+        with Clients(self.address, **load) as clients:
             clients.wait()
-            yield clients, row
+            yield clients
             clients.wait()
-        assert clients.lost == []
+        assert len(clients.lost) <= lost, clients.lost
+
+
+class Clients:
+    """Streams of both APIs, one after the other, over connections that are kept."""
+
+    def __init__(self, address: str, *, tokens: int = 60, pause: float = 0) -> None:
+        """`pause` is the seconds between a client's streams, for engines that compute."""
+        self.whole = 0
+        self.lost: list[str] = []
+        self._end = threading.Event()
+        self._lock = threading.Lock()
+        self._address, self._tokens, self._pause = address, tokens, pause
+        models = httpx.get(f"http://{address}:8080/v1/models", trust_env=False)
+        self._model = models.raise_for_status().json()["data"][0]["id"]
+        kinds = 2 * [self._chat, self._predict]
+        self._threads = [threading.Thread(target=self._run, args=(kind,)) for kind in kinds]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+    def wait(self, more: int = 8) -> None:
+        """Until so many more streams are whole."""
+        wanted = self.whole + more
+        wait_until(lambda: self.whole >= wanted, 600)
+
+    def _run(self, kind: Any) -> None:
+        with httpx.Client(timeout=120, trust_env=False) as client:
+            while not self._end.is_set():
+                try:
+                    kind(client)
+                except (httpx.HTTPError, AssertionError) as error:
+                    with self._lock:
+                        self.lost.append(f"{time.strftime('%X')} {kind.__name__} {error!r}")
+                    self._end.wait(0.5)
+                    continue
+                with self._lock:
+                    self.whole += 1
+                self._end.wait(self._pause)
+
+    def _stream(self, client: httpx.Client, path: str, body: dict[str, Any]) -> list[str]:
+        headers = {"accept": "text/event-stream"}
+        url = f"http://{self._address}:{path}"
+        with client.stream("POST", url, json=body, headers=headers) as answer:
+            assert answer.status_code == 200, answer.read()
+            return [line for line in answer.iter_lines() if line]
+
+    def _chat(self, client: httpx.Client) -> None:
+        messages = [{"role": "user", "content": "Hi there."}]
+        body = {"model": self._model, "messages": messages, "max_tokens": self._tokens}
+        lines = self._stream(client, "8080/v1/chat/completions", {**body, "stream": True})
+        assert lines[-1] == "data: [DONE]", lines[-3:]
+        assert "error" not in lines[-2], lines[-3:]
+
+    def _predict(self, client: httpx.Client) -> None:
+        body = {"input": {"prompt": "Hi there.", "max_tokens": self._tokens}}
+        lines = self._stream(client, "5000/predictions", body)
+        assert '"status":"succeeded"' in lines[-1].replace('": "', '":"'), lines[-3:]
 
 
 def example(name: str, chart: Path = CHART) -> dict[str, Any]:

@@ -31,20 +31,13 @@ def example(name: str, **changed: Any) -> dict[str, Any]:
     return values
 
 
-def render(values: Mapping[str, Any]) -> dict[str, str]:
-    """Rendered templates of the release "cog-triton", by the names of their files."""
+def rendered(values: Mapping[str, Any]) -> Manifests:
+    """What Helm makes of the chart with `values`, as the release "cog-triton"."""
     import helm_python
 
     with helm_python.Chart.load(CHART) as chart:
         files = chart.render(dict(values), name="cog-triton", namespace="default")
-    return {path.rpartition("/")[2]: text for path, text in files.items()}
-
-
-def rendered(values: Mapping[str, Any]) -> Manifests:
-    """What Helm makes of the chart with `values`."""
-    files = render(values)
-    del files["NOTES.txt"]
-    return by_name("\n---\n".join(files.values()))
+    return by_name("\n---\n".join(text for path, text in files.items() if "NOTES" not in path))
 
 
 def by_name(text: str) -> Manifests:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -10,12 +11,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-import tensorrt_llm_engines
 from cluster import NODES, Cluster
-from stack import predict, text_of, wait_until
 
 from cog_triton.system.ports import free_ports
 from cog_triton.triton import installation
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+import tensorrt_llm_engines
+from stack import predict, text_of, wait_until
 
 ROOT = Path(__file__).parents[2]
 TEXT = "the quick fox"
@@ -110,6 +114,15 @@ def backends(directory: Path) -> Path:
         (directory / backend.name).symlink_to(backend)
     (directory / "tensorrtllm").symlink_to(Path(__file__).parent / "tensorrtllm")
     return directory
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    lacking = [name for name in ("slurmctld", "slurmd", "munged") if shutil.which(name) is None]
+    if lacking or os.geteuid() != 0:
+        pytest.skip(f"needs root and {', '.join(lacking) or 'Slurm'}: run scripts/setup-slurm")
+    with Cluster.running(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
 
 
 @pytest.fixture

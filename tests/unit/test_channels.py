@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
 from python_sources import trees
 
 from cog_triton.engines import engine_messages
@@ -91,20 +90,6 @@ def test_a_module_that_opens_a_channel_is_in_the_table() -> None:
     assert {file: words for file, words in opened.items() if file not in listed | {*FOREIGN}} == {}
     assert (listed | {*FOREIGN}) - opened.keys() == set(), "these open none"
     assert not listed & FOREIGN.keys()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "ours, theirs = socket.socketpair()",
-        "self._listener = local_socket.listen(name)",
-        "reader, writer = await self._loop.create_connection(f, h, 1)",
-        "Popen([], stdout=subprocess.PIPE)",
-        "self._progress = SharedTime()",
-    ],
-)
-def test_a_channel_is_seen_however_it_is_opened(text: str) -> None:
-    assert opening(ast.parse(f"async def f():\n    {text}\n"))
 
 
 def test_every_message_is_in_the_row_of_its_channel() -> None:

@@ -65,39 +65,42 @@ def test_no_chunk_has_a_broken_character(tokenizer: Tokenizer, text: str) -> Non
     assert sum(chunk.count("\ufffd") for chunk in chunks) == text.count("\ufffd")
 
 
-def test_a_genuine_replacement_character_is_released_at_once() -> None:
-    ids = BYTE_LEVEL.encode("\ufffd").ids
-    assert stream(BYTE_LEVEL, ids)[-2:] == ["\ufffd", ""]
-    ids = [BYTE_FALLBACK.token_to_id("\ufffd")]
-    assert stream(BYTE_FALLBACK, ids) == ["\ufffd", ""]
+BYTES = [BYTE_FALLBACK.token_to_id(f"<0x{value:02X}>") for value in "日".encode()]
+PIECES = {piece: BYTE_FALLBACK.token_to_id(piece) for piece in ("!", "\ufffd", "▁", "▁he", "▁w")}
 
 
-def test_a_character_is_released_with_its_last_byte() -> None:
-    ids = BYTE_LEVEL.encode("😀").ids
-    assert stream(BYTE_LEVEL, ids) == ["", "", "", "😀", ""]
-
-
-def test_a_byte_run_is_held_until_it_ends_because_one_bad_byte_spoils_it() -> None:
-    byte = [BYTE_FALLBACK.token_to_id(f"<0x{value:02X}>") for value in "日".encode()]
-    good = [*byte, BYTE_FALLBACK.token_to_id("!")]
-    assert stream(BYTE_FALLBACK, good) == ["", "", "", "日!", ""]
-    assert stream(BYTE_FALLBACK, [*byte, byte[0]]) == ["", "", "", "", "\ufffd" * 4]
+@pytest.mark.parametrize(
+    ("tokenizer", "ids", "chunks"),
+    [
+        pytest.param(BYTE_LEVEL, [], [""], id="no ids"),
+        pytest.param(
+            BYTE_LEVEL, BYTE_LEVEL.encode("😀").ids, ["", "", "", "😀", ""], id="last byte"
+        ),
+        pytest.param(BYTE_FALLBACK, [PIECES["\ufffd"]], ["\ufffd", ""], id="a genuine U+FFFD"),
+        pytest.param(BYTE_FALLBACK, [*BYTES, PIECES["!"]], ["", "", "", "日!", ""], id="byte run"),
+        pytest.param(
+            BYTE_FALLBACK,
+            [*BYTES, BYTES[0]],
+            ["", "", "", "", "\ufffd" * 4],
+            id="a bad byte spoils it",
+        ),
+        pytest.param(
+            BYTE_FALLBACK,
+            [PIECES[piece] for piece in ("▁", "▁he", "▁", "▁w")],
+            ["", " he", " ", " w", ""],
+            id="only the first space is stripped",
+        ),
+    ],
+)
+def test_text_is_released_as_soon_as_it_cannot_change(
+    tokenizer: Tokenizer, ids: list[int], chunks: list[str]
+) -> None:
+    assert stream(tokenizer, ids) == chunks
 
 
 def test_special_tokens_are_left_out_and_added_ones_kept() -> None:
     ids = BYTE_LEVEL.encode("<|im_start|>a<tool> ü<|im_end|>").ids
     assert "".join(stream(BYTE_LEVEL, ids)) == "a<tool> ü"
-
-
-def test_only_the_first_space_of_the_text_is_stripped() -> None:
-    ids = [BYTE_FALLBACK.token_to_id(piece) for piece in ["▁", "▁he", "▁", "▁w"]]
-    assert stream(BYTE_FALLBACK, ids) == ["", " he", " ", " w", ""]
-
-
-@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK])
-def test_no_ids_give_no_text(tokenizer: Tokenizer) -> None:
-    assert stream(tokenizer, []) == [""]
-    assert Detokenizer.by(Vocabulary(tokenizer)).feed([]) == ""
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_FALLBACK, METASPACE])

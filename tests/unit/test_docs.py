@@ -1,16 +1,18 @@
-"""Pages of documentation: links resolve, generated tables are current, no page is out of reach."""
+"""Pages of documentation: links resolve, generated tables are current, commands are taken."""
 
 from __future__ import annotations
 
 import re
 import runpy
+import shlex
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
+import typer
 
-from cog_triton.errors import all_errors
+from cog_triton.cli.app import app
 from cog_triton.settings import GROUPS, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -61,31 +63,14 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     assert {page.name for page in DOCS.glob("*.md")} - listed == {"README.md"}
 
 
-def test_every_page_begins_with_its_why() -> None:
-    """With what it is for and when it is needed, in prose, before any command, table or list."""
-    lacking = []
-    for page in DOCS.glob("*.md"):
-        text = re.sub(r"<!--.*?-->\n*", "", page.read_text("utf-8"), flags=re.DOTALL)
-        _, _, rest = text.partition("\n\n")
-        why = re.split(r"^(?:```|~~~|\||- |\d+\. |#)", rest, maxsplit=1, flags=re.MULTILINE)[0]
-        if len(why.split()) < 40:
-            lacking.append(page.name)
-    assert lacking == []
-
-
 def test_the_chart_takes_the_settings_of_this_version() -> None:
     """If not: python scripts/doc_tables.py"""
     assert TABLES["SCHEMA"].read_text("utf-8") == TABLES["chart_schema"]()
-    assert '"MAX_QUEUE"' in TABLES["chart_schema"]()
 
 
 def test_llms_txt_is_current() -> None:
     """If not: python scripts/doc_tables.py"""
-    text = LLMS["LLMS"].read_text("utf-8")
-    assert text == LLMS["llms_txt"]()
-    listed = set(re.findall(r"^- \[.*\]\((.+)\): .", text, re.MULTILINE))
-    assert {f"docs/{page.name}" for page in DOCS.glob("*.md")} - listed == {"docs/README.md"}
-    assert not [path for path in listed if not (ROOT / path).exists()]
+    assert LLMS["LLMS"].read_text("utf-8") == LLMS["llms_txt"]()
 
 
 @pytest.mark.parametrize("mark", TABLES["TABLES"])
@@ -94,37 +79,6 @@ def test_generated_tables_are_current(mark: str) -> None:
     page, _ = TABLES["TABLES"][mark]
     text = (DOCS / page).read_text("utf-8")
     assert TABLES["insert"](text, mark) == text
-
-
-def test_the_table_of_errors_has_a_whole_row_for_each() -> None:
-    _, made = TABLES["TABLES"]["errors"]
-    head, _, *rows = (
-        [cell.strip() for cell in row[1:-1].split("|")] for row in made().splitlines()
-    )
-    assert [row[0] for row in rows] == [error.code for error in all_errors()]
-    assert all(all(row) for row in (head, *rows))
-
-
-def test_the_public_home_is_named_in_one_place() -> None:
-    project = (ROOT / "pyproject.toml").read_text("utf-8")
-    urls = re.search(r"^\[project\.urls\]\n(?:.+\n)*?Repository = \"(.+)\"$", project, re.MULTILINE)
-    home = urls and urls[1]
-    chart = yaml.safe_load((ROOT / "deploy" / "helm" / "Chart.yaml").read_text("utf-8"))
-    assert chart.get("home") == home
-    assert chart.get("sources") == (home and [home])
-    tracked = [*PAGES, ROOT / "llms.txt"]
-    for folder in ("nix", "deploy", "scripts", "cog_triton", "runner", "builder"):
-        tracked += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
-    others = {
-        f"{path.relative_to(ROOT)}: {found}"
-        for path in tracked
-        for found in re.findall(
-            r"(?:github:|https?://[\w.-]+/)[\w.-]+/cog-triton\b",
-            path.read_text("utf-8", errors="replace"),
-        )
-        if found != home and "example.com" not in found
-    }
-    assert others == set()
 
 
 def test_every_setting_is_in_one_section_with_its_meaning() -> None:
@@ -139,13 +93,6 @@ def test_files_that_are_left_out_of_a_quick_run_are_there() -> None:
     assert named == sorted({*named} & {path.name for path in (ROOT / "tests" / "unit").iterdir()})
 
 
-def test_the_readme_is_short_and_names_the_two_commands() -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
-    assert len(text.splitlines()) <= 200
-    assert re.search(r"^make serve\b", text, re.MULTILINE)
-    assert re.search(r"^make test\b", text, re.MULTILINE)
-
-
 def test_the_source_page_has_a_row_for_every_folder() -> None:
     text = (DOCS / "source.md").read_text("utf-8")
     table = text.partition("| folder of `cog_triton/` |")[2].partition("\n\n")[0]
@@ -155,12 +102,68 @@ def test_the_source_page_has_a_row_for_every_folder() -> None:
 
 @pytest.mark.parametrize("page", ["architecture.md", "source.md"])
 def test_files_named_on_a_page_of_the_code_exist(page: str) -> None:
-    text = (DOCS / page).read_text("utf-8")
-    files = {str(path) for path in (ROOT / "cog_triton").rglob("*.py")}
-    files |= {
-        str(path)
-        for name in ("runner", "builder", "mock_cog_triton", "tests")
-        for path in (ROOT / name).rglob("*.py")
-    }
-    for name in re.findall(r"[\w/]+\.py\b", text):
-        assert any(file.endswith(f"/{name}") for file in files), name
+    named = re.findall(r"[\w/]+\.py\b", (DOCS / page).read_text("utf-8"))
+    folders = ("cog_triton", "runner", "builder", "mock_cog_triton", "tests")
+    files = [str(path) for name in folders for path in (ROOT / name).rglob("*.py")]
+    assert [name for name in named if not any(file.endswith(f"/{name}") for file in files)] == []
+
+
+COMMAND_PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+_SHELL = re.compile(r"^ *```(sh|console)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+_BEFORE = re.compile(r"&&|\||;|\w+=.*|.+:TAG|-c")
+_AFTER = {"&&", "|", ";", "&", ">", "2>", ">>"}
+_PLACEHOLDERS = {"N": "2", "SECONDS": "1"}
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Words after `cog-triton`, of each command in the page's shell blocks."""
+    for kind, block in _SHELL.findall(page.read_text("utf-8")):
+        for line in block.replace("\\\n", " ").splitlines():
+            typed = line.strip()
+            if kind == "console":
+                if not typed.startswith("$ "):
+                    continue
+                typed = typed[2:]
+            try:
+                words = shlex.split(typed, comments=True)
+            except ValueError:  # a quote that ends on another line
+                continue
+            yield from _ours(words)
+
+
+def _ours(words: list[str]) -> Iterator[list[str]]:
+    for place, word in enumerate(words):
+        if Path(word).name != "cog-triton":
+            continue
+        if place and not _BEFORE.fullmatch(words[place - 1]):
+            continue
+        rest = words[place + 1 :]
+        end = next((n for n, later in enumerate(rest) if later in _AFTER), len(rest))
+        yield [_PLACEHOLDERS.get(one, one) for one in rest[:end]]
+
+
+@pytest.mark.parametrize("page", COMMAND_PAGES, ids=lambda page: page.stem)
+def test_commands_are_taken(page: Path) -> None:
+    group = typer.main.get_command(app)
+    wrong = []
+    for words in commands(page):
+        try:
+            with group.context_class(group, info_name="cog-triton") as context:
+                name, command, arguments = group.resolve_command(context, list(words))
+                command.make_context(name, arguments, parent=context).close()
+        except Exception as error:  # noqa: BLE001
+            wrong.append(f"cog-triton {shlex.join(words)}: {type(error).__name__}: {error}")
+        except SystemExit:  # --help
+            pass
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", COMMAND_PAGES, ids=lambda page: page.stem)
+def test_posted_json_is_said_to_be_json(page: Path) -> None:
+    """Cog and the OpenAI API take no other; curl says that it is a form."""
+    blocks = "\n".join(block for _, block in _SHELL.findall(page.read_text("utf-8")))
+    posts = [
+        text for text in re.split(r"(?=\bcurl )", blocks) if re.search(r"/predictions|/v1/", text)
+    ]
+    posts = [text for text in posts if re.search(r"\s-d\s+['\"]?\{", text)]
+    assert [text for text in posts if "Content-Type" not in text] == []

@@ -91,18 +91,3 @@ def test_a_program_that_is_run_by_path_has_no_neighbour_of_the_standard_library(
     path = ROOT / name
     assert '__name__ == "__main__"' in path.read_text("utf-8")
     assert {entry.stem for entry in path.parent.iterdir()} & sys.stdlib_module_names == set()
-
-
-def test_file_names_are_unique_but_for_those_that_rules_give() -> None:
-    by_rule = {"__init__", "__main__", "engine", "family", "base", "command", "report"}
-    twice = {"child", "predictor", "serve", "server", "streaming"}
-    scripts = {"build", "quantize", "convert_checkpoint"}  # named as TensorRT-LLM's
-    seen: set[str] = set()
-    for path in (ROOT / "cog_triton").rglob("*.py"):
-        assert path.stem not in seen - by_rule - twice - scripts, path
-        seen.add(path.stem)
-
-
-def test_few_modules_lie_flat() -> None:
-    flat = {path.stem for path in (ROOT / "cog_triton").glob("*.py")}
-    assert len(flat - {"__init__", "__main__"}) <= 4

@@ -48,13 +48,10 @@ def test_truncation_and_padding_are_switched_off(tmp_path: Path) -> None:
     [
         (True, None, "hello", 1),
         (True, None, "<s>hello", 1),
-        (True, None, "<s><s>hello", 1),
         (False, None, "hello", 0),
         (False, None, "<s>hello", 1),
         (False, True, "hello", 1),
-        (False, True, "<s>hello", 1),
         (True, False, "hello", 0),
-        (True, False, "<s>hello", 1),
         (True, True, "", 1),
     ],
 )
@@ -106,12 +103,8 @@ def test_the_chat_template_is_read_from_any_of_its_places(
     [
         ("tokenizer.json", None, "cannot be read"),
         ("tokenizer.json", b"{", "not a tokenizer"),
-        ("tokenizer.json", b"{}", "not a tokenizer"),
-        ("tokenizer.json", b"\xff\xfe", "cannot be read"),
-        ("tokenizer_config.json", None, "cannot be read"),
         ("tokenizer_config.json", b"{,}", "not JSON"),
         ("tokenizer_config.json", b"[]", "must be a JSON object"),
-        ("tokenizer_config.json", b'{"bos_token": 1}', "bos_token"),
         ("tokenizer_config.json", b'{"eos_token": {"text": "x"}, "bos_token": []}', "bos_token"),
         ("tokenizer_config.json", b'{"eos_token": "<nope>"}', "'<nope>' is not in the vocabulary"),
         ("tokenizer_config.json", b'{"add_bos_token": "yes"}', "add_bos_token='yes'"),

@@ -75,11 +75,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: str) -> tuple[int,
     return code, capsys.readouterr().out
 
 
-def test_code_lines_are_those_of_neither_comments_docstrings_nor_imports() -> None:
-    assert budget.code_lines(SOURCE) == 2 + 1 + 3
-
-
-def test_what_the_table_allows_passes(checkout: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_comments_docstrings_and_imports_are_no_code_lines(
+    checkout: Path, monkeypatch: Any, capsys: Any
+) -> None:
     assert run(monkeypatch, capsys) == (0, "budget: cog_triton has 21 lines, 6 of code\n")
 
 
@@ -89,7 +87,6 @@ def test_what_the_table_allows_passes(checkout: Path, monkeypatch: Any, capsys: 
         ("cog_triton/front/b-.py", "x = 1\n", "cog_triton/front: 7 code lines, and at most 6"),
         ("cog_triton/new/b-.py", "x = 1\n", "cog_triton: 1 code lines, and at most 0"),
         ("new/b.txt", "x\n", "cog_triton: 1 other lines, and at most 0"),
-        ("tests/b.json", "x\n", "tests: 2 other lines, and at most 1"),
         ("tests/test_a.py", "x = 1  # noqa\n", "1 comments silence a check, and at most 0"),
         (
             "pyproject.toml",
@@ -128,7 +125,6 @@ def test_an_allowance_is_for_package_and_tests(
     ("old", "new", "words"),
     [
         ("tests 1 1 9 1", "tests 1 1 9 2", "tests: other lines raised from 1 to 2"),
-        ("tests 1 1 9 1", "tests - 1 9 1", "tests: code lines raised from 1 to None"),
         ("docs - - - -", "docs - - - -\nnew 0 0 9 1", "new: bytes raised from 0 to 9"),
         ("21 400 0", "21 401 0", "cog_triton, tests: bytes raised by 1, 0 are"),
         ("noqa 0", "noqa 1", "noqa raised from 0 to 1"),
@@ -156,8 +152,3 @@ def test_numbers_that_fell_are_written(checkout: Path, monkeypatch: Any, capsys:
     rows = budget.Table.parse((checkout / "budget.txt").read_text()).rows
     assert rows["tests"] == [1, 1, 6, 0]
     assert rows["cog_triton/front"][:2] == [6, 21], "what rose stays"
-
-
-def test_a_line_that_is_no_row_is_refused() -> None:
-    with pytest.raises(ValueError, match="not a row: 'allowance Features 900'"):
-        budget.Table.parse("allowance Features 900\n")

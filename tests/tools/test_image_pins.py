@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tomllib
 from importlib import metadata
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,12 +42,6 @@ def tags(version: str) -> set[Tag]:
     """What a wheel may be for, in an image with this Python."""
     number = tuple(map(int, version.split(".")))
     return {*cpython_tags(number, platforms=PLATFORMS), *compatible_tags(number, None, PLATFORMS)}
-
-
-def test_there_are_groups_for_every_python() -> None:
-    groups = {f"{version} {name}" for version in VERSIONS for name in ("cog", "cpu", "tests")}
-    assert {name for row in TABLE for name in row["groups"]} == {*groups, "3.12 vllm"}
-    assert len({row["file"] for row in TABLE}) == len(TABLE)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -147,16 +141,6 @@ def test_nix_files_name_no_package_registry() -> None:
         assert not re.search(r"pypi\.org|pythonhosted|debian\.org|npmjs", path.read_text()), path
 
 
-def test_every_package_of_nixpkgs_that_is_used_is_listed() -> None:
-    texts = [path.read_text() for path in (ROOT / "nix").glob("*.nix")]
-    used = {name for text in texts for name in re.findall(r"\bpkgs\.([A-Za-z0-9-]+)", text)}
-    used |= {name for text in texts for name in re.findall(r"\bpackages\.(\w+)", text)}
-    used -= {"lib", "x86_64-linux"}
-    page = (ROOT / "docs" / "flake.md").read_text()
-    table = page.partition("\n### What is used of nixpkgs\n")[2].partition("\n## ")[0]
-    assert used <= set(re.findall(r"[\w-]+", table))
-
-
 def test_prune_runs_with_only_the_files_that_pruner_nix_takes(tmp_path: Path) -> None:
     (pattern,) = re.findall(r'builtins.match "(.+?)" \(', (ROOT / "nix/pruner.nix").read_text())
     for path in ROOT.glob("cog_triton*/**/*.py"):
@@ -171,9 +155,8 @@ def test_prune_runs_with_only_the_files_that_pruner_nix_takes(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
 
 
-def test_every_row_of_the_vllm_images_says_why_and_nothing_unknown() -> None:
+def test_every_row_of_the_vllm_images_has_a_reason_and_known_keys() -> None:
     table: dict[str, Any] = json.loads((ROOT / "nix" / "vllm-image.json").read_text())
-    archs = {*re.findall(r'^  "(\d+)" = \{', (ROOT / "nix/archs.nix").read_text(), re.MULTILINE)}
     for kind, keys in {
         "left_out": {"wheels", "reason"},
         "parts": {"name", "reason", "wheels", "pruned"},
@@ -183,17 +166,9 @@ def test_every_row_of_the_vllm_images_says_why_and_nothing_unknown() -> None:
         for row in table[kind]:
             assert row.keys() <= keys, row
             assert row["reason"].strip(), row
-            kept_for = row.get("kept_for", [])
-            assert kept_for == sorted(set(kept_for)), row
-            assert {*map(str, kept_for)} < archs, row
-    rows = table["left_out"] + table["parts"]
-    names = [name for row in rows for name in row.get("wheels", [])]
+    names = [name for row in table["left_out"] + table["parts"] for name in row.get("wheels", [])]
     assert names == [canonicalize_name(name) for name in names]
     assert len(names) == len(set(names))
-    assert "wheels" not in table["parts"][-1]  # it takes the rest
     paths = [path for row in table["dropped"] + table["stripped"] for path in row["paths"]]
     assert len(paths) == len(set(paths))
-    for path in paths:
-        assert not path.startswith("/"), path
-        assert ".." not in PurePosixPath(path).parts, path
-        assert "{" not in path, "Path.glob has no alternatives"
+    assert [path for path in paths if path.startswith("/") or "{" in path] == []

@@ -93,12 +93,6 @@ def test_what_is_not_committed_is_refused_for_results_name_a_commit(checkout: Pa
     assert "?? more.py" in said
 
 
-def test_an_unknown_suite_is_refused_with_the_known_ones(checkout: Path) -> None:
-    code, said = run(checkout, "stores")
-    assert code == 2
-    assert "unknown suite stores: must be of good, bad, cluster, slow" in said
-
-
 def test_ctrl_c_ends_the_suite_and_keeps_the_others(checkout: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "scripts/nightly.py", "good", "slow"],

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from upstream.checkpoint_comparison import compared, differences
-from upstream.checkpoint_tensors import Heads, Tensors, expected, split_qkv
-from upstream.families import EXAMPLES, arguments
+from upstream.checkpoint_tensors import Tensors, expected
 from upstream.layer_names import NAMES
-from upstream.script_runs import cause_of
 
 CONFIG = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
 VOCABULARY, HIDDEN, INNER, HEAD = 5, 8, 6, 2
@@ -85,27 +83,14 @@ def test_shared_heads_are_on_each_rank(llama: Tensors) -> None:
     assert np.array_equal(first[4:], second[4:])
 
 
-@pytest.mark.parametrize(("family", "rows"), [("bloom", "qkvQKV"), ("falcon", "qQkv")])
-def test_interleaved_projections_are_taken_apart(family: str, rows: str) -> None:
-    heads = Heads(2, 2 if family == "bloom" else 1)
-    tensor = np.array([[ord(letter)] for letter in rows])
-    parts = split_qkv([tensor], NAMES[family], heads)
-    assert ["".join(map(chr, part[:, 0])) for part in parts] == (
-        ["qQ", "kK", "vV"] if family == "bloom" else ["qQ", "k", "v"]
-    )
-
-
-def test_equal_checkpoint_has_no_differences(checkpoint: Path) -> None:
+def test_a_checkpoint_is_equal_until_a_rank_is_missing(checkpoint: Path) -> None:
     assert differences(NAMES["llama"], checkpoint, checkpoint, 2) == []
-
-
-def test_missing_rank_is_told(checkpoint: Path) -> None:
     (checkpoint / "rank1.safetensors").unlink()
     (line,) = differences(NAMES["llama"], checkpoint, checkpoint, 2)
     assert line == "ranks ['rank0.safetensors'], not ['rank0.safetensors', 'rank1.safetensors']"
 
 
-def test_each_tensor_that_is_not_equal_is_told(llama: Tensors) -> None:
+def test_each_tensor_that_is_not_equal_is_named(llama: Tensors) -> None:
     ours = expected(NAMES["llama"], llama, CONFIG, 0, 1)
     fc, gate = (f"transformer.layers.0.mlp.{name}.weight" for name in ("fc", "gate"))
     theirs = {**ours, fc: ours[gate], gate: ours[fc], "more": ours[fc]}
@@ -116,26 +101,3 @@ def test_each_tensor_that_is_not_equal_is_told(llama: Tensors) -> None:
         *("lm_head.weight", "more is not of the model", "transformer.layers.0.mlp.fc.weight"),
         *("transformer.layers.0.mlp.gate.weight", "transformer.ln_f.weight is missing"),
     ]
-
-
-def test_arguments_are_those_that_the_script_has() -> None:
-    assert set(EXAMPLES) == set(NAMES)
-    new = {"model_dir", "output_dir", "dtype", "tp_size", "workers"}
-    assert arguments("llama", new, "m", "o", 2) == {
-        "model_dir": "m",
-        "output_dir": "o",
-        "dtype": "float16",
-        "tp_size": 2,
-    }
-    assert arguments("phi", new - {"tp_size"}, "m", "o", 2) == "its script has no --tp_size"
-
-
-def test_line_of_the_sources_that_stops_a_script_is_told(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(
-        'Traceback\n  File "/tree/examples/a.py", line 7, in main\n    load()\n'
-        '  File "/other/load.py", line 9, in load\n    1 / 0\nZeroDivisionError: division by zero\n'
-    )
-    assert cause_of(log, Path("/tree")) == "ZeroDivisionError: division by zero (examples/a.py:7)"
-    log.write_text("")
-    assert cause_of(log, Path("/tree")) == "it says nothing"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.errors import InvalidArgument
-from cog_triton.text.sampling import SamplingParams, resolve_seed
+from cog_triton.text.sampling import MAX_SEED, SamplingParams, resolve_seed
 
 FLOATS = (
     "temperature",
@@ -49,6 +49,10 @@ def test_either_a_valid_set_or_e1005_naming_one_of_the_values(values: dict[str, 
         return
     assert 0 <= params.min_tokens <= params.max_tokens
     assert 0 <= params.top_p <= 1
+    assert params.max_tokens >= 1
+    assert params.top_k >= 0
+    assert params.repetition_penalty > 0
+    assert 0 <= (params.seed or 0) <= MAX_SEED
     assert params.temperature >= 0
     assert all(math.isfinite(value) for value in dataclasses.astuple(params) if value or value == 0)
 

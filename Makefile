@@ -55,7 +55,7 @@ nightly: setup ## run the long suites, one by one, and write nightly.json (SUITE
 test-tools: setup ## test scripts, benchmarks, faults and what images are made by: no product code
 	@$(PYTEST) -q $(or $(TESTS),tests/tools)
 
-test-clients: setup ## run released clients against a server, some in Node (CLIENT="openai llm" ARGS=--help)
+test-clients: setup ## run released clients against a server, some in Node (CLIENT="openai llm", common or rest; ARGS=--help)
 	@$(BIN)/python tests/clients/run_suite.py $(CLIENT) $(ARGS)
 
 test-deploy: setup ## render the Helm chart, hold deploy/ to the schemas of Kubernetes (fetches 250 MB once)

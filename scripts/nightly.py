@@ -33,7 +33,7 @@ SUITES = {
     "mutants": "make mutants",
     "stores": "make test-stores",
     "slurm": "scripts/setup-slurm && make test-slurm",
-    "clients": "make test-clients",
+    "clients": "make test-clients CLIENT=rest",
     "bench-against": 'make bench-against ARGS="--rounds 7 --seconds 3 --hold"',
     "attack": 'make attack ARGS="--inputs 20000"',
     "faults": 'make faults ARGS="--minutes 20"',

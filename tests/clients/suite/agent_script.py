@@ -1,4 +1,4 @@
-"""What the scripted mock says to agents: calls of `agent_tools`, one after another, and an end.
+"""What the scripted mock says to agents: calls of the tools in `cases`, then an end.
 
 Coding agents call their own tools.
 """
@@ -25,17 +25,12 @@ def _fields(**values: object) -> str:
 
 
 def _thought(name: str, **arguments: object) -> str:
-    return _fields(
-        next_thought="Next.",
-        next_tool_name=name,
-        next_tool_args=json.dumps(arguments),
-        completed="",
-    )
+    fields = {"next_thought": "Next.", "next_tool_name": name, "completed": ""}
+    return _fields(**fields, next_tool_args=json.dumps(arguments))
 
 
-def _loop(city: str, call: object, end: str) -> list[dict[str, str]]:
+def _loop(city: str, call: Callable[..., str], end: str) -> list[dict[str, str]]:
     first = _TEMPERATURES[city]
-    assert callable(call)
     return [
         {"after": f"What is the temperature in {city}", "say": call("temperature", city=city)},
         {"after": str(first), "say": call("add", a=first, b=_PLUS)},

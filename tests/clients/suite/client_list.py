@@ -20,16 +20,14 @@ one whose answers are scripted: it calls tools (`agent_script.py`)."""
 
 @dataclass(frozen=True)
 class Client:
-    """A client's package, or our reproduction of a script's requests."""
+    """A client's package."""
 
     name: str
     """Of its row; of a Python package, its name on the index."""
-    servers: tuple[str, ...] = ()
+    servers: tuple[str, ...]
     """What it runs against: names of `KINDS`."""
-    limit_s: float = 300
-    releases: str = ""
-    """Of a reproduction: the script and its releases. It runs in the project's .venv."""
-
+    group: str = "rest"
+    """`common` clients run in `make test-all`, the other ones in `make nightly`."""
     note: str = ""
     """What is not as released."""
     npm: str = ""
@@ -39,21 +37,15 @@ class Client:
 
     @property
     def runner(self) -> Path:
-        if self.releases:
-            return RUNNERS / "run_reproductions.py"
         ending = ".mjs" if self.npm and not self.command else ".py"
         return RUNNERS / f"run_{self.name.replace('-', '_')}{ending}"
 
     @property
-    def lock(self) -> Path | None:
-        if self.npm:
-            return NODE_LOCK
-        return None if self.releases else next(filter(self._pinned, reversed(LOCKS)))
+    def lock(self) -> Path:
+        return NODE_LOCK if self.npm else next(filter(self._pinned, reversed(LOCKS)))
 
     def version(self) -> str:
-        """The one that the lock pins, with the note; or the releases that are reproduced."""
-        if self.lock is None:
-            return self.releases
+        """The one that the lock pins, with the note."""
         if self.npm:
             pinned = json.loads(self.lock.read_text())["packages"]
             return str(pinned[f"node_modules/{self.npm}"]["version"].removesuffix("-linux-x64"))
@@ -65,44 +57,39 @@ class Client:
         return found[1] if found else None
 
 
+_DEMO, _BOTH, _MOCK = ("openvino",), ("openvino", "scripted"), ("mock",)
+_CODE = "@anthropic-ai/claude-code-linux-x64"
 CLIENTS = (
-    Client("openai", ("openvino", "mock")),
-    Client("anthropic", ("openvino", "mock")),
-    Client("litellm", ("openvino",)),
-    Client("langchain-openai", ("openvino",)),
-    Client("instructor", ("openvino",)),
-    Client("pydantic-ai-slim", ("openvino", "scripted")),
-    Client("openai-agents", ("openvino", "scripted")),
-    Client("smolagents", ("openvino", "scripted")),
-    Client("llama-index-core", ("openvino", "scripted")),
-    Client("haystack-ai", ("openvino", "scripted")),
-    Client("autogen-agentchat", ("openvino", "scripted")),
-    Client("dspy", ("openvino", "scripted")),
-    Client("llm", ("openvino",)),
-    Client("openai-node", ("openvino", "scripted"), npm="openai"),
-    Client("vercel-ai", ("openvino", "scripted"), npm="ai"),
-    Client("langchain-openai-node", ("openvino", "scripted"), npm="@langchain/openai"),
-    Client(
-        "claude-code",
-        ("openvino", "scripted"),
-        npm="@anthropic-ai/claude-code-linux-x64",
-        command=True,
-    ),
+    Client("openai", ("openvino", "mock", "scripted"), "common"),
+    Client("openai-node", _BOTH, "common", npm="openai"),
+    Client("anthropic", ("openvino", "mock", "scripted"), "common"),
+    Client("claude-code", _BOTH, "common", npm=_CODE, command=True),
+    Client("litellm", _DEMO, "common"),
+    Client("langchain-openai", _BOTH, "common"),
+    Client("pydantic-ai-slim", _BOTH, "common"),
+    Client("tritonclient", ("openvino", "whole"), "common"),
+    Client("replicate", _DEMO, "common"),
+    Client("instructor", _DEMO),
+    Client("openai-agents", _BOTH),
+    Client("smolagents", _BOTH),
+    Client("llama-index-core", _BOTH),
+    Client("haystack-ai", _BOTH),
+    Client("autogen-agentchat", _BOTH),
+    Client("dspy", _BOTH),
+    Client("llm", _DEMO),
+    Client("vercel-ai", _BOTH, npm="ai"),
+    Client("langchain-openai-node", _BOTH, npm="@langchain/openai"),
     Client("codex", ("scripted",), npm="@openai/codex-linux-x64", command=True),
     Client("llm-comply", ("scripted",)),
     Client("lm-eval", ("openvino", "mock")),
-    Client("aiperf", ("mock",)),
-    Client("guidellm", ("mock",), note="with a stand-in for torch's DataLoader"),
-    Client("replicate", ("openvino",)),
-    Client("tritonclient", ("openvino", "whole")),
-    Client(
-        "inflight_batcher",
-        releases="inflight_batcher_llm_client.py of tensorrtllm_backend, v0.7.2 to v0.19",
-    ),
-    Client(
-        "end_to_end", releases="end_to_end_grpc_client.py of tensorrtllm_backend, v0.7.2 to v0.19"
-    ),
-    Client("original_scripts", releases="test_perf.py and benchmark.py of replicate/cog-triton"),
-    Client("vllm_sample", releases="samples/client.py of vllm_backend, r23.10 to r25.12"),
+    Client("aiperf", _MOCK),
+    Client("guidellm", _MOCK, note="with a stand-in for torch's DataLoader"),
 )
 """In the order of the page."""
+
+
+def chosen(names: list[str]) -> list[Client]:
+    """The clients of these names and groups, all without any; ValueError names what is neither."""
+    if unknown := {*names} - {one.name for one in CLIENTS} - {one.group for one in CLIENTS}:
+        raise ValueError(f"unknown client {', '.join(sorted(unknown))}: see --list")
+    return [one for one in CLIENTS if not names or one.name in names or one.group in names]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.client_list import ROOT, Client
+from suite.client_list import Client
 from suite.environments import HOME, NODE, command_of
 
 if TYPE_CHECKING:
@@ -30,15 +30,16 @@ ALONE = {
 }
 """What keeps a client from anything but the server: a proxy that nobody listens as."""
 
+LIMIT_S = 300
+
 
 @dataclass(frozen=True)
 class Check:
-    """What one check found; `upstream` is where a client's source shows that it is not ours."""
+    """What one check found."""
 
     name: str
     ok: bool
     detail: str
-    upstream: str = ""
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Row:
 
     @property
     def well(self) -> bool:
-        return bool(self.checks) and all(check.ok or check.upstream for check in self.checks)
+        return bool(self.checks) and all(check.ok for check in self.checks)
 
 
 def run(client: Client, servers: Servers, only: str, verbose: bool) -> Row:
@@ -61,8 +62,7 @@ def run(client: Client, servers: Servers, only: str, verbose: bool) -> Row:
     work = HOME / "work" / client.name
     work.mkdir(parents=True, exist_ok=True)
     described: dict[str, Any] = {kind: servers.described(kind) for kind in client.servers}
-    if client.lock is not None:
-        described["work"] = str(work)
+    described["work"] = str(work)
     if client.command:
         described["packages"] = str(NODE / "node_modules")
     environment = {**os.environ, **ALONE, "COG_TRITON_SUITE": json.dumps(described)}
@@ -73,14 +73,14 @@ def run(client: Client, servers: Servers, only: str, verbose: bool) -> Row:
         process = subprocess.Popen(
             [*command, client.name, only],
             env=environment,
-            cwd=ROOT if client.lock is None else work,
+            cwd=work,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
             start_new_session=True,
         )
         try:
-            text, _ = process.communicate(timeout=client.limit_s)
+            text, _ = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             text, _ = process.communicate()
@@ -107,9 +107,8 @@ def _tell(row: Row, seconds: float, verbose: bool) -> None:
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
     passed = sum(check.ok for check in row.checks)
-    name = f"{row.client.name} {row.client.version()}" if row.client.lock else row.client.name
+    name = f"{row.client.name} {row.client.version()}"
     print(f"{name:32} {passed} of {len(row.checks)} in {seconds:.0f} s", flush=True)
     for check in row.checks:
         if verbose or not check.ok:
-            word = "ok" if check.ok else "not ours" if check.upstream else "FAILED"
-            print(f"  {word:9} {check.name}: {check.detail}", flush=True)
+            print(f"  {'ok' if check.ok else 'FAILED':6} {check.name}: {check.detail}", flush=True)

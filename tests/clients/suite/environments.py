@@ -34,8 +34,6 @@ class EnvironmentFailed(RuntimeError):
 
 def command_of(client: Client) -> list[str]:
     """The command that runs `client`; its environment is made first if need be."""
-    if client.lock is None:
-        return [sys.executable, str(client.runner)]
     if client.npm:
         _kept(NODE, NODE_LOCK, _install_node)
         if client.command:

@@ -1,5 +1,5 @@
 // What runners for Node share, as checks.py does: servers, checks that print a JSON line each, and
-// the tools of agent_tools.py.
+// the tools of cases.py.
 
 import assert from "node:assert/strict";
 
@@ -30,7 +30,7 @@ export async function main() {
       ok = false;
       detail = `${error}`;
     }
-    console.log(JSON.stringify({ check, ok, detail: detail.slice(0, 1000), upstream: "" }));
+    console.log(JSON.stringify({ check, ok, detail: detail.slice(0, 1000) }));
   }
 }
 

@@ -1,7 +1,4 @@
-"""What runners share: where the servers are, and checks that print a JSON line each.
-
-It runs in the environments of clients: nothing but the standard library.
-"""
+"""What runners share: where the servers are, and checks that print a JSON line each."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 GIVEN: dict[str, Any] = json.loads(os.environ["COG_TRITON_SUITE"])
-_CHECKS: list[tuple[Callable[[], object], str]] = []
+_CHECKS: list[tuple[str, Callable[[], object]]] = []
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,11 @@ class Server:
     """Of the mock: sequences at once; more are refused, none wait."""
     fields: dict[str, list[str]]
     """Names of the request fields that the server knows, by API."""
+
+    @property
+    def origin(self) -> str:
+        """The address without /v1, which some clients add."""
+        return self.openai.removesuffix("/v1")
 
     def knows(self, api: str, parameters: type) -> None:
         """Fail for a field of a client's parameters that the server does not know."""
@@ -94,14 +97,14 @@ def until(condition: Callable[[], object], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-def check(function: Callable[[], object] | None = None, *, upstream: str = "") -> Any:
-    """Make a function a check, which fails by raising; its name, in words, is the check's.
+def add(name: str, function: Callable[[], object]) -> None:
+    """Add a check, which fails by raising."""
+    _CHECKS.append((name, function))
 
-    `upstream` is why a failure is not ours: the line or the issue that shows it.
-    """
-    if function is None:
-        return lambda found: check(found, upstream=upstream)
-    _CHECKS.append((function, upstream))
+
+def check(function: Callable[[], object]) -> Callable[[], object]:
+    """Make a function a check; its name, in words, is the check's."""
+    add(function.__name__.replace("_", " "), function)
     return function
 
 
@@ -114,11 +117,24 @@ def raises(kind: type[BaseException], call: Callable[[], object]) -> Any:
     raise AssertionError(f"no {kind.__name__}, but {found!r}")
 
 
+def run(*command: str | Path, code: int = 0, text: str = "", **environment: str) -> str:
+    """Run a command with these variables besides; what it prints, with its errors if it fails."""
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == code, f"{done.returncode}: {(done.stdout + done.stderr)[-1500:]}"
+    return done.stdout + (done.stderr if code else "")
+
+
 def main() -> None:
     """Run the checks; ``argv[2]``, if any, is what is in the names of those that do."""
     only = sys.argv[2] if len(sys.argv) > 2 else ""
-    for function, upstream in sorted(_CHECKS, key=lambda one: one[0].__module__ != "__main__"):
-        name = function.__name__.replace("_", " ")
+    for name, function in _CHECKS:
         if only not in name:
             continue
         try:
@@ -126,5 +142,5 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001  whatever a client raises is its result
             traceback.print_exc()
             detail, ok = f"{type(error).__name__}: {error}", False
-        line = {"check": name, "ok": ok, "detail": detail[:1000], "upstream": upstream}
+        line = {"check": name, "ok": ok, "detail": detail[:1000]}
         print(f"\n{json.dumps(line)}", flush=True)  # clients leave lines open

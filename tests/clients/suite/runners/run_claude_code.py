@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from checks import Server, check, main, server
+from checks import Server, add, check, main, server
 from coding_agent import MACHINE, PACKAGES, SCRIPTED, Answer, coding_checks, run
 
 HERE = server("openvino")
@@ -16,7 +16,7 @@ def lines(one: Server, ask: str, *options: str, most_tokens: int = 8000) -> list
     print_mode = ["-p", "--verbose", "--output-format", "stream-json", "--model", one.model]
     return run(
         *(AGENT, *print_mode, *options, "--", ask),
-        ANTHROPIC_BASE_URL=one.openai.removesuffix("/v1"),
+        ANTHROPIC_BASE_URL=one.origin,
         ANTHROPIC_API_KEY="none",
         ANTHROPIC_SMALL_FAST_MODEL=one.model,
         CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
@@ -38,7 +38,8 @@ def agent(ask: str, session: str = "", cut: bool = False) -> Answer:
     return last["session_id"], last.get("result", "")
 
 
-coding_checks("CC", agent)
+continued = coding_checks("CC", agent)
+add("a session continues after a cut call", lambda: continued(agent("CC-LONG-CALL", cut=True)[0]))
 
 
 @check

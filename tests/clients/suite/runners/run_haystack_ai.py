@@ -2,112 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import partial
+from typing import Any
 
-import agent_tools
-import pydantic
-from checks import Server, check, main, server
-from haystack import Pipeline
+from cases import FUNCTIONS, City, cases
+from checks import Server, main, server
 from haystack.components.agents import Agent
-from haystack.components.builders import ChatPromptBuilder
 from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIResponsesChatGenerator
-from haystack.dataclasses import ChatMessage, StreamingChunk
+from haystack.dataclasses import ChatMessage
 from haystack.tools import create_tool_from_function
 from haystack.utils import Secret
 
 HERE, SCRIPTED = server("openvino"), server("scripted")
-ASK = "What is the capital of France?"
-PARIS = "The capital of France is Paris"
-TOOLS = [create_tool_from_function(one) for one in (agent_tools.temperature, agent_tools.add)]
-GREEDY = {"temperature": 0, "max_tokens": 300}
+TOOLS = [create_tool_from_function(one) for one in FUNCTIONS.values()]
+KINDS = {"chats": OpenAIChatGenerator, "responses": OpenAIResponsesChatGenerator}
 
 
-def generator(
-    one: Server, kind: type = OpenAIChatGenerator, **given: object
-) -> OpenAIChatGenerator | OpenAIResponsesChatGenerator:
+def generator(one: Server, by: str = "chats", **given: object) -> Any:
     key = Secret.from_token("none")
-    return kind(api_key=key, model=one.model, api_base_url=one.openai, max_retries=0, **given)
+    return KINDS[by](api_key=key, model=one.model, api_base_url=one.openai, max_retries=0, **given)
 
 
-def loop(kind: type, **given: object) -> str:
-    agent = Agent(chat_generator=generator(SCRIPTED, kind), tools=TOOLS, **given)
-    messages = agent.run(messages=[ChatMessage.from_user(agent_tools.TASK)])["messages"]
-    called = [call.tool_name for message in messages for call in message.tool_calls]
-    assert called == ["temperature", "add"]
-    assert agent_tools.result() in messages[-1].text
-    return messages[-1].text
+def reply(prompt: str, given: dict[str, Any] | None = None, **fields: object) -> ChatMessage:
+    greedy = {"temperature": 0, "max_tokens": 300, **fields}
+    model = generator(HERE, generation_kwargs=greedy, **(given or {}))
+    (found,) = model.run([ChatMessage.from_user(prompt)])["replies"]
+    return found
 
 
-def streamed(kind: type) -> None:
-    pieces: list[StreamingChunk] = []
-    said = loop(kind, streaming_callback=pieces.append)
-    assert "".join(piece.content or "" for piece in pieces).endswith(said)
-    assert len(pieces) > 3
+def chat(prompt: str) -> tuple[str, int]:
+    found = reply(prompt)
+    return found.text, found.meta["usage"]["completion_tokens"]
 
 
-@check
-def agent_loop_by_chats() -> str:
-    return loop(OpenAIChatGenerator)
-
-
-@check
-def agent_loop_by_chats_streamed() -> None:
-    streamed(OpenAIChatGenerator)
-
-
-@check
-def agent_loop_by_responses() -> str:
-    return loop(OpenAIResponsesChatGenerator)
-
-
-@check
-def agent_loop_by_responses_streamed() -> None:
-    streamed(OpenAIResponsesChatGenerator)
-
-
-@check
-def a_pipeline() -> None:
-    pipeline = Pipeline()
-    template = [ChatMessage.from_user("What is the capital of {{ country }}?")]
-    pipeline.add_component("prompt", ChatPromptBuilder(template, required_variables="*"))
-    pipeline.add_component("model", generator(HERE, generation_kwargs=GREEDY))
-    pipeline.connect("prompt", "model")
-    (reply,) = pipeline.run({"prompt": {"country": "France"}})["model"]["replies"]
-    assert reply.text.startswith(PARIS)
-    assert reply.meta["usage"]["completion_tokens"] > 2
-
-
-@check
-def a_chat_streamed() -> None:
+def chat_streamed(prompt: str) -> list[str]:
     pieces: list[str] = []
-    given = {
-        "generation_kwargs": GREEDY,
-        "streaming_callback": lambda one: pieces.append(one.content),
-    }
-    (reply,) = generator(HERE, **given).run([ChatMessage.from_user(ASK)])["replies"]
-    assert reply.text.startswith(PARIS)
-    assert "".join(pieces) == reply.text
+    reply(prompt, {"streaming_callback": lambda piece: pieces.append(piece.content)})
+    return pieces
 
 
-@check
-def forced_calls() -> None:
-    given = {"generation_kwargs": {**GREEDY, "tool_choice": "required"}, "tools": TOOLS}
-    (reply,) = generator(HERE, **given).run([ChatMessage.from_user(ASK)])["replies"]
-    assert reply.tool_calls
+def loop(by: str, task: str, streamed: bool) -> tuple[list[str], str, list[str]]:
+    pieces: list[str] = []
+    given = {}
+    if streamed:
+        given["streaming_callback"] = lambda piece: pieces.append(piece.content or "")
+    agent = Agent(chat_generator=generator(SCRIPTED, by), tools=TOOLS, **given)
+    messages = agent.run(messages=[ChatMessage.from_user(task)])["messages"]
+    called = [call.tool_name for message in messages for call in message.tool_calls]
+    return called, messages[-1].text, pieces
 
 
-class City(pydantic.BaseModel):
-    """A city."""
-
-    name: Literal["Paris", "Rome"]
-    large: bool
+def forced_call(prompt: str) -> tuple[str, dict[str, Any]]:
+    call = reply(prompt, {"tools": TOOLS}, tool_choice="required").tool_calls[0]
+    return call.tool_name, call.arguments
 
 
-@check
-def structured_output() -> None:
-    given = {"generation_kwargs": {**GREEDY, "response_format": City}}
-    (reply,) = generator(HERE, **given).run([ChatMessage.from_user(ASK)])["replies"]
-    assert City.model_validate_json(reply.text)
+def structured_output(prompt: str) -> City:
+    return City.model_validate_json(reply(prompt, response_format=City).text)
+
+
+for api in KINDS:
+    cases(api, agent_loop=partial(loop, api))
+cases(
+    chat=chat,
+    chat_streamed=chat_streamed,
+    forced_call=forced_call,
+    structured_output=structured_output,
+)
 
 
 if __name__ == "__main__":

@@ -1,110 +1,79 @@
-"""llama-index: a function agent and a ReAct one, chats, structured output, tool calls."""
+"""llama-index: a function agent, chats, completions, structured output, tool calls."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
-import agent_tools
-import pydantic
-from checks import Server, check, main, server
+from cases import FUNCTIONS, City, cases
+from checks import Server, main, server
 from llama_index.core.agent.workflow import AgentStream, FunctionAgent, ToolCallResult
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 
 HERE, SCRIPTED = server("openvino"), server("scripted")
-ASK = "What is the capital of France?"
-PARIS = "The capital of France is Paris"
-TOOLS = [FunctionTool.from_defaults(one) for one in (agent_tools.temperature, agent_tools.add)]
+TOOLS = [FunctionTool.from_defaults(one) for one in FUNCTIONS.values()]
 
 
-def model(one: Server, **given: object) -> OpenAILike:
-    return OpenAILike(
-        model=one.model,
-        api_base=one.openai,
-        api_key="none",
-        is_chat_model=True,
-        is_function_calling_model=True,
-        context_window=8192,
-        max_tokens=300,
-        temperature=0,
-        max_retries=0,
-        **given,
-    )
+def model(one: Server = HERE, **given: object) -> OpenAILike:
+    fields = {
+        "is_chat_model": True,
+        "is_function_calling_model": True,
+        "context_window": 8192,
+        "max_tokens": 300,
+        "temperature": 0,
+        "max_retries": 0,
+    }
+    return OpenAILike(one.model, api_base=one.openai, api_key="none", **{**fields, **given})
 
 
-def run(streaming: bool) -> tuple[str, list[str], list[str]]:
-    """What the agent says in the end, what it called, and pieces of its text."""
+def chat(prompt: str) -> tuple[str, int]:
+    answer = model().chat([ChatMessage(prompt)])
+    return answer.message.content, answer.raw.usage.completion_tokens
 
-    async def loop() -> tuple[str, list[str], list[str]]:
-        agent = FunctionAgent(tools=TOOLS, llm=model(SCRIPTED), streaming=streaming)
-        handler = agent.run(agent_tools.TASK)
+
+def chat_streamed(prompt: str) -> Iterator[str]:
+    return (piece.delta for piece in model().stream_chat([ChatMessage(prompt)]))
+
+
+def loop(task: str, streamed: bool) -> tuple[list[str], str, list[str]]:
+    async def run() -> tuple[list[str], str, list[str]]:
+        agent = FunctionAgent(tools=TOOLS, llm=model(SCRIPTED), streaming=streamed)
+        handler = agent.run(task)
         called, pieces = [], []
         async for event in handler.stream_events():
             if isinstance(event, ToolCallResult):
                 called.append(event.tool_name)
             elif isinstance(event, AgentStream):
                 pieces.append(event.delta)
-        return str(await handler), called, pieces
+        return called, str(await handler), pieces
 
-    return asyncio.run(loop())
-
-
-@check
-def agent_loop() -> str:
-    said, called, _ = run(streaming=False)
-    assert called == ["temperature", "add"]
-    assert agent_tools.result() in said
-    return said
+    return asyncio.run(run())
 
 
-@check
-def agent_loop_streamed() -> None:
-    said, called, pieces = run(streaming=True)
-    assert called == ["temperature", "add"]
-    assert agent_tools.result() in said
-    assert "".join(pieces).endswith(said)
-    assert len(pieces) > 3
+def forced_call(prompt: str) -> tuple[str, dict[str, Any]]:
+    answer = model().chat_with_tools(TOOLS, user_msg=prompt, tool_required=True)
+    call = model().get_tool_calls_from_response(answer)[0]
+    return call.tool_name, call.tool_kwargs
 
 
-@check
-def a_chat_whole_and_streamed() -> None:
-    one = model(HERE)
-    whole = one.chat([ChatMessage(ASK)])
-    assert whole.message.content.startswith(PARIS)
-    pieces = [piece.delta for piece in one.stream_chat([ChatMessage(ASK)])]
-    assert "".join(pieces) == whole.message.content
-    assert len(pieces) > 3
+def typed(schema: bool, prompt: str) -> City:
+    structured = model(should_use_structured_outputs=schema).as_structured_llm(City)
+    return structured.chat([ChatMessage(prompt)]).raw
 
 
-@check
-def completions() -> None:
-    one = model(HERE)
-    one.is_chat_model = False
-    assert "Paris" in one.complete("The capital of France is").text
-
-
-@check
-def forced_calls() -> None:
-    one = model(HERE)
-    answer = one.chat_with_tools(TOOLS, user_msg=ASK, tool_required=True)
-    assert one.get_tool_calls_from_response(answer)
-
-
-class City(pydantic.BaseModel):
-    """A city."""
-
-    name: Literal["Paris", "Rome"]
-    large: bool
-
-
-@check
-def structured_output() -> None:
-    """By a forced call, and by a schema."""
-    for schema in (False, True):
-        one = model(HERE, should_use_structured_outputs=schema)
-        assert isinstance(one.as_structured_llm(City).chat([ChatMessage(ASK)]).raw, City)
+cases(
+    chat=chat,
+    chat_streamed=chat_streamed,
+    completions=lambda prompt: model(is_chat_model=False).complete(prompt, max_tokens=4).text,
+    agent_loop=loop,
+    forced_call=forced_call,
+)
+cases("a forced call", structured_output=partial(typed, False))
+cases("a schema", structured_output=partial(typed, True))
 
 
 if __name__ == "__main__":

@@ -1,123 +1,78 @@
-"""openai-agents: runs of agents with two tools by two APIs, a handoff, typed outputs."""
+"""openai-agents: runs of agents with two tools by two APIs, a stored response, typed outputs."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from functools import partial
+from typing import Any
 
-import agent_tools
 import agents
 import openai
-import pydantic
+from cases import FUNCTIONS, TASK, City, cases, result_in
 from checks import Server, check, main, server
 
 HERE, SCRIPTED = server("openvino"), server("scripted")
-ASK = "What is the capital of France?"
 GREEDY = agents.ModelSettings(temperature=0, max_tokens=300)
-TOOLS = [agents.function_tool(one) for one in (agent_tools.temperature, agent_tools.add)]
+TOOLS = [agents.function_tool(one) for one in FUNCTIONS.values()]
+KINDS = {
+    "chats": agents.OpenAIChatCompletionsModel,
+    "responses": agents.OpenAIResponsesModel,
+}
 agents.set_tracing_disabled(True)
 
 
-def client(one: Server) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=one.openai, api_key="none", max_retries=0)
+def agent(one: Server, by: str, **given: object) -> agents.Agent:
+    client = openai.AsyncOpenAI(base_url=one.openai, api_key="none", max_retries=0)
+    return agents.Agent(name="Sums", model=KINDS[by](one.model, client), **given)
 
 
-def chat(one: Server) -> agents.Model:
-    return agents.OpenAIChatCompletionsModel(one.model, client(one))
-
-
-def responses(one: Server) -> agents.Model:
-    return agents.OpenAIResponsesModel(one.model, client(one))
-
-
-def agent(model: agents.Model, **given: object) -> agents.Agent:
-    return agents.Agent(name="Sums", instructions="Use the tools.", model=model, **given)
-
-
-def loop(model: agents.Model) -> str:
-    found = agents.Runner.run_sync(agent(model, tools=TOOLS), agent_tools.TASK)
-    kinds = [item.type for item in found.new_items]
-    assert kinds == ["tool_call_item", "tool_call_output_item"] * 2 + ["message_output_item"]
-    assert agent_tools.result() in found.final_output
-    return found.final_output
-
-
-def streamed(model: agents.Model) -> None:
-    async def run() -> tuple[str, list[str]]:
-        found = agents.Runner.run_streamed(agent(model, tools=TOOLS), agent_tools.TASK)
+def loop(by: str, task: str, streamed: bool) -> tuple[list[str], str, list[str]]:
+    async def run() -> tuple[Any, list[str]]:
+        worker = agent(SCRIPTED, by, tools=TOOLS)
+        if not streamed:
+            return await agents.Runner.run(worker, task), []
+        found = agents.Runner.run_streamed(worker, task)
         pieces = [
             event.data.delta
             async for event in found.stream_events()
             if event.type == "raw_response_event"
             and event.data.type == "response.output_text.delta"
         ]
-        return found.final_output, pieces
+        return found, pieces
 
-    output, pieces = asyncio.run(run())
-    assert agent_tools.result() in output
-    assert "".join(pieces) == output
-
-
-@check
-def agent_loop_by_chats() -> str:
-    return loop(chat(SCRIPTED))
+    found, pieces = asyncio.run(run())
+    calls = [item for item in found.new_items if item.type == "tool_call_item"]
+    return [call.raw_item.name for call in calls], found.final_output, pieces
 
 
-@check
-def agent_loop_by_chats_streamed() -> None:
-    streamed(chat(SCRIPTED))
+def chat(by: str, prompt: str) -> tuple[str, int]:
+    worker = agent(HERE, by, instructions="You are helpful.", model_settings=GREEDY)
+    found = agents.Runner.run_sync(worker, prompt)
+    return found.final_output, found.context_wrapper.usage.output_tokens
 
 
-@check
-def agent_loop_by_responses() -> str:
-    return loop(responses(SCRIPTED))
+def typed(by: str, prompt: str) -> City:
+    worker = agent(HERE, by, output_type=City, model_settings=GREEDY)
+    return agents.Runner.run_sync(worker, prompt).final_output
 
 
-@check
-def agent_loop_by_responses_streamed() -> None:
-    streamed(responses(SCRIPTED))
-
-
-@check
-def a_stored_response_is_gone_on_with() -> None:
-    """The second turn sends its own input alone, and the id of the first."""
-    first = agents.Runner.run_sync(agent(responses(SCRIPTED), tools=TOOLS), agent_tools.TASK)
-    second = agents.Runner.run_sync(
-        agent(responses(SCRIPTED)), "Thanks.", previous_response_id=first.last_response_id
+for api in KINDS:
+    cases(
+        api,
+        agent_loop=partial(loop, api),
+        chat=partial(chat, api),
+        structured_output=partial(typed, api),
     )
-    assert agent_tools.result() in second.final_output
 
 
 @check
-def a_forced_call_of_the_model() -> None:
-    """On the demo model the first turn must call; the next ones may."""
-    called = []
-
-    @agents.function_tool
-    def add(a: int, b: int) -> str:
-        """Sum of two numbers."""
-        called.append((a, b))
-        return agent_tools.add(a, b)
-
-    forced = agents.ModelSettings(temperature=0, max_tokens=300, tool_choice="required")
-    for model in (chat(HERE), responses(HERE)):
-        found = agents.Runner.run_sync(agent(model, tools=[add], model_settings=forced), ASK)
-        assert found.final_output
-    assert len(called) >= 2
-
-
-class City(pydantic.BaseModel):
-    """A city."""
-
-    name: Literal["Paris", "Rome"]
-    large: bool
-
-
-@check
-def typed_output() -> None:
-    for model in (chat(HERE), responses(HERE)):
-        typed = agent(model, output_type=City, model_settings=GREEDY)
-        assert isinstance(agents.Runner.run_sync(typed, ASK).final_output, City)
+def a_stored_response_is_continued() -> None:
+    """The second turn sends only its own input, and the id of the first."""
+    first = agents.Runner.run_sync(agent(SCRIPTED, "responses", tools=TOOLS), TASK)
+    second = agents.Runner.run_sync(
+        agent(SCRIPTED, "responses"), "Thanks.", previous_response_id=first.last_response_id
+    )
+    assert result_in() in second.final_output
 
 
 if __name__ == "__main__":

@@ -6,6 +6,9 @@ import json
 
 import httpx
 import replicate
+from cases import ASK as QUESTION
+from cases import LONG as TOKENS
+from cases import PARIS
 from checks import check, main, raises, server, until
 from hosted_api import HostedAPI
 from replicate.exceptions import ModelError, ReplicateError
@@ -15,9 +18,8 @@ API = HostedAPI(HERE.cog)
 CLIENT = replicate.Client(api_token="none", base_url="http://platform", transport=API)
 MODEL = "me/small"
 VERSION = "0" * 64
-ASK = {"prompt": "What is the capital of France?", "temperature": 0, "max_tokens": 32}
-LONG = {"prompt": "Write a long story.", "max_tokens": 1500, "end_id": -1}
-PARIS = "The capital of France is Paris"
+ASK = {"prompt": QUESTION, "temperature": 0, "max_tokens": 32}
+LONG = {"prompt": "Write a long story.", "max_tokens": TOKENS, "end_id": -1}
 
 
 @check
@@ -50,7 +52,7 @@ def output_is_iterated_as_it_comes() -> None:
 
 @check
 def cancelling_stops_the_generation() -> None:
-    with HERE.stops_a_generation(1500):
+    with HERE.stops_a_generation(TOKENS):
         prediction = CLIENT.predictions.create(version=VERSION, input=LONG)
         until(lambda: HERE.metric("requests_running") == 1)
         prediction.cancel()

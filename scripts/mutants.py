@@ -47,7 +47,7 @@ Modules = dict[str, tuple[list[str], list[str]]]
 MODULES: Modules = {
     name: (
         [f"cog_triton{source}.py" for source in sources.split(",")],
-        [f"tests/unit/test_{test}.py" for test in tests.split(",")],
+        [f"tests/{of}/test_{test}.py" for test in tests.split(",") for of in ("unit", "process")],
     )
     for name, sources, tests in map(
         str.split,
@@ -73,8 +73,8 @@ MODULES: Modules = {
         stop_strings    /text/stop_strings          stop_strings,bls_inputs,bls_responses,generate
         resume          /serving/resume             resume_table,resumed_generation
         admission       /serving/admission,/serving/ticket    admission,generate
-        step_items      /engines/step_items         step_items,engine_messages
-        reaper          /system/reaper              reaper_kills,reaper
+        step_items      /engines/step_items         engine_messages
+        reaper          /system/reaper              reaper
         settings        /settings/*          settings,removed,work_dir,front_upstreams,server_run
         """.strip().splitlines(),
     )

@@ -5,18 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import clean_environment
 import local_registry
 import pytest
-from cuda_driver import gpu_driver
 from local_registry import Registry
 from registry_double import RegistryDouble, running
 from sample_engines import V1, directory, with_manifest
-from sealed_engines import H200
-from vllm_engines import double_environment
 
 clean_environment.clean()
 # A test's own process is a parent and a server at once; gRPC's handlers of a fork end its children.
@@ -85,25 +82,3 @@ def own_logging() -> Iterator[None]:
     root.handlers[:] = before[0]
     root.setLevel(before[1])
     package.setLevel(before[2])
-
-
-@pytest.fixture
-def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Gives this process, and those that it starts, GPUs of these facts."""
-
-    def give(**facts: object) -> None:
-        place = tmp_path / f"driver-{len(list(tmp_path.glob('driver-*')))}"
-        for name, value in gpu_driver(place, **{"gpu_name": H200, **facts}).items():
-            monkeypatch.setenv(name, value)
-
-    give()
-    return give
-
-
-@pytest.fixture
-def vllm_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The double of vLLM, which writes a journal and dies once the file `death` is there."""
-    death = str(tmp_path / "death")
-    values = double_environment(tmp_path / "journal", VLLM_DOUBLE_DEATH=death)
-    for name, value in values.items():
-        monkeypatch.setenv(name, value)

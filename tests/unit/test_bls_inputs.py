@@ -12,7 +12,7 @@ from small_tokenizers import byte_level
 from cog_triton.backend import text_inputs
 from cog_triton.backend.text_inputs import InputOptions, Prompt, Tensors
 from cog_triton.engines.tensor_contract import ALIASES
-from cog_triton.errors import InvalidArgument, PromptRequired
+from cog_triton.errors import InvalidArgument
 from cog_triton.text.prompt_encoder import PromptEncoder
 from cog_triton.text.stop_strings import WordLimits
 from cog_triton.text.tokenizer import EngineTokenizer
@@ -71,14 +71,6 @@ def test_older_names_are_taken() -> None:
         text_inputs.rename(inputs("a", min_length=3, min_tokens=4), ALIASES)
 
 
-def test_inputs_have_the_engines_names_and_defaults() -> None:
-    engine = prompt(min_tokens=2).engine
-    assert engine["min_length"].tolist() == [[2]]
-    assert engine["end_id"].tolist() == [[7]]
-    assert "pad_id" not in engine
-    assert prompt(end_id=3).engine["end_id"].tolist() == [[3]]
-
-
 def test_stop_words_are_matched_here_unless_the_engine_answers_whole() -> None:
     assert "stop_words_list" not in prompt(stop_words=["x"]).engine
     assert prompt(stop_words=["x"]).stop_words == ["x"]
@@ -119,8 +111,3 @@ def test_biases_of_words_become_those_of_tokens() -> None:
         prompt(**{**bias, "embedding_bias_words": ["ab"]})
     with pytest.raises(InvalidArgument, match="embedding_bias_words: not supported here"):
         prompt(replace(OPTIONS, takes_bias=False), **bias)
-
-
-def test_an_empty_prompt_is_refused() -> None:
-    with pytest.raises(PromptRequired):
-        text_inputs.to_prompt(OPTIONS, inputs(""))

@@ -58,12 +58,6 @@ def test_a_text_has_no_dimension_of_the_batch_and_indices_have_one() -> None:
     }
 
 
-def test_outputs_that_nobody_asked_for_are_not_sent() -> None:
-    found = responses(("text_output",), streaming=True)
-    (sent,) = found.feed(response("a"))
-    assert plain(sent) == {"text_output": [b"a"]}
-
-
 @pytest.mark.parametrize("echo", [True, False])
 def test_output_ids_of_all_responses_follow_the_prompt_once(echo: bool) -> None:
     found = responses(echo=echo)
@@ -103,11 +97,6 @@ def test_beams_come_in_one_response() -> None:
     assert sent["output_ids"].shape == (2, len(ids("Q:ab.c")))
     assert not found.finished
     assert found.finish() == []
-
-
-def test_an_answer_without_tokens_is_an_empty_text() -> None:
-    (last,) = responses(echo=True).finish()
-    assert last["text_output"].tolist() == [b"Q:"]
 
 
 def test_a_batch_is_joined_in_one_response() -> None:

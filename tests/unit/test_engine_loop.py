@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -238,31 +236,6 @@ def test_an_engine_that_waits_for_readers_makes_no_more_than_they_take(world: Wo
     until(lambda: not world.engine.live)
 
 
-def test_a_request_of_another_version_is_refused_and_others_go_on(world: World) -> None:
-    guest = world.greeted()
-    submit(guest, 1, 1, FOREVER)
-    text = b'["EngineRequest",{"magic":1}]'
-    guest.send(engine_messages.Submit(2, struct.pack("!I", len(text)) + text))
-    items: list[StepItem] = []
-    while not items or items[-1].handle == 1:
-        items += guest.items()
-    refused = next(item for item in items if item.handle == 2)
-    assert str(refused.error).startswith("E2104 TritonMalformedEvent: a request: ")
-    assert world.engine.live == 1
-
-
-def test_the_next_step_is_due_while_requests_run(world: World) -> None:
-    due = world.progress.read
-    until(lambda: due() == math.inf)
-    submit(world.owner, 1, 1, FOREVER)
-    world.owner.receive()
-    assert due() <= time.monotonic()
-    before = due()
-    until(lambda: due() > before)
-    world.owner.cancel(1)
-    until(lambda: due() == math.inf)
-
-
 def test_messages_are_no_progress_of_an_engine_that_hangs(world: World) -> None:
     world.engine.hangs = True
     submit(world.owner, 1, 1, FOREVER)
@@ -274,17 +247,6 @@ def test_messages_are_no_progress_of_an_engine_that_hangs(world: World) -> None:
     world.owner.cancel(2)
     until(lambda: world.engine.steps > steps)
     assert world.progress.read() == due
-
-
-def test_the_servers_death_and_an_address_that_is_taken_are_errors(world: World) -> None:
-    other = World()
-    other.control.close()
-    world.control.order(Serve(world.socket, 4))
-    for each in (other, world):
-        each.until_over()
-    assert isinstance(other.ended[0], EOFError | OSError)
-    assert "in use" in str(world.ended[0])
-    other.close()
 
 
 @pytest.mark.parametrize("role", ["owner", "steps", "tokens"])

@@ -13,14 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_tritonserver import FakeTritonServer
-from local_parent import linked
-from small_front import on_loop
 
-from cog_triton.errors import TritonStartFailed
 from cog_triton.system.ports import free_ports
 from cog_triton.triton.grpc_relay import GrpcRelay
-from cog_triton.triton.server import TritonServer
 
 PATIENCE_S = 120
 DATA = random.Random(1).randbytes(64 << 20)
@@ -180,55 +175,3 @@ def test_a_client_that_resets_its_connection_ends_tritons(tmp_path: Path) -> Non
             await ended.wait()
 
     run(main())
-
-
-def test_its_end_is_that_of_a_client_that_reads_nothing(tmp_path: Path) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(DATA)
-        await reader.read()
-
-    async def main() -> None:
-        async with relayed(tmp_path / "s", serve) as (relay, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            assert await reader.readexactly(1) == DATA[:1]
-            await relay.stop()
-            assert not listens(port)
-            with pytest.raises(asyncio.IncompleteReadError):
-                await reader.readexactly(len(DATA))
-            writer.close()
-
-    run(main())
-
-
-async def ready() -> bool:
-    return True
-
-
-async def no_probe() -> None:
-    pass
-
-
-@asynccontextmanager
-async def triton(directory: Path, **settings: object) -> AsyncIterator[TritonServer]:
-    async with linked(directory) as parent:
-        yield FakeTritonServer(directory, parent, **settings).server
-
-
-@on_loop
-async def test_nothing_listens_while_tenants_have_keys(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    async with triton(tmp_path, triton_grpc_port=port, cog_triton_keys="/keys") as server:
-        await server.start(ready, no_probe)
-        assert server.root_pid
-        assert not listens(port)
-
-
-@on_loop
-async def test_a_port_that_another_took_ends_the_start_and_is_named(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        async with triton(tmp_path, triton_grpc_port=port, cog_triton_keys=None) as server:
-            said = f"TRITON_GRPC_PORT={port} is in use by now; choose another"
-            with pytest.raises(TritonStartFailed, match=said):
-                await server.start(ready, no_probe)
-            assert not server.root_pid

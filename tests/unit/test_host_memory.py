@@ -1,43 +1,16 @@
-"""Host memory that is left: of the machine, and of the control groups above us."""
+"""Host memory that is left, and hints for a start that wants resources."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from cog_triton.system.host_memory import host_memory
-
-GB = 10**9
-
-
-def write(path: Path, text: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{text}\n")
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Path:
-    """A machine with 64 GiB left, in whose tree control groups can be written."""
-    write(tmp_path / "meminfo", f"MemTotal: 1 kB\nMemAvailable:   {64 << 20} kB")
-    return tmp_path
-
-
-def measured(machine: Path, groups: str) -> tuple[float, str]:
-    write(machine / "cgroup", groups)
-    found = host_memory(machine / "meminfo", machine / "cgroup", machine / "fs")
-    return found.free / GB, found.limits
-
-
-def test_the_tightest_group_limits(machine: Path) -> None:
-    for name, most in (("pod", 30 * GB), ("pod/job", 40 * GB)):
-        write(machine / f"fs/{name}/memory.max", most)
-        write(machine / f"fs/{name}/memory.current", 12 * GB)
-        write(machine / f"fs/{name}/memory.stat", f"anon 1\ninactive_file {2 * GB}")
-    free, limits = measured(machine, "0::/pod/job")
-    assert free == 20
-    assert limits == f"{machine}/fs/pod/memory.max of 30.0 GB"
-
+from cog_triton.errors import InvalidArgument
+from cog_triton.system.host_memory import OomKills, host_memory
+from cog_triton.triton.server import hint, shell_safe
 
 MEMINFO = "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n"
 
@@ -73,3 +46,80 @@ def test_a_control_group_limits_it(tmp_path: Path, line: str, directory: str, ve
     assert host_memory(*arguments).free == 1000 - 900 + 300
     group(tmp_path / "fs" / directory, "1000", 1900, 300, version)
     assert host_memory(*arguments).free == 0
+
+
+def test_the_tightest_group_limits_and_is_named(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    (tmp_path / "groups").write_text("0::/pod/job\n")
+    group(tmp_path / "fs/pod", "3000000", 1200, 200)
+    group(tmp_path / "fs/pod/job", "4000000", 1200, 200)
+    found = host_memory(tmp_path / "meminfo", tmp_path / "groups", tmp_path / "fs")
+    assert found.free == 3000000 - 1000
+    assert found.limits.startswith(f"{tmp_path}/fs/pod/memory.max of ")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "Unable to initialize shared memory key 'cog_triton_1_a_0_b' to requested size (1048576"
+            " bytes). Error: No space left on device",
+            "--shm-size",
+        ),
+        ("what():  Failed to create temporary directory for Python environments.", "/tmp cannot"),
+        ("UnicodeEncodeError: 'ascii' codec can't encode characters", "COG_TRITON_WORK_DIR"),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", "memory is short"),
+    ],
+)
+def test_known_causes_say_what_to_do(line: str, said: str) -> None:
+    assert said in hint(f"I1 server.cc\n{line}\nE1")
+
+
+def test_other_logs_have_no_hint() -> None:
+    assert hint("error: creating server: Internal - failed to load all models") == ""
+
+
+@pytest.mark.parametrize(
+    ("group", "file"),
+    [
+        ("0::/a/b", "a/b/memory.events"),
+        ("4:cpu,memory:/a", "memory/a/memory.oom_control"),
+        ("0::/not/mounted", "memory.events"),
+        ("4:memory:/x", "memory/memory.oom_control"),
+    ],
+)
+def test_a_kill_for_want_of_memory_is_told(group: str, file: str, tmp_path: Path) -> None:
+    groups, counts = tmp_path / "cgroup", tmp_path / "fs" / file
+    groups.write_text(f"1:name=systemd:/\n{group}\n")
+    counts.parent.mkdir(parents=True)
+    counts.write_text("oom 5\noom_kill 2\n")
+    kills = OomKills(groups, tmp_path / "fs")
+    assert kills.hint() == ""
+    counts.write_text("oom 5\noom_kill 3\n")
+    assert "killed a process for want of memory" in kills.hint()
+
+
+def test_no_control_groups_tell_nothing(tmp_path: Path) -> None:
+    assert OomKills(tmp_path / "none", tmp_path).hint() == ""
+
+
+@pytest.mark.parametrize("name", ["plain", "größe", "a.b+c,d:e@f%g=h^i_j-k"])
+def test_one_word_of_a_shell_is_taken_as_it_is(tmp_path: Path, name: str) -> None:
+    assert shell_safe(tmp_path / name, "cog_triton_x_") == tmp_path / name
+
+
+@pytest.mark.parametrize("character", " \t\n'\"`$;&|<>()[]{}*?~#!\\")
+def test_other_names_get_a_link(tmp_path: Path, character: str) -> None:
+    path = tmp_path / f"a{character}b"
+    path.mkdir()
+    link = shell_safe(path, f"cog_triton_{os.getpid()}_")
+    try:
+        assert link.parent == Path("/dev/shm")
+        words = f"printf '%s\\n' {link}/end"  # as Triton starts a stub
+        said = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=True)
+        assert said.stdout == f"{link}/end\n"
+        assert link.resolve() == path.resolve()
+    finally:
+        link.unlink()
+    with pytest.raises(InvalidArgument, match="MPI_HOSTS='a,b'"):
+        shell_safe(path, "cog_triton_x_", "a,b")

@@ -130,15 +130,8 @@ def test_mpi_hosts_get_equal_ranks_and_environment(repository: Path, mpirun: Pat
     ]
     assert [shm_prefix(words) for words in servers] == [f"cog_triton_ab_{n}_" for n in range(4)]
     assert "secret" not in str(command.argv)
-
-
-def test_cog_triton_rank_starts_that_rank_only(repository: Path) -> None:
-    command = made(repository, 2, cog_triton_rank=1)
-    assert command.argv[0] == str(TRITON)
-    assert "--allow-http=false" in command.argv
-    assert command.stop_signal == signal.SIGTERM
-    with pytest.raises(InvalidArgument, match="COG_TRITON_RANK=2: must be less than 2"):
-        made(repository, 2, cog_triton_rank=2)
+    with pytest.raises(InvalidArgument, match="MPI_HOSTS='a,b,c': 4 ranks must be equally many"):
+        made(repository, 4, mpirun=mpirun, mpi_hosts="a,b,c")
 
 
 def with_nodes(repository: Path, value: str) -> None:
@@ -157,19 +150,6 @@ def test_num_nodes_without_mpi_hosts_is_rejected(repository: Path, mpirun: Path)
     assert made(repository, 4, cog_triton_rank=3).argv[0] == str(TRITON)
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"mpi_hosts": "a,b,c"}, "MPI_HOSTS='a,b,c': 2 ranks must be equally many on each"),
-    ],
-)
-def test_inconsistent_mpi_hosts_are_rejected(
-    repository: Path, mpirun: Path, settings: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(InvalidArgument, match=says):
-        made(repository, 2, mpirun=mpirun, **settings)
-
-
 def test_missing_mpirun_fails_with_advice(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(TritonStartFailed, match="there is no mpirun: install Open MPI"):
         made(repository, 2)
@@ -178,33 +158,18 @@ def test_missing_mpirun_fails_with_advice(repository: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("settings", "engine", "count"),
-    [
-        ({}, None, 1),
-        ({}, 1, 1),
-        ({}, 4, 4),
-        ({"world_size": 2}, None, 2),
-        ({"world_size": 4}, 4, 4),
-    ],
+    ("setting", "engine", "count"),
+    [(None, None, 1), (None, 4, 4), (2, None, 2), (4, 4, 4), (2, 1, None), (1, 4, None)],
 )
-def test_world_size_from_settings_and_engine(
-    settings: dict[str, Any], engine: int | None, count: int
+def test_the_world_size_is_the_settings_or_the_engines_if_they_agree(
+    setting: int | None, engine: int | None, count: int | None
 ) -> None:
-    assert launch.world_size(load_settings(**settings), engine) == count
-
-
-@pytest.mark.parametrize(
-    ("settings", "engine", "says"),
-    [
-        ({"world_size": 2}, 1, "WORLD_SIZE=2: must be 1, the engine's ranks"),
-        ({"world_size": 1}, 4, "WORLD_SIZE=1: must be 4"),
-    ],
-)
-def test_inconsistent_world_size_is_rejected(
-    settings: dict[str, Any], engine: int | None, says: str
-) -> None:
-    with pytest.raises(InvalidArgument, match=says):
-        launch.world_size(load_settings(**settings), engine)
+    settings = load_settings(world_size=setting)
+    if count is not None:
+        assert launch.world_size(settings, engine) == count
+        return
+    with pytest.raises(InvalidArgument, match=f"WORLD_SIZE={setting}: must be {engine}"):
+        launch.world_size(settings, engine)
 
 
 def test_what_is_not_for_clients_is_behind_a_secret_of_each_start(repository: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import contextvars
 import json
 import logging
 import os
@@ -12,13 +11,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 from python_sources import trees
 
-from cog_triton.backend import triton_log
 from cog_triton.errors import Overloaded
 from cog_triton.front.server import SetupLog
 from cog_triton.serving.cog_messages import LOG
@@ -55,18 +51,6 @@ def configured(own_logging: None, tmp_path: Path) -> Iterator[Callable[..., Line
     os.close(descriptor)
 
 
-def test_json_line(configured: Callable[..., Lines]) -> None:
-    lines = configured("json")
-    log.warning("port %d is\ntaken", 80)
-    values = json.loads(lines()[0])
-    assert values.pop("timestamp").endswith("Z")
-    assert values == {
-        "level": "WARN",
-        "target": "cog_triton.serving.runtime",
-        "message": "port 80 is\ntaken",
-    }
-
-
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_an_error_has_its_code_and_its_traceback(
     form: str, configured: Callable[..., Lines]
@@ -84,17 +68,6 @@ def test_an_error_has_its_code_and_its_traceback(
         assert (values["error_code"], values["level"]) == ("E2107", "ERROR")
         assert values["exception"].startswith("Traceback")
         assert "Overloaded: E2107 Overloaded: later" in values["exception"]
-
-
-@pytest.mark.parametrize(
-    ("level", "expected"),
-    [("debug", "diwe"), ("info", "iwe"), ("warning", "we"), ("error", "e"), ("", "iwe")],
-)
-def test_levels(level: str, expected: str, configured: Callable[..., Lines]) -> None:
-    lines = configured("console", level)
-    for write in (log.debug, log.info, log.warning, log.error):
-        write(write.__name__[0])
-    assert "".join(line[-1] for line in lines()) == expected
 
 
 def ids(lines: list[str]) -> list[str | None]:
@@ -154,36 +127,6 @@ def test_setup_log_holds_all_lines_and_the_log_its_warnings(
     assert asyncio.run(start()) == [["Unpacking", "Warning: odd"]] * 2
     asyncio.run(start_without_cog())
     assert [line.rpartition(": ")[2] for line in lines()] == ["odd", "later", "alone"]
-
-
-class TritonLogger:
-    """As ``pb_utils.Logger``: a function for each level."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, str]] = []
-
-    def __getattr__(self, name: str) -> Callable[[str], None]:
-        return lambda text: self.lines.append((name, text))
-
-
-def test_models_of_triton_log_to_its_log(
-    own_logging: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand_in: Any = ModuleType("triton_python_backend_utils")
-    stand_in.Logger = TritonLogger()
-    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
-    monkeypatch.setenv("LOG_LEVEL", "debug")
-    triton_log.install()
-    model = logging.getLogger("cog_triton.backend.text_model")
-    contextvars.copy_context().run(lambda: (request_id.set("r"), model.warning("%d left", 1)))
-    for write in (model.debug, model.info, model.error):
-        write("text")
-    assert stand_in.Logger.lines == [
-        ("log_warn", "cog_triton.backend.text_model: 1 left id=r"),
-        ("log_info", "cog_triton.backend.text_model: text"),
-        ("log_info", "cog_triton.backend.text_model: text"),
-        ("log_error", "cog_triton.backend.text_model: text"),
-    ]
 
 
 def test_an_engines_process_logs_to_stderr() -> None:

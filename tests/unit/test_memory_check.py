@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import local_registry
 import pytest
 import sample_engines
 from cuda_driver import gpu_driver
 from sample_engines import V1
-from test_cuda_support import OLD, needs_compiler, serve
-from test_doctor_for import H100, L4, doctor, model
+from test_cuda_support import needs_compiler, serve
+from test_doctor_for import L4, model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -23,8 +21,6 @@ from cog_triton.engines.base import EngineFamily
 from cog_triton.engines.openvino import family as openvino
 from cog_triton.engines.registry import open_engine
 from cog_triton.errors import EngineIncompatible
-from cog_triton.oci.engine_push import push
-from cog_triton.oci.reference import Reference
 from cog_triton.serving import engine_preparation
 from cog_triton.settings import load_settings
 from cog_triton.sizing import gpu_table
@@ -85,13 +81,6 @@ def test_a_gpu_that_is_too_small_is_refused_before_anything_is_loaded(tmp_path: 
     assert "tritonserver" not in said
 
 
-@needs_compiler
-def test_the_driver_of_another_image_counts_for_engines_of_gpus(tmp_path: Path) -> None:
-    driver, engine = gpu_driver(tmp_path / "driver", **OLD), vllm_engine(tmp_path)
-    said = serve(tmp_path, driver, str(engine), "--triton-only", CUDA_VERSION="13.1.0")
-    assert "this image has CUDA 13.1.0, which needs driver 580.65.06" in said
-
-
 @pytest.mark.parametrize(
     ("memory", "free", "more", "said"),
     [
@@ -102,10 +91,7 @@ def test_the_driver_of_another_image_counts_for_engines_of_gpus(tmp_path: Path) 
         (8, None, {"tensor_parallel_size": 2}, None),
         (8, None, {"quantization": "bitsandbytes"}, None),
         (8, None, {"cpu_offload_gb": 10}, None),
-        (8, None, {"hf_overrides": {"num_hidden_layers": 2}}, None),
-        (8, None, {"offload_group_size": 8}, None),
         (8, None, {"language_model_only": True}, None),
-        (8, None, {"limit_mm_per_prompt": {"image": 0}}, None),
         (8, None, {"limit_mm_per_prompt": {"image": 2}}, "It would fit 1 x"),
     ],
 )
@@ -160,21 +146,6 @@ def test_what_is_not_refused_is_one_line(
     assert found.count(said) == 1
 
 
-def test_a_driver_that_fails_does_not_refuse_what_is_to_skip_the_check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fails() -> list[Gpu]:
-        raise EngineIncompatible("the driver fails")
-
-    family = open_engine(vllm_engine(tmp_path))
-    monkeypatch.setattr(gpu_table, "gpus_here", fails)
-    with pytest.raises(EngineIncompatible, match="the driver fails"):
-        require(family)
-    monkeypatch.setenv("COG_TRITON_SKIP_PREFLIGHT", "1")
-    require(family)
-    assert "so this is served: E1305" in caplog.text
-
-
 SHAPE = {
     **{"vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32},
     **{"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336},
@@ -185,37 +156,6 @@ def built_engine(tmp_path: Path) -> Path:
     """An engine of TensorRT-LLM's that tells its shape, FP8 in the KV cache, for four GPUs."""
     config = {**V1, "pretrained_config": {**V1["pretrained_config"], **SHAPE}}
     return sample_engines.with_manifest(sample_engines.directory(tmp_path / "built", config, 4))
-
-
-@pytest.mark.parametrize("remote", [False, True])
-@needs_compiler
-def test_an_engine_of_known_shape_is_summed_by_the_doctor(remote: bool, tmp_path: Path) -> None:
-    engine = built_engine(tmp_path)
-    (store := tmp_path / "registry").mkdir()
-    with local_registry.running(store) as registry:
-        name = str(engine)
-        if remote:
-            name = f"oci://{registry.address}/me/llm:v1"
-            scratch, stop = tmp_path / "scratch", threading.Event()
-            push(Reference.parse(name), engine, scratch, lambda _: None, stop)
-        _, found = doctor(tmp_path, {**H100, "gpu_count": 4}, name)
-        assert found["engine"]["state"] == "ok"
-        assert "weights as they are built, 8-bit KV cache" in found["engine"]["found"]
-        assert "the largest max_model_len is 8192" in found["engine"]["found"]
-        _, found = doctor(tmp_path, {**H100, "gpu_count": 4, "gpu_free_mib": 900}, name)
-        assert "GiB short on each" in found["engine"]["found"]
-
-
-@needs_compiler
-def test_the_doctor_sums_a_directory_for_vllm(tmp_path: Path) -> None:
-    engine = str(vllm_engine(tmp_path))
-    _, found = doctor(tmp_path, H100, engine)
-    assert "with weights as stored, 16-bit KV cache" in found["engine"]["found"]
-    _, found = doctor(tmp_path, {**H100, "gpu_mib": 8192}, engine)
-    assert found["engine"]["state"] == "fail"
-    (tmp_path / "model" / "config.json").write_text('{"hidden_size": 1}')
-    _, found = doctor(tmp_path, H100, engine)
-    assert "not compared: " in found["memory of the GPU"]["found"]
 
 
 def test_a_built_engine_is_held_against_memory_by_its_rank_files(

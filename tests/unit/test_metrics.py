@@ -1,18 +1,30 @@
-"""Prometheus metrics of finished generations."""
+"""Metrics and traces: of generations, as platforms read them, and those of Triton."""
 
 from __future__ import annotations
 
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from http_replies import reply, serving
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
+from cog_triton.engines.kv_cache_stats import BLOCKS, PREFIX_HITS, PREFIX_QUERIES, KVCacheStats
 from cog_triton.engines.request import EngineRequest
-from cog_triton.errors import Overloaded, PromptTooLong
+from cog_triton.errors import InvalidArgument, Overloaded, TritonUnavailable
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
+from cog_triton.serving.telemetry import observers, platform_metrics
 from cog_triton.serving.telemetry.metrics import BatchHistogram, Metrics, inter_token_latencies
+from cog_triton.serving.telemetry.observers import CompositeObserver
+from cog_triton.serving.telemetry.platform_metrics import PlatformMetrics, TritonMetrics
+from cog_triton.settings import load_settings
+from cog_triton.system.ports import free_ports
 from cog_triton.text.sampling import SamplingParams
 
 REQUEST = GenerationRequest(
@@ -56,26 +68,6 @@ def test_successful_generation_is_counted() -> None:
     assert not any(name.startswith("errors_total{") for name in values)
 
 
-def test_generation_that_was_never_admitted_has_no_queue_time() -> None:
-    metrics = Metrics()
-    made = result(time_to_first_token=None, arrivals=[], output_token_count=0, queue_time=None)
-    metrics.ended(REQUEST, made, Overloaded("full"))
-    values = read(metrics)
-    assert values['requests_total{endpoint="chat",outcome="error"}'] == 1
-    assert values['errors_total{code="E2107"}'] == 1
-    assert values["time_to_first_token_seconds_count"] == 0
-    assert values["queue_time_seconds_count"] == 0
-
-
-def test_unexpected_errors_and_rejections_are_counted_by_code() -> None:
-    metrics = Metrics()
-    metrics.ended(REQUEST, result(), KeyError("x"))
-    metrics.refused("chat", PromptTooLong("long"))
-    values = read(metrics)
-    assert values['errors_total{code="E2100"}'] == 1
-    assert values['errors_total{code="E1002"}'] == 1
-
-
 @pytest.mark.parametrize("error", [Overloaded("x"), GeneratorExit()])
 def test_disconnect_counts_as_cancelled_not_as_error(error: BaseException) -> None:
     metrics = Metrics()
@@ -84,19 +76,6 @@ def test_disconnect_counts_as_cancelled_not_as_error(error: BaseException) -> No
     assert values["requests_cancelled_total"] == 1
     assert values['requests_total{endpoint="chat",outcome="cancelled"}'] == 1
     assert not any(name.startswith("errors_total{") for name in values)
-
-
-def test_callback_gauges_are_read_on_export() -> None:
-    metrics = Metrics()
-    metrics.refused("/predictions", Overloaded("full"))
-    state = {"running": 3.0, "restarts": 0.0}
-    metrics.register_gauge("requests_running", "Running", lambda: state["running"])
-    metrics.register_counter("engine_restarts", "Restarts", lambda: state["restarts"])
-    state["restarts"] = 2
-    values = read(metrics)
-    assert (values["requests_running"], values["engine_restarts_total"]) == (3, 2)
-    assert {"process_resident_memory_bytes", "process_open_fds"} <= values.keys()
-    assert not any("_created" in name for name in values)
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 9))))
@@ -127,3 +106,169 @@ def test_batch_histogram_equals_prometheus_client_histogram(values: list[float])
         return [line for line in lines if "_created" not in line and "_sum" not in line]
 
     assert text(ours) == text(theirs)
+
+
+LABELS = 'engine="0",model_name="a model"'
+HALF = f'{BLOCKS}{{kv_cache_block_type="fraction",model="tensorrt_llm",version="1"}} 0.5\n'
+
+
+def text(kv_cache: KVCacheStats | None) -> str:
+    registry = CollectorRegistry()
+    registry.register(PlatformMetrics("a model", lambda: 3, lambda: 5, lambda: kv_cache))
+    return generate_latest(registry).decode()
+
+
+def samples(kv_cache: KVCacheStats | None) -> list[str]:
+    return [line for line in text(kv_cache).splitlines() if not line.startswith("#")]
+
+
+def test_names_and_labels_are_those_of_vllm() -> None:
+    """The names that the endpoint picker of llm-d reads by default."""
+    assert samples(KVCacheStats(0.25, 16, 1024, 700, 320)) == [
+        f"vllm:num_requests_running{{{LABELS}}} 3.0",
+        f"vllm:num_requests_waiting{{{LABELS}}} 5.0",
+        "cog_triton_kv_cache_usage_ratio 0.25",
+        f"vllm:kv_cache_usage_perc{{{LABELS}}} 0.25",
+        f'vllm:cache_config_info{{block_size="16",{LABELS},num_gpu_blocks="1024"}} 1.0',
+        "cog_triton_prefix_cache_queries_total 700.0",
+        f"vllm:prefix_cache_queries_total{{{LABELS}}} 700.0",
+        "cog_triton_prefix_cache_hits_total 320.0",
+        f"vllm:prefix_cache_hits_total{{{LABELS}}} 320.0",
+    ]
+
+
+def client(url: str) -> TritonMetrics:
+    parts = urlsplit(url)
+    return TritonMetrics(parts.hostname or "", parts.port or 0)
+
+
+def test_triton_is_asked_once_for_scrapes_at_one_time() -> None:
+    asked = []
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        asked.append(request.path)
+        reply(request, 200, HALF.encode())
+
+    with serving(answer) as url:
+        triton = client(url)
+        for _ in range(5):
+            assert triton.kv_cache() == KVCacheStats(0.5)
+        assert asked[0] == "/metrics"
+        assert len(asked) < 5
+
+
+def test_without_triton_there_is_no_kv_cache() -> None:
+    triton = TritonMetrics("127.0.0.1", *free_ports(1))
+    assert triton.kv_cache() is None
+    with pytest.raises(TritonUnavailable, match="Triton's metrics: ConnectionRefusedError"):
+        triton.text()
+
+
+def test_a_triton_that_hangs_is_not_asked_by_every_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform_metrics, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(platform_metrics, "_ERROR_AGE_S", 1000)
+    asked, came, goes_on = [], threading.Event(), threading.Event()
+
+    def hang(request: BaseHTTPRequestHandler) -> None:
+        asked.append(request.path)
+        came.set()
+        goes_on.wait(60)
+
+    with serving(hang) as url:
+        triton = client(url)
+        for _ in range(3):
+            with pytest.raises(TritonUnavailable, match="TimeoutError"):
+                triton.text()
+        assert came.wait(60)
+        assert len(asked) == 1
+        goes_on.set()
+
+
+# As TensorRT-LLM's backend writes them; the second model is one beside it.
+TENSORRT_LLM = """\
+# HELP nv_trt_llm_kv_cache_block_metrics TRT LLM KV cache block metrics
+# TYPE nv_trt_llm_kv_cache_block_metrics gauge
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="other",version="1"} 1
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="tensorrt_llm",version="1"} 0.25
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per",model="tensorrt_llm",version="1"} 64
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"} 1560
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="free",model="tensorrt_llm",version="1"} 4680
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm",version="1"} 6240
+"""  # noqa: E501
+REUSED = f'{BLOCKS}{{kv_cache_block_type="reused",model="tensorrt_llm",version="1"}} 1e3\n'
+
+
+def text_of(stats: KVCacheStats) -> str:
+    lines = [
+        f'{BLOCKS}{{version="1",model="tensorrt_llm",kv_cache_block_type="{name}"}} {value}'
+        for name, value in stats.block_metrics().items()
+    ]
+    counts = {PREFIX_QUERIES: stats.prefix_queries, PREFIX_HITS: stats.prefix_hits}
+    lines += [
+        f'{name}{{model="tensorrt_llm",version="1"}} {count}'
+        for name, count in counts.items()
+        if count is not None
+    ]
+    return "\n".join(lines)
+
+
+def test_what_is_written_is_read_again() -> None:
+    for stats in (
+        KVCacheStats(0.5),
+        KVCacheStats(0.0, 32),
+        KVCacheStats(1 / 3, 16, 1024),
+        KVCacheStats(1.0, 16, 1024, 0, 0),
+        KVCacheStats(0.125, 16, 1024, 700, 320),
+    ):
+        assert KVCacheStats.from_metrics(text_of(stats)) == stats
+
+
+def test_tensorrt_llm_metrics_are_read() -> None:
+    assert KVCacheStats.from_metrics(TENSORRT_LLM) == KVCacheStats(0.25, 64, 6240)
+    reuses = KVCacheStats.from_metrics(TENSORRT_LLM + REUSED)
+    assert reuses == KVCacheStats(0.25, 64, 6240, None, 64_000)
+
+
+def test_counters_continue_those_of_an_engine_that_has_died() -> None:
+    before, now = KVCacheStats(0.5, 16, 8, 100, 40), KVCacheStats(0.1, 16, 8, 5, 1)
+    assert now.after(None) == now
+    assert now.after(before) == KVCacheStats(0.1, 16, 8, 105, 41)
+
+
+def test_enabled_without_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    for name in [name for name in sys.modules if name.split(".")[0] == "opentelemetry"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(InvalidArgument, match=r"OTEL_EXPORTER_OTLP_ENDPOINT.*opentelemetry-sdk"):
+        CompositeObserver(load_settings())
+
+
+def test_spans_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies: list[bytes] = []
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        bodies.append(request.rfile.read(int(request.headers["Content-Length"])))
+        reply(request, 200)
+
+    with serving(answer) as url:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "here")
+        tracer = observers.TracingObserver()
+        request = GenerationRequest(
+            engine=EngineRequest(input_ids=[1, 2], sampling=SamplingParams(max_tokens=9)),
+            id="id-1",
+            endpoint="chat",
+        )
+        result = GenerationResult(output_token_count=3, finish_reason="stop", duration=0.5)
+        tracer.ended(request, result, None)
+        tracer.ended(request, result, Overloaded("full"))
+        tracer.close()
+    found = trace_service_pb2.ExportTraceServiceRequest.FromString(bodies[0]).resource_spans[0]
+    assert any(item.value.string_value == "here" for item in found.resource.attributes)
+    good, bad = found.scope_spans[0].spans
+    values = {item.key: item.value for item in good.attributes}
+    assert values["gen_ai.response.id"].string_value == "id-1"
+    assert values["gen_ai.usage.output_tokens"].int_value == 3
+    assert good.end_time_unix_nano - good.start_time_unix_nano == pytest.approx(5e8, abs=1e3)
+    assert bad.status.message == "E2107"

@@ -1,4 +1,4 @@
-"""Mock engine on a fake clock: when each token of every stream comes, and how streams end."""
+"""Mock engine on a fake clock: when tokens come, what an output is, and how streams end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from mock_requests import MODEL, expected_tokens, request
 
 from cog_triton.engines.adapter_registry import AdapterRegistry, RegisteredAdapter
-from cog_triton.engines.kv_cache_stats import KVCacheStats
-from cog_triton.engines.mock.engine import MockEngine
+from cog_triton.engines.mock.engine import MockEngine, plan_output
 from cog_triton.engines.mock.mock_request import MockOptions
 from cog_triton.engines.request import TokenEvent
 from cog_triton.errors import InvalidArgument, TritonUnknownError
@@ -70,13 +69,9 @@ class World:
         ({"tps": 100}, {}, [0.01, 0.02, 0.03]),
         ({"tps": 10}, {"tps": 100.0}, [0.01, 0.02, 0.03]),
         ({"tps": 100, "prefill_ms": 2}, {"prompt": 50}, [0.11, 0.12, 0.13]),
-        ({"tps": 100, "prefill_ms": 2}, {"prompt": 50, "prefill_ms": 0}, [0.01, 0.02, 0.03]),
         ({"tps": 10, "tokens_per_response": 2}, {}, [0.2, 0.2, 0.3]),
-        ({"tps": 10}, {"tokens_per_response": 2}, [0.2, 0.2, 0.3]),
         ({"tps": 0, "prefill_ms": 1}, {"prompt": 9}, [0.009] * 3),
-        ({"step_ms": 10, "tps": 7}, {"tps": 1000.0}, [0.01, 0.02, 0.03]),
         ({"step_ms": 10, "prefill_ms": 5}, {"prompt": 9}, [0.05, 0.06, 0.07]),
-        ({"step_ms": 10, "tokens_per_response": 2}, {}, [0.01, 0.01, 0.02]),
     ],
 )
 def test_tokens_come_when_they_are_due(
@@ -87,20 +82,6 @@ def test_tokens_come_when_they_are_due(
     world.run()
     assert world.times(handle) == pytest.approx(times)
     assert world.ids(handle) == expected_tokens(3)
-
-
-def test_at_unlimited_rate_every_token_is_an_event_and_readers_set_the_pace() -> None:
-    world = World(tps=0)
-    first, second = world.ask(4), world.ask(4, tokens_per_response=2)
-    slow = world.ask(9, tps=100.0)
-    world.run(seconds=0)
-    assert world.steps == [[first, second], [first, second], [first], [first]]
-    assert (world.sizes(first), world.sizes(second)) == ([1] * 4, [2, 2])
-    world.run()
-    assert world.times(slow)[-1] == pytest.approx(0.09)
-    assert world.engine.waits_for_readers
-    assert not World(tps=1).engine.waits_for_readers
-    assert not World(tps=0, step_ms=1).engine.waits_for_readers
 
 
 @given(st.floats(0.001, 0.03), st.integers(1, 7), st.booleans())
@@ -131,24 +112,6 @@ def test_late_tokens_share_a_response_if_they_are_joined(join: bool, sizes: list
     assert world.last(late).finish == "length"
 
 
-@pytest.mark.parametrize("jitter", [0.3, 1.0])
-def test_jitter_is_bounded_and_reproducible_by_seed(jitter: float) -> None:
-    def times(seed: int) -> list[float]:
-        world = World(tps=100, jitter=jitter)
-        handle = world.ask(2000, seed=seed)
-        world.run()
-        assert world.ids(handle) == expected_tokens(2000)
-        return world.times(handle)
-
-    strayed = [time * 100 - k for k, time in enumerate(times(7), 1)]
-    assert min(strayed) >= -jitter / 2 - 1e-6
-    assert max(strayed) <= jitter / 2 + 0.1 + 1e-6  # a wake-up later
-    assert abs(sum(strayed) / len(strayed)) < 0.05 * jitter
-    assert max(strayed) > 0.4 * jitter
-    assert min(strayed) < -0.4 * jitter
-    assert times(7) == times(7) != times(8)
-
-
 def test_a_step_clock_advances_all_streams_together() -> None:
     world = World(step_ms=10)
     first, second = world.ask(5), world.ask(3)
@@ -159,20 +122,6 @@ def test_a_step_clock_advances_all_streams_together() -> None:
     together = [first, second]
     assert world.steps == [together, [*together, third], [*together, third], [first], [first]]
     assert world.now == pytest.approx(1000.05)
-
-
-def test_a_late_step_clock_catches_up_one_token_at_a_time() -> None:
-    world = World(step_ms=10)
-    handle = world.ask(40)
-    world.now += 0.055
-    world.run(seconds=1e-6)
-    assert world.ids(handle) == expected_tokens(5)
-    assert world.sizes(handle) == [1] * 5
-    world.now += 60
-    world.run(seconds=1e-6)
-    assert len(world.ids(handle)) < 40
-    world.run()
-    assert world.ids(handle) == expected_tokens(40)
 
 
 def test_a_request_without_a_slot_waits_in_the_queue() -> None:
@@ -230,27 +179,39 @@ def test_streams_keep_what_requests_ask_for(options: dict[str, Any], tmp_path: P
         world.ask(adapter="sqk")
 
 
-def test_kv_cache_use_is_that_of_prompts_and_tokens_in_slots() -> None:
-    world = World(tps=100, max_batch_size=2)
-    assert world.engine.kv_cache() == KVCacheStats(0, 32, 128)
-    asked = [world.ask(100, prompt=31) for _ in range(3)]
-    assert world.engine.kv_cache().usage == 2 * 1 / 128  # the third waits
-    world.run(seconds=0.025)
-    assert world.engine.kv_cache().usage == 2 * 2 / 128
-    for handle in asked:
-        world.engine.cancel(handle)
-    assert world.engine.kv_cache().usage == 0
+FULL = 10_000 - 3
+WORDS = ((12, 13),)
+CRASH = {"inject": "crash"}
 
 
-def test_a_hanging_engine_sends_nothing() -> None:
-    world = World(tps=0)
-    other = world.ask(FOREVER, tps=1.0)
-    hanging = world.ask(5, inject="hang", inject_after=2)
-    world.run()
-    assert world.ids(hanging) == expected_tokens(2)
-    later = world.ask(1)
-    world.engine.cancel(other)
-    assert world.engine.wait_s() is None
-    assert world.engine.step() == []
-    assert not world.events[other]
-    assert not world.events[later]
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"max_tokens": 99}, (99, 99, "length")),
+        # What may fill the context ends with the passage.
+        ({"max_tokens": FULL}, (7, 7, "stop")),
+        ({"max_tokens": FULL, "made": [1, 2]}, (5, 5, "stop")),
+        ({"max_tokens": FULL, "min_tokens": 40}, (40, 40, "stop")),
+        ({"max_tokens": FULL, "end_id": -1}, (FULL, FULL, "length")),
+        # An end id ends the output after min_tokens, and is cut.
+        ({"end_id": 13}, (4, 3, "stop")),
+        ({"end_id": 13, "max_tokens": 4}, (4, 3, "stop")),
+        ({"end_id": 13, "max_tokens": 3}, (3, 3, "length")),
+        ({"end_id": 13, "min_tokens": 3}, (4, 3, "stop")),
+        ({"end_id": 13, "min_tokens": 4}, (11, 10, "stop")),
+        # So does a stop word, across the passage's end, too.
+        ({"stop_words": WORDS}, (4, 2, "stop")),
+        ({"stop_words": ((16, 10),)}, (8, 6, "stop")),
+        ({"stop_words": ((13, 12),)}, (50, 50, "length")),
+        ({"stop_words": WORDS, "min_tokens": 4}, (11, 9, "stop")),
+        ({"stop_words": (*WORDS, (11, 12))}, (3, 1, "stop")),
+        # A fault happens at the next token; those made before a resumption count.
+        (CRASH, (1, 0, "crash")),
+        ({**CRASH, "inject_after": 4}, (5, 4, "crash")),
+        ({**CRASH, "inject_after": 4, "made": [1, 2]}, (3, 2, "crash")),
+        ({**CRASH, "inject_after": 1, "made": [1, 2]}, (48, 48, "length")),
+    ],
+)
+def test_output_is_planned(values: dict[str, Any], expected: tuple[int, int, str]) -> None:
+    found = plan_output(MODEL, request(**{"max_tokens": 50, **values}))
+    assert (found.steps, found.tokens, found.end) == expected

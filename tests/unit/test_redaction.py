@@ -1,4 +1,4 @@
-"""What is shown of texts from elsewhere: without secrets, and nothing that controls a terminal."""
+"""Secrets and control characters: kept from processes, from logs and from terminals."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ import pytest
 from rich.console import Console
 from typer import Exit
 
+from cog_triton.engines.registry import FAMILIES
 from cog_triton.errors import EngineCorrupt
+from cog_triton.settings import Settings
 from cog_triton.system import terminal
 from cog_triton.system.log_format import ConsoleFormatter
 from cog_triton.system.printable import printable
-from cog_triton.system.redaction import redact_address, redact_url
+from cog_triton.system.redaction import (
+    HUB_TOKENS,
+    is_secret,
+    redact_address,
+    redact_url,
+    without_secrets,
+)
 
 
 def test_user_password_query_and_fragment_are_redacted() -> None:
@@ -62,3 +70,32 @@ def test_errors_and_console_logs_cannot_control_the_terminal(
     assert written.getvalue() == "error: E1306 EngineCorrupt: x\\x1b[2J: broken\nits log\n"
     record = logging.LogRecord("n", logging.INFO, "p", 1, "Unpacking \x1b]0;t\x07", (), None)
     assert "\x1b" not in ConsoleFormatter().format(record)
+
+
+SECRETS = (
+    *("OPENAI_API_KEY", "COG_TRITON_API_KEY", "WEBHOOK_AUTH_TOKEN", "HF_TOKEN", "COG_WEIGHTS"),
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "NGC_API_KEY"),
+    *("AZURE_CLIENT_SECRET", "AZURE_STORAGE_KEY", "AZURE_STORAGE_CONNECTION_STRING"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "REPLICATE_API_TOKEN", "WANDB_API_KEY"),
+)
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_secrets_are_known_by_name(name: str) -> None:
+    assert is_secret(name)
+
+
+def test_other_variables_stay() -> None:
+    kept = {
+        *("PATH", "LD_LIBRARY_PATH", "HF_HOME", "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES"),
+        *("NCCL_DEBUG", "SSH_AUTH_SOCK", "OMPI_MCA_orte_tmpdir_base", "LOG_LEVEL", "HTTPS_PROXY"),
+    }
+    assert set(without_secrets(dict.fromkeys([*kept, *SECRETS], "x"))) == kept
+    public = {name.upper() for name in Settings.model_fields if is_secret(name.upper())}
+    assert public <= {"OPENAI_API_KEY", "COG_TRITON_API_KEY", "COG_WEIGHTS"}
+
+
+def test_only_families_that_download_weights_themselves_get_the_hubs_tokens() -> None:
+    assert {family.name: family.secrets for family in FAMILIES if family.secrets} == {
+        "vllm": HUB_TOKENS,
+    }

@@ -1,9 +1,10 @@
-"""The server process: its start, and its end with a Cog that has started it."""
+"""The server process: its start, its end with Cog, and a stop that waits for requests."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -12,15 +13,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from small_front import arguments, on_loop
+from small_front import (
+    Handler,
+    arguments,
+    gates,
+    on_loop,
+    read_request,
+    route_to,
+    run,
+    served,
+    until,
+    until_end,
+)
+from starlette.types import Receive, Scope, Send
 
-from cog_triton.errors import Unauthorized
+from cog_triton.errors import CogTritonError
 from cog_triton.front import server
-from cog_triton.front.cog_state import Running
+from cog_triton.front.message import Answer, Refused, Request
 from cog_triton.front.server import Server
 from cog_triton.serving.cog_messages import ADDRESS_VARIABLE
-from cog_triton.serving.tenants import Tenant
 from cog_triton.settings import load_settings
+from cog_triton.system.ports import BACKLOG, bind
 
 
 @asynccontextmanager
@@ -80,19 +93,6 @@ def test_a_drain_follows_once_cog_listens_no_more(monkeypatch: pytest.MonkeyPatc
     assert [str(each) for each in seen][2:] == ["[(5000, 7)]", "[(80, 7)]", "drained"]
 
 
-@on_loop
-async def test_each_prediction_has_the_tenant_of_its_id() -> None:
-    tenant = Tenant(name="a")
-    async with behind_cog(cog_triton_keys="keys") as serving:
-        serving._upstream.predictions = {"one": Running(tenant), "two": Running(None)}
-        assert serving._tenant_of("one") is tenant
-        for name in ("two", "three"):
-            with pytest.raises(Unauthorized):
-                serving._tenant_of(name)
-    async with behind_cog() as serving:
-        assert serving._tenant_of("three") is None
-
-
 def test_processes_that_it_starts_get_no_key() -> None:
     names = ("COG_TRITON_API_KEY", "OPENAI_API_KEY", "COG_TRITON_KEYS", "TLS_KEY_FILE")
     shown = "import os; from cog_triton.front import server"
@@ -102,3 +102,154 @@ def test_processes_that_it_starts_get_no_key() -> None:
         [sys.executable, "-c", shown], env=given, capture_output=True, text=True, check=True
     )
     assert done.stdout == f"secret {[None] * 4}\n"
+
+
+TAKEN = [
+    *("cog POST /predictions/abc/cancel", "cog HEAD /", "openai GET /metrics"),
+    *("openai GET /v1/models", "openai DELETE /v1/responses/resp-1", "triton GET /v2/models/stats"),
+    "openai POST /v1/responses/resp-1/cancel",
+]
+REFUSED = [
+    *("cog PUT /predictions/abc", "openai POST /v1/embeddings", "openai POST /v1/responses"),
+    *("metrics GET /health", "triton POST /v2/models/m/infer"),
+    "triton GET /v2/models/m/versions/1/ready",
+]
+
+
+@pytest.mark.parametrize("line", TAKEN + REFUSED)
+def test_a_stopping_server_takes_nothing_that_begins(line: str) -> None:
+    gate, method, path = line.split()
+    route = route_to(name="PORT" if gate == "cog" else "OPENAI_PORT", status="READY")
+    route[0].stopping = True
+    request = Request(method, path.encode(), [(b"host", b"localhost")], b"")
+    deciding = gates(route)[gate].decide(request)
+    if line in TAKEN:
+        run(deciding)
+    else:
+        with pytest.raises(Refused, match="E2105 TritonUnavailable: the server is stopping") as why:
+            run(deciding)
+        assert why.value.status == 503
+
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+def waiting() -> tuple[asyncio.Event, Handler]:
+    """A server that answers once the event has come."""
+    go = asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        await go.wait()
+        writer.write(OK)
+        writer.close()
+
+    return go, slow
+
+
+@on_loop
+async def test_a_request_that_was_sent_before_its_client_could_know_of_the_stop_is_answered() -> (
+    None
+):
+    go, slow = waiting()
+    async with served(slow) as front:
+        idle, its_writer = await front.connect()
+        kept, writer = await front.connect()
+        writer.write(GET * 3)
+        await until(lambda: front.connections.answering and len(front.connections) == 2)
+        front.connections.refuse_reuse()
+        assert front.connections.may_ask
+        its_writer.write(GET)
+        go.set()
+        for reader, count in ((kept, 2), (idle, 1)):
+            answers = await until_end(reader)
+            assert (answers.count(b"200 OK"), answers.count(b"connection: close")) == (count, 1)
+        await until(lambda: not front.connections.may_ask)
+
+
+class Work:
+    """An application that answers once it may, and its runtime, which ends requests."""
+
+    def __init__(self) -> None:
+        self.asked, self.free = asyncio.Event(), asyncio.Event()
+        self.answer = Answer(200, b"done")
+        self.drains: list[float] = []
+        self.admission = self
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked.set()
+        await self.free.wait()
+        await self.answer(scope, receive, send)
+
+    def close(self, error: CogTritonError | None = None) -> None:
+        self.answer = Answer(503, str(error).encode())
+        self.free.set()
+
+    async def drain(self, seconds: float) -> None:
+        self.drains.append(seconds)
+
+
+@asynccontextmanager
+async def working(
+    work: Work, **changed: Any
+) -> AsyncIterator[tuple[Server, asyncio.Future[int], asyncio.Future[bytes]]]:
+    """A server, what its `run` returns, and what a client gets of it that has asked for `work`."""
+    listening = bind("OPENAI_PORT", "127.0.0.1", 0, BACKLOG)
+    settings = load_settings(openai_port=1, cog_host="127.0.0.1", **changed)
+    sockets = {"OPENAI_PORT": listening}
+    triton = SimpleNamespace(stop=lambda: asyncio.sleep(0))
+    parent: Any = SimpleNamespace(has_loaded=False, send=lambda message: None, triton=triton)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ADDRESS_VARIABLE, "none")
+        server: Any = Server(settings, sockets, {}, parent, arguments(cog_only=True))
+    server._runtime, server._apps["OPENAI_PORT"].current = work, work
+    reader, writer = await asyncio.open_connection(*listening.getsockname())
+    writer.write(b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+    got = asyncio.ensure_future(until_end(reader))
+    ended = asyncio.ensure_future(server.run())
+    await work.asked.wait()
+    try:
+        yield server, ended, got
+    finally:
+        writer.close()
+
+
+@on_loop
+async def test_what_runs_is_waited_for_and_read() -> None:
+    work = Work()
+    work.answer = Answer(200, bytes(8 << 20) + b"done")  # more than the kernel takes at once
+    async with working(work, drain_timeout=600) as (server, ended, got):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: server._upstream.stopping)
+        await asyncio.sleep(0.1)
+        assert not ended.done()
+        work.free.set()
+        assert (await got).endswith(b"done")
+        assert await ended == 0
+    assert 0 < work.drains[0] <= 600  # for asynchronous predictions
+
+
+class Deaf(Work):
+    """One whose requests do not end because they are to."""
+
+    def close(self, error: CogTritonError | None = None) -> None:
+        """Not obeyed."""
+
+
+@pytest.mark.parametrize("work", [Work, Deaf])
+@on_loop
+async def test_a_second_signal_ends_it_and_one_after_a_shutdown_is_the_first(
+    work: type[Work],
+) -> None:
+    async with working(work(), drain_timeout=3600) as (server, ended, got):
+        server._upstream.ask_to_stop()
+        await until(lambda: server._upstream.stopping)
+        server._on_signal()
+        await asyncio.sleep(0.1)
+        assert not ended.done()
+        assert not got.done()
+        server._on_signal()
+        assert await ended == 0
+        seen = b"E2105 TritonUnavailable: the server stops at once" in await got
+        assert seen is (work is Work)

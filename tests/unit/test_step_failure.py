@@ -50,31 +50,34 @@ def test_refusal_is_told_without_the_usage(tmp_path: Path) -> None:
     assert error[1:] == ["convert_checkpoint.py: error: unrecognized arguments: --optoin 1"]
 
 
+MARK = "Traceback (most recent call last):"
+
+
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "found"),
     [
         ([], []),
         (["a", "", "b"], ["a", "b"]),
         ([str(n) for n in range(40)], ["35", "36", "37", "38", "39"]),
-        (  # of a rank: each line has a prefix
-            ["[1] Traceback (most recent call last):", '[1]   File "x.py"', "[1] ValueError: no"],
-            ["ValueError: no"],
-        ),
-        (  # two exceptions, the second while handling the first; several lines
+        ([f"[1] {MARK}", '[1]   File "x.py"', "[1] ValueError: no"], ["ValueError: no"]),  # a rank
+        (
             [
-                *(
-                    "Traceback (most recent call last):",
-                    " x",
-                    "KeyError: 1",
-                    "",
-                    "During handling:",
-                ),
-                *("Traceback (most recent call last):", " y", "RuntimeError: CUDA", "no memory"),
+                MARK,
+                " x",
+                "KeyError: 1",
+                "",
+                "During handling:",
+                MARK,
+                " y",
+                "RuntimeError: CUDA",
+                "z",
             ],
-            ["RuntimeError: CUDA", "no memory"],
+            ["RuntimeError: CUDA", "z"],
         ),
-        (["Traceback (most recent call last):", " cut short"], None),
+        ([MARK, " cut short"], [MARK, " cut short"]),
     ],
 )
-def test_cause(lines: list[str], told: list[str] | None) -> None:
-    assert cause(lines) == (lines if told is None else told)
+def test_the_cause_is_the_last_exception_without_its_trace(
+    lines: list[str], found: list[str]
+) -> None:
+    assert cause(lines) == found

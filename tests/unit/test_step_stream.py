@@ -121,22 +121,6 @@ def test_responses_that_triton_mixes_up_are_read_in_order(
     assert running.ids == list(range(10))
 
 
-def test_opening_waits_for_the_engine_and_requests_do_too(triton: ScriptedSteps) -> None:
-    triton.welcomes = False
-    with ThreadPoolExecutor(1) as pool, connected(triton) as streams:
-        opening = pool.submit(streams.open, ONE)
-        pipe = triton.pipe()
-        assert not streams.serving
-        early = Running(streams)
-        assert not opening.done()
-        assert not pipe.messages
-        pipe.welcome()
-        opening.result(PATIENCE_S)
-        assert streams.serving
-        pipe.send(step(made(pipe.requests()[0].handle, 0, 3, end=1)))
-        early.wait()
-
-
 def test_opening_waits_for_the_engine_that_serves_and_fails_with_its_death_only(
     streams: StepStreams, triton: ScriptedSteps
 ) -> None:

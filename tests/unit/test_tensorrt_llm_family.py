@@ -23,7 +23,7 @@ from cog_triton.backend.text_inputs import ENGINE_NAMES
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.registry import open_engine
 from cog_triton.engines.request import EngineRequest
-from cog_triton.engines.tensorrt_llm import backend_errors, model_settings
+from cog_triton.engines.tensorrt_llm import model_settings
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.errors import EngineCorrupt, EngineIncompatible, InvalidArgument
 from cog_triton.text.sampling import SamplingParams
@@ -198,15 +198,6 @@ def _opened(paths: pytest.TempPathFactory, version: str) -> Any:
     return _OPENED[version]
 
 
-def test_greedy_decoding_is_sent_as_top_k_1(tmp_path: Path) -> None:
-    opened = tensorrt_llm_engines.family(tmp_path / "engine")
-    greedy = SamplingParams(max_tokens=3, temperature=0, top_p=0.9, top_k=4)
-    values = opened.encode_request(replace(PLAIN, sampling=greedy))
-    assert (values["temperature"], values["runtime_top_k"]) == (1.0, 1)
-    assert "runtime_top_p" not in values
-    assert opened.encode_request(PLAIN)["runtime_top_k"] == 5
-
-
 def test_a_logit_bias_is_sent_as_embedding_bias(tmp_path: Path) -> None:
     unknown = tensorrt_llm_engines.family(tmp_path / "unknown")
     assert "logit_bias" not in unknown.abilities.sampling
@@ -239,7 +230,6 @@ SAID: list[tuple[str, type[errors.CogTritonError], str]] = [
         errors.PromptTooLong,
         "Prompt length (9000) exceeds maximum input length (8191)",
     ),
-    ("Prompt length (9) exceeds maximum sequence length (8).", errors.PromptTooLong, "length (8)"),
     (
         "Encoder length (3) exceeds maximum encoder input length (2).",
         errors.PromptTooLong,
@@ -260,10 +250,8 @@ SAID: list[tuple[str, type[errors.CogTritonError], str]] = [
         "temperature: must be >= 0.",
     ),
     (CHECK + "topP.value() <= 1.f (/x)", InvalidArgument, "runtime_top_p: must be <= 1."),
-    (CHECK + "topK.value() >= 0 (/x)", InvalidArgument, "runtime_top_k: must be >= 0"),
     (CHECK + "repetitionpenalty.value() > 0.f (/x)", InvalidArgument, "repetition_penalty: must"),
     (CHECK + "beamWidth > 0 && beamWidth <= x (/x)", InvalidArgument, "beam_width: must"),
-    ("Requested value: 0 for beamWidth is invalid.", InvalidArgument, "beam_width: must"),
     (
         "LoRA task 10 not found in cache. Please send LoRA weights with request",
         InvalidArgument,
@@ -301,11 +289,6 @@ def test_backend_messages_get_error_codes(
     found = tensorrt_llm_engines.family(tmp_path / "engine").classify_error(text)
     assert type(found) is kind
     assert detail in found.detail
-
-
-def test_every_row_of_the_error_table_is_tested() -> None:
-    for pattern, *_ in backend_errors._REQUESTS:
-        assert [text for text, *_ in SAID if backend_errors.re.search(pattern, text)], pattern
 
 
 START = [

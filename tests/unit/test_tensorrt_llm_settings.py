@@ -1,17 +1,28 @@
-"""Settings of a TensorRT-LLM engine: written into the template of its release, or refused."""
+"""Settings of a TensorRT-LLM engine: of a serve config, of the engine itself, or refused."""
 
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sample_engines
 import tensorrt_llm_engines
 from tensorrt_llm_engines import OLD_TEMPLATE, V0_9, V1, parameters, render
 
+from cog_triton.builder.config import parse_config
 from cog_triton.engines import model_config_proto
-from cog_triton.engines.tensorrt_llm import model_settings
-from cog_triton.errors import InvalidPredictorConfig
+from cog_triton.engines.tensorrt_llm import model_settings, runtime_settings
+from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
+from cog_triton.errors import (
+    BuildConfigInvalid,
+    EngineCorrupt,
+    EngineIncompatible,
+    InvalidPredictorConfig,
+)
+from cog_triton.system.host_memory import HostMemory
 
 SPECULATIVE = {"medusa": 4, "lookahead": 8, "redrafter": 16, "eagle": 32}
 PAGED = "build_config__plugin_config__use_paged_context_fmha"
@@ -20,10 +31,8 @@ EAGLE = {"build_config__speculative_decoding_mode": 32}
 # One setting that is wrong: its name and value, the rule, the engine.
 WRONG: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("triton_max_batch_size", 65, "not be above the engine's max_batch_size, 64", {}),
-    ("triton_max_batch_size", 0, "must be a whole number", {}),
     ("max_beam_width", 2, "not be above the engine's max_beam_width, 1", {}),
     ("enable_chunked_context", True, "use_paged_context_fmha", {PAGED: False}),
-    ("enable_chunked_context", "yes", "must be true or false", {}),
     ("enable_kv_cache_reuse", True, "use_paged_context_fmha", {PAGED: False}),
     (
         "enable_kv_cache_reuse",
@@ -32,14 +41,9 @@ WRONG: list[tuple[str, Any, str, dict[str, Any]]] = [
         {"build_config__kv_cache_type": "CONTINUOUS"},
     ),
     ("kv_cache_free_gpu_mem_fraction", 1.0, "less than 1", {}),
-    ("kv_cache_free_gpu_mem_fraction", 0, "greater than 0", {}),
-    ("kv_cache_free_gpu_mem_fraction", "most", "must be a number greater", {}),
     ("engine_dir", "/other/engine", "say which by ENGINE_DIR or COG_WEIGHTS", {}),
-    ("engine_dir", "${engine_dir}", "say which by ENGINE_DIR or COG_WEIGHTS", {}),
     ("num_nodes", 3, "2 ranks, which must be equally many", TP2),
     ("gpu_device_ids", "0", "must be 2 different ids", TP2),
-    ("gpu_device_ids", "0,0", "must be 2 different ids", TP2),
-    ("gpu_device_ids", "zero", "must be 1 different ids", {}),
     ("decoding_mode", "medusa", "built for none of the speculative ones", {}),
     ("decoding_mode", "top_k", "built for eagle", EAGLE),
     ("logits_datatype", "TYPE_FP16", "must be TYPE_FP32: the engine's is float32", {}),
@@ -77,12 +81,6 @@ def test_an_invalid_setting_is_refused_by_name(
     assert rule in said
 
 
-def test_all_violations_are_reported_at_once(tmp_path: Path) -> None:
-    said = refusal(tmp_path, V1, {"num_nodes": 4, "max_beam_width": 4, "decoding_mode": "eagle"})
-    for name in ("num_nodes", "max_beam_width", "decoding_mode"):
-        assert f"tensorrt_llm.args.{name}=" in said
-
-
 @pytest.mark.usefixtures("old_template")
 def test_the_template_of_the_release_says_what_can_be_set(tmp_path: Path) -> None:
     said = refusal(tmp_path, V0_9, {"kv_cache_host_memory_bytes": 0})
@@ -90,14 +88,6 @@ def test_the_template_of_the_release_says_what_can_be_set(tmp_path: Path) -> Non
     opened = tensorrt_llm_engines.family(tmp_path / "other", V0_9)
     configs = render(opened, tmp_path / "repo", {"tensorrt_llm": {"batching_strategy": "V1"}})
     assert parameters(configs["tensorrt_llm"])["gpt_model_type"] == "V1"
-
-
-def test_without_its_template_an_old_engine_has_the_older_names(tmp_path: Path) -> None:
-    opened = tensorrt_llm_engines.family(tmp_path / "engine", V0_9)
-    config = render(opened, tmp_path / "repo")["tensorrt_llm"]
-    names = {tensor.name for tensor in config.input}
-    assert {"min_length", "random_seed"} <= names
-    assert not {"min_tokens", "seed"} & names
 
 
 def test_every_setting_can_be_set(tmp_path: Path) -> None:
@@ -168,6 +158,89 @@ def test_kv_cache_reuse_is_off_where_the_engine_cannot(tmp_path: Path) -> None:
     assert parameters(config)["enable_kv_cache_reuse"] == "false"
 
 
-def test_settings_without_a_value_are_unset() -> None:
-    arguments = {"max_attention_window_size": None, "medusa_choices": "", "decoding_mode": None}
-    assert model_settings.given(arguments) == {}
+CARRIED = {
+    "kv_cache_free_gpu_mem_fraction": 0.7,
+    "kv_cache_host_memory_bytes": 1 << 20,
+    "enable_chunked_context": True,
+    "batch_scheduler_policy": "max_utilization",
+}
+CONFIG = """
+model_id: m
+example_name: {family}
+runtime: {runtime}
+build: {{executable: trtllm-build, output_dir: engine}}
+"""
+
+
+def opened(directory: Path, runtime: dict[str, Any], **changes: Any) -> TensorRTLLMFamily:
+    path = tensorrt_llm_engines.make(directory / "engine", V1, **changes)
+    sample_engines.with_manifest(path, schema=2, runtime=runtime)
+    return TensorRTLLMFamily.open(path)
+
+
+def rendered(
+    directory: Path, family: TensorRTLLMFamily, arguments: dict[str, Any] | None = None
+) -> dict[str, str]:
+    configs = render(family, directory / "repo", {"tensorrt_llm": arguments or {}})
+    return parameters(configs["tensorrt_llm"])
+
+
+def test_an_engine_is_served_with_what_it_carries(tmp_path: Path) -> None:
+    family = opened(tmp_path, CARRIED, build_config__max_num_tokens=512)
+    said = rendered(tmp_path, family)
+    assert said["kv_cache_free_gpu_mem_fraction"] == "0.7"
+    assert said["kv_cache_host_memory_bytes"] == str(1 << 20)
+    assert said["enable_chunked_context"] == "true"
+    assert said["batch_scheduler_policy"] == "max_utilization"
+    assert family.limits.max_input_len == 8191, "chunked context takes longer prompts"
+
+
+def test_a_serve_config_goes_before_it(tmp_path: Path) -> None:
+    given = {"kv_cache_free_gpu_mem_fraction": 0.95, "enable_chunked_context": ""}
+    said = rendered(tmp_path, opened(tmp_path, CARRIED), given)
+    assert said["kv_cache_free_gpu_mem_fraction"] == "0.95"
+    assert said["enable_chunked_context"] == "true", "a key without a value is not set"
+
+
+def test_no_engine_takes_all_host_memory_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runtime_settings, "host_memory", lambda: HostMemory(4000, ""))
+    carried = {"kv_cache_host_memory_bytes": 1 << 40}
+    with caplog.at_level(logging.WARNING):
+        said = rendered(tmp_path, opened(tmp_path, carried))
+    assert said["kv_cache_host_memory_bytes"] == "1000"
+    assert "kv_cache_host_memory_bytes=1099511627776 is lowered to 1000" in caplog.text
+    again = opened(tmp_path / "2", carried)
+    said = rendered(tmp_path, again, {"kv_cache_host_memory_bytes": 5000})
+    assert said["kv_cache_host_memory_bytes"] == "5000", "the operator's own is as it is"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "says"),
+    [
+        ({"engine_dir": "/etc"}, "runtime.engine_dir='/etc': unknown setting"),
+        ({"kv_cache_host_memory_byte": 9}, "did you mean 'kv_cache_host_memory_bytes'"),
+        ({"kv_cache_free_gpu_mem_fraction": 0.91}, "=0.91: must be less than or equal to 0.9"),
+        ({"batch_scheduler_policy": "x"}, "must be guaranteed_no_evict or max_utilization"),
+    ],
+)
+def test_a_manifest_with_other_settings_is_refused(
+    runtime: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineCorrupt) as caught:
+        opened(tmp_path, runtime)
+    assert says in caught.value.detail
+    assert "cog-triton.json: runtime." in caught.value.detail
+    with pytest.raises(BuildConfigInvalid) as refused:
+        parse_config(CONFIG.format(family="llama", runtime=runtime), "c.yaml")
+    assert f"runtime.{next(iter(runtime))}: " in refused.value.detail
+
+
+def test_an_engine_with_a_draft_beside_it_is_refused(tmp_path: Path) -> None:
+    path = sample_engines.with_manifest(tensorrt_llm_engines.make(tmp_path / "engine", V1))
+    manifest = json.loads((path / "cog-triton.json").read_text("utf-8"))
+    draft = {"model_id": "small", "revision": None, "num_draft_tokens": 3}
+    (path / "cog-triton.json").write_text(json.dumps({**manifest, "schema": 2, "draft": draft}))
+    with pytest.raises(EngineIncompatible, match=r"draft: .* serve its model by vLLM"):
+        TensorRTLLMFamily.open(path)

@@ -1,10 +1,10 @@
-"""What passes the gate before Triton, as what, and which of its answers come otherwise."""
+"""What passes the gate before Triton, as what, and which of its answers change."""
 
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +13,7 @@ from small_front import (
     KEY,
     LIMITS,
     OPEN,
-    PRIVATE_MODELS,
+    TENSORS,
     TRITON,
     OneModel,
     behind,
@@ -24,8 +24,9 @@ from small_front import (
     status,
 )
 
-from cog_triton.errors import TritonUnavailable
+from cog_triton.errors import InvalidArgument, TritonUnavailable
 from cog_triton.front.access import Access
+from cog_triton.front.json_body import JSONLimits, Numbers
 from cog_triton.front.large_bodies import LargeBodies
 from cog_triton.front.message import Answer, json_answer
 from cog_triton.front.triton_gate import (
@@ -34,7 +35,11 @@ from cog_triton.front.triton_gate import (
     coded_failure,
     without_shm_keys,
 )
-from cog_triton.front.triton_schema import ModelTensors
+from cog_triton.front.triton_schema import (
+    ModelTensors,
+    rewritten_generation,
+    rewritten_inference,
+)
 
 BODIES = LargeBodies()
 LENGTH = b"inference-header-content-length"
@@ -68,17 +73,6 @@ def binary(sizes: list[int], data: bytes, declared: int | None = None) -> tuple[
     return head + data, b"%d" % (len(head) if declared is None else declared)
 
 
-def test_binary_tensors_pass_behind_json_that_is_written_anew() -> None:
-    body, length = binary([3, 2], b"\x00\x01\x02[[")
-    gzipped = (gzip.compress(body), (LENGTH, length), (b"content-encoding", b"gzip"))
-    for sent in ((body, (LENGTH, length)), gzipped):
-        found = passed(triton(), "POST", f"{TRITON}/infer", *sent)
-        ((_, length),) = [pair for pair in found.headers if pair[0] == LENGTH]
-        assert found.body[int(length) :] == b"\x00\x01\x02[["
-        assert json.loads(found.body[: int(length)])["inputs"][0]["name"] == "bytes"
-        assert b"\n" not in found.body
-
-
 @pytest.mark.parametrize(
     ("body", "length"),
     [
@@ -96,13 +90,10 @@ def test_binary_tensors_that_do_not_add_up_are_refused(body: bytes, length: byte
     [
         (500, "Unable to parse 'inputs': no such", 400, "E1005 InvalidArgument: body: Unable"),
         (500, "the stub is not healthy", 500, "E2100 TritonUnknownError: the stub"),
-        (503, "the model is not ready", 503, "E2105 TritonUnavailable: the model"),
         (400, "unexpected shape", 400, "E1005 InvalidArgument: unexpected shape"),
         (400, "Request for unknown model: 'x' is not", 404, "E1009 NotFound: Request"),
         (200, "generate expects model to produce exactly 1 response, use", 400, "E1005 Inv"),
-        (400, "with decoupled transaction policy", 400, "E1005 InvalidArgument: with"),
         (500, "with decoupled transaction policy", 400, "E1005 InvalidArgument: with"),
-        (200, "E1002 PromptTooLong: a", 400, "E1002 PromptTooLong: a"),
         (200, "the stub died", 500, "E2100 TritonUnknownError: the stub"),
     ],
 )
@@ -139,15 +130,6 @@ def test_names_of_shared_memory_are_not_told() -> None:
     assert redact(said % (*names,)) == said % (*(b"*" * len(name) for name in names),)
 
 
-@pytest.mark.parametrize("model", PRIVATE_MODELS)
-def test_private_models_are_unknown(model: str) -> None:
-    for rest in ("", "/config", "/stats", "/ready", "/versions/1/stats"):
-        assert status(triton(), "GET", f"/v2/models/{model}{rest}") == 404, rest
-    for rest in ("infer", "generate", "generate_stream", "versions/1/generate"):
-        assert status(triton(), "POST", f"/v2/models/{model}/{rest}", b"{}") == 404, rest
-        assert status(triton(), "POST", f"/v2/models/{model}2/{rest}", b"{}") == 200, rest
-
-
 CONFIG = b"""{"input":[{"name":"a","data_type":"TYPE_STRING"},{"name":"b","data_type":"TYPE_FP32"}],
     "output":[{"name":"c","data_type":"TYPE_BOOL"}]}"""
 
@@ -179,3 +161,139 @@ async def test_tensors_of_a_model_are_asked_for_once() -> None:
         assert sorted(asked) == sorted("mnn001122")
     with pytest.raises(TritonUnavailable):
         await models.tensors(port, "/v2/models/n")
+
+
+JSON_LIMITS = JSONLimits(numbers=Numbers.FREE)
+
+
+def generated(**values: Any) -> Any:
+    return json.loads(rewritten_generation(json.dumps(values).encode(), JSON_LIMITS, TENSORS))
+
+
+def inferred(binary: bytes = b"", **values: Any) -> Any:
+    head = json.dumps(values).encode()
+    length = b"%d" % len(head) if binary else b""
+    body, size = rewritten_inference(head + binary, length, JSON_LIMITS, TENSORS)
+    assert body[len(body) if size is None else size :] == binary
+    return json.loads(body[:size])
+
+
+def tensor(name: str = "text_input", **values: Any) -> dict[str, Any]:
+    return {"name": name, "datatype": TENSORS.inputs.get(name, "?"), "shape": [1, 1], **values}
+
+
+def sized(size: Any, name: str = "text_input", **values: Any) -> dict[str, Any]:
+    return tensor(name, parameters={"binary_data_size": size}, **values)
+
+
+def output(**values: Any) -> dict[str, Any]:
+    return {"outputs": [{"name": "text_output", **values}]}
+
+
+TEXT = tensor(data=["a"])
+MANY = {f"a{i}": 0.5 for i in range(32)}
+SHAPE = ": must be 1 to 16 whole numbers, with a product of 2147483647 at most"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"text_input": "a", "max_tokens": 3, "seed": 2**64 - 1, "stream": True, "temperature": 1},
+        {"text_input": ["a", "b"], "temperature": [0.5, 1], "input_ids": []},
+        {"id": "a", "parameters": {"max_tokens": 3, "top_k": 4, "stop": "x", "Streaming": False}},
+        {"sequence_id": 2**64 - 1, "sequence_start": True, "sequence_end": False, "a": -(2**63)},
+        {"sequence_id": "abc", "priority": 1, "timeout": 1000, "binary_data_output": False},
+        {"timeout": 2**63 - 1, "parameters": {"timeout": 1, "id": "a"}, "a": "b" * 65536},
+        {**MANY, "parameters": MANY},
+        {"id": "a" * 1024, "max_tokens": [-(2**31), 2**31 - 1], "temperature": -3.4e38},
+    ],
+)
+def test_what_released_clients_send_is_passed_on_as_it_is(values: dict[str, Any]) -> None:
+    assert generated(**values) == values
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"text_input": [["a"], "b"]}, "text_input=['a']: must be BYTES"),
+        ({"seed": [1, -1]}, "seed=-1: beyond UINT64"),
+        ({"stream": 1}, "stream=1: must be BOOL"),
+        ({"temperature": 1e39}, "temperature=1e+39: beyond FP32"),
+        ({"a": "b" * 65537}, f"a='{'b' * 76}...: must be text of 65536"),
+        ({"\x1b[31m": 1}, r"\x1b[31m: no parameter of clients"),
+        # Triton reads both levels, each with all its names.
+        ({"parameters": {"id": [1]}}, "id=[1]: must be text"),
+        ({"priority": -1, "parameters": {"priority": 1}}, "priority=-1: must be from 0"),
+        ({**MANY, "parameters": {**MANY, "b": 1}}, "parameters: 65; 64 at most"),
+    ],
+)
+def test_what_is_not_allowed_to_generate_is_refused_by_name(
+    values: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(words)):
+        generated(**values)
+
+
+def test_null_is_as_good_as_absent() -> None:
+    assert generated(text_input="x", id=None, parameters=None) == {"text_input": "x"}
+    bare = {"inputs": [TEXT], "outputs": [{"name": "text_output"}]}
+    nulls = {name: [{**one, "parameters": None} for one in bare[name]] for name in bare}
+    assert inferred(**nulls, id=None, parameters=None) == inferred(**bare)
+    assert inferred(inputs=[TEXT], outputs=None) == inferred(inputs=[TEXT])
+
+
+def test_nested_data_is_made_flat() -> None:
+    """Triton counts the outer list's items only, and reads those of the inner ones."""
+    values = inferred(inputs=[tensor("input_ids", shape=[2, 2], data=[[1, 2], [3, 4]])])
+    assert values["inputs"][0]["data"] == [1, 2, 3, 4]
+    assert generated(input_ids=[[1, 2, 3]]) == {"input_ids": [1, 2, 3]}
+    assert generated(parameters={"input_ids": [[1]]}) == {"parameters": {"input_ids": [1]}}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"inputs": [TEXT], "outputs": [{"name": "text_output"}], "id": "7"},
+        {
+            "inputs": [tensor(data=["a"], shape=[1] * 16)],
+            "outputs": [{"name": "output_ids", "parameters": {"binary_data": True}}],
+            "parameters": {"binary_data_output": True, "sequence_id": 3, "Streaming": True},
+        },
+        {"inputs": [tensor("input_ids", shape=[1, 0], data=[])]},
+        {"binary": b"abcdefgh", "inputs": [sized(8)]},
+        {"binary": bytes(4), "inputs": [sized(4, "half", shape=[2])]},
+        {
+            "binary": b"abc",
+            "inputs": [sized(1, "bytes"), TEXT, sized(2, "mask", shape=[2])],
+        },
+    ],
+)
+def test_what_tritonclient_infers_with_is_passed_on_as_it_is(values: dict[str, Any]) -> None:
+    assert inferred(**values) == {name: values[name] for name in values if name != "binary"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"parameters": 3}, "parameters=3: must be an object"),
+        ([TEXT, TEXT], "inputs: each must have a name of its own"),
+        ([tensor(dat=["a"])], "text_input: dat: not allowed; did you mean 'data'?"),
+        ([tensor(datatype="INT32", data=[1])], "datatype='INT32': must be 'BYTES'"),
+        ([tensor(shape=[2**62, 4], data=["a"])], f"shape=[4611686018427387904, 4]{SHAPE}"),
+        ([tensor(shape=[0, 2**62, 4], data=[])], f"shape=[0, 4611686018427387904, 4]{SHAPE}"),
+        ([tensor(shape=[True], data=["a"])], f"shape=[True]{SHAPE}"),
+        ([{**TEXT, "parameters": {"x": 1}}], "x: not allowed; allowed: binary_data_size"),
+        ([sized(3)], "parameters of text_input: binary_data_size=3: must be from 4 to "),
+        ([sized(7, "seed")], "parameters of seed: binary_data_size=7: must be 8"),
+        (
+            [sized(4, data=["a"])],
+            "text_input: data: must not be there beside binary_data_size",
+        ),
+        ([sized(4)], "inputs: binary_data_size adds up to 4 bytes, 0 were sent"),
+        (output(parameters={"classification": 0, "binary_data": True}), "classification: not all"),
+    ],
+)
+def test_what_is_not_allowed_to_infer_is_refused_by_name(given: Any, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(words)):
+        inferred(**(given if isinstance(given, dict) else {"inputs": given}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import pytest
 from command_line import ran
 
 from cog_triton.errors import MissingExtra, ModelUnavailable
-from cog_triton.models import family_choice
-from cog_triton.packages import package_set, vllm_environment
+from cog_triton.packages import package_set
 from cog_triton.packages.vllm_environment import VLLMEnvironment
 
 HASH = "0" * 64
@@ -125,16 +123,3 @@ def test_without_a_gpu_or_uv_nothing_is_made(
     monkeypatch.setattr(package_set.importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(MissingExtra, match="uv is to be fetched, and neither uv nor pip is here"):
         VLLMEnvironment.of(tmp_path / "work", lock).make(lambda _line: None)
-
-
-def test_serve_finds_the_environment(
-    uv: Path, lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vllm_environment, "data_file", lambda _name: lock)
-    assert family_choice.find_vllm(tmp_path / "work") is None
-    setup("--without-gpu")
-    found = family_choice.find_vllm(tmp_path / "work")
-    assert found is not None
-    assert found.python is not None
-    asked = [str(found.python), "-c", "import importlib.metadata as m; print(m.version('vllm'))"]
-    assert subprocess.run(asked, capture_output=True, text=True).stdout == "0.33.0\n"

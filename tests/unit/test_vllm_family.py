@@ -1,28 +1,193 @@
-"""vLLM family: its abilities, its Triton models, and the version of vLLM that decides."""
+"""vLLM family: its engine directory, abilities, Triton models, and the version that decides."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_engines import MAX_MODEL_LEN, hugging_face, vllm_engine
+from vllm_engines import MAX_MODEL_LEN, VISION, hugging_face, vllm_engine
 
 from cog_triton.artifact.lora_adapter import LoRALimits
 from cog_triton.engines.generate_stream import STEP_MODEL
 from cog_triton.engines.registry import open_engine
-from cog_triton.engines.vllm import argument_types, family
+from cog_triton.engines.vllm import family
 from cog_triton.engines.vllm.family import VLLMFamily
+from cog_triton.engines.vllm.model_directory import VLLMModel, read_model
 from cog_triton.errors import (
+    CogTritonError,
+    EngineCorrupt,
     EngineIncompatible,
     InvalidPredictorConfig,
+    ModelUnavailable,
+    UnexpectedEngineArg,
 )
 from cog_triton.serving import engine_preparation
 from cog_triton.settings import load_settings
 from cog_triton.triton import model_repository
 from cog_triton.triton.serve_config import MODELS, ServeConfig
+
+
+def model_json(directory: Path, version: str | None = None, **arguments: Any) -> VLLMModel:
+    return read_model(vllm_engine(directory, **arguments), version)
+
+
+def refusal(
+    directory: Path, error: type[CogTritonError], version: str | None = None, **arguments: Any
+) -> str:
+    with pytest.raises(error) as caught:
+        model_json(directory, version, **arguments)
+    assert str(directory / "model.json") in caught.value.detail
+    return caught.value.detail
+
+
+@pytest.mark.parametrize("name", ["absolute", "relative", "dotted"])
+def test_model_may_be_another_directory(name: str, tmp_path: Path) -> None:
+    model = hugging_face(tmp_path / "weights", max_position_embeddings=77)
+    engine = tmp_path / "engine"
+    engine.mkdir()
+    path = {"absolute": str(model), "relative": "../weights", "dotted": "./../weights/."}[name]
+    (engine / "model.json").write_text(json.dumps({"model": path}))
+    read = read_model(engine)
+    assert read.arguments["model"] == str(model)
+    assert read.tokenizer_dir == model
+    assert read.max_model_len == 77
+
+
+def test_a_cached_hub_model_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    cache = tmp_path / "hub"
+    snapshot = cache / "models--facebook--opt-125m" / "snapshots" / ("a" * 40)
+    hugging_face(snapshot, max_position_embeddings=2048)
+    (cache / "models--facebook--opt-125m" / "refs").mkdir()
+    (cache / "models--facebook--opt-125m" / "refs" / "main").write_text("a" * 40)
+    read = model_json(tmp_path / "e", model="facebook/opt-125m", download_dir=str(cache))
+    assert read.arguments["model"] == "facebook/opt-125m"
+    assert read.tokenizer_dir == snapshot
+    assert read.max_model_len == 2048
+
+
+def test_missing_weights_are_refused_unless_the_format_is_dummy(tmp_path: Path) -> None:
+    vllm_engine(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(EngineCorrupt, match="no weights"):
+        read_model(tmp_path)
+    (tmp_path / "model.json").write_text('{"load_format": "dummy"}')
+    assert read_model(tmp_path).max_model_len == MAX_MODEL_LEN
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '"x"'])
+def test_a_malformed_model_json_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text(text)
+    with pytest.raises(EngineCorrupt, match=r"model\.json"):
+        open_engine(tmp_path)
+
+
+def test_arguments_are_converted_to_their_types(tmp_path: Path) -> None:
+    read = model_json(
+        tmp_path,
+        gpu_memory_utilization=1,
+        tensor_parallel_size="2",
+        enforce_eager="True",
+        max_num_seqs=7,
+        max_model_len=32,
+        dtype="bfloat16",
+    )
+    assert read.arguments == {
+        "model": str(tmp_path),
+        "gpu_memory_utilization": 1.0,
+        "tensor_parallel_size": 2,
+        "enforce_eager": True,
+        "max_num_seqs": 7,
+        "dtype": "bfloat16",
+        "max_model_len": 32,
+    }
+    assert read.max_model_len == 32
+    assert read.max_num_seqs == 7
+
+
+@pytest.mark.parametrize(
+    ("version", "arguments"),
+    [
+        ("0.33.0", {"max_num_queued_reqs": 2, "kv_cache_dtype": "a_plugins_own"}),
+        (None, {"max_num_queued_reqs": 2}),
+        ("0.34.0", {"brand_new": 1}),
+    ],
+)
+def test_names_of_the_version_are_taken(
+    version: str | None, arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    read = read_model(vllm_engine(tmp_path, **arguments), version)
+    assert arguments.items() <= read.arguments.items()
+
+
+@pytest.mark.parametrize(
+    ("version", "arguments", "error", "words"),
+    [
+        (None, {"gpu_memory_utilisation": 1}, UnexpectedEngineArg, "'gpu_memory_utilization'"),
+        (None, {"_api_process_count": 2}, UnexpectedEngineArg, "_api_process_count"),
+        ("0.33.0", {"max_num_sequences": 2}, UnexpectedEngineArg, "did you mean 'max_num_seqs'?"),
+        ("0.33.0", {"mamba_cache_mode": "all"}, InvalidPredictorConfig, "null (vLLM 0.33.0)"),
+        (None, {"tensor_parallel_size": "two"}, InvalidPredictorConfig, "size='two': must be a"),
+        (None, {"dtype": "bf16"}, InvalidPredictorConfig, "must be auto or bfloat16"),
+        (None, {"max_lora_rank": 12}, InvalidPredictorConfig, "must be 1 or 128"),
+        (None, {"max_model_len": -1}, InvalidPredictorConfig, "max_model_len=-1: must be at least"),
+        (None, {"model": "/no/such/dir"}, ModelUnavailable, "'/no/such/dir'"),
+    ],
+)
+def test_what_a_version_does_not_take_is_refused_by_name(
+    version: str | None,
+    arguments: dict[str, Any],
+    error: type[CogTritonError],
+    words: str,
+    tmp_path: Path,
+) -> None:
+    assert words in refusal(tmp_path, error, version, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"max_position_embeddings": None, "n_positions": 1024}, 1024),
+        ({"max_position_embeddings": 4096, "text_config": {"max_position_embeddings": 99}}, 99),
+        ({"max_position_embeddings": None}, 2048),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {"type": "longrope"},
+            },
+            4096,
+        ),
+    ],
+)
+def test_max_model_len_is_derived_from_the_models_config(
+    config: dict[str, Any], length: int, tmp_path: Path
+) -> None:
+    vllm_engine(tmp_path)
+    hugging_face(tmp_path, **config)
+    read = read_model(tmp_path)
+    assert read.max_model_len == read.arguments["max_model_len"] == length
+
+
+def test_the_tokenizers_length_is_a_limit_too(tmp_path: Path) -> None:
+    vllm_engine(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 64}')
+    assert read_model(tmp_path).max_model_len == 64
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1e30}')
+    assert read_model(tmp_path).max_model_len == MAX_MODEL_LEN
+
+
+def test_adapters_are_read_from_multi_lora_json(tmp_path: Path) -> None:
+    (tmp_path / "adapters" / "one").mkdir(parents=True)
+    loras = {"one": "adapters/one", "two": "org/two"}
+    (tmp_path / "multi_lora.json").write_text(json.dumps(loras))
+    assert model_json(tmp_path).loras == {}
+    read = model_json(tmp_path, enable_lora="true")
+    assert read.arguments["enable_lora"] is True
+    assert read.loras == {"one": str(tmp_path / "adapters" / "one"), "two": "org/two"}
 
 
 @pytest.fixture(autouse=True)
@@ -81,14 +246,6 @@ def test_repository_has_the_token_model_and_the_text_model(tmp_path: Path) -> No
     assert tokenizer_dir == str(tmp_path / "engine")
 
 
-def test_engine_arguments_are_not_in_the_rendered_config(tmp_path: Path) -> None:
-    vllm_engine(tmp_path / "engine", hf_token="hf_secret")
-    engine = VLLMFamily.open(tmp_path / "engine")
-    model_repository.render_repository(engine, ServeConfig(), tmp_path / "repo")
-    for path in (tmp_path / "repo").rglob("*"):
-        assert path.is_dir() or "hf_secret" not in path.read_text("utf-8")
-
-
 def test_serve_config_sets_arguments_of_both_models(tmp_path: Path) -> None:
     configs = render(
         tmp_path,
@@ -120,88 +277,35 @@ def test_unknown_serve_config_arguments_are_refused(
     assert hint in caught.value.detail
 
 
-def test_the_version_that_will_run_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(
-        family, "installed_version", lambda python: asked.append(python) or "0.33.1"
-    )
-    arguments = {"tensorrt_llm": {"engine_python": "/opt/vllm/bin/python"}}
-    configs = render(tmp_path, arguments)
-    assert asked == ["/opt/vllm/bin/python"]
-    assert configs["vllm_model"].parameters["vllm_version"].string_value == "0.33.1"
-
-
 @pytest.mark.parametrize("version", ["0.34.0", "0.3.3"])
 def test_a_version_that_was_never_run_is_refused_unless_allowed(
-    version: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(family, "installed_version", lambda _: version)
-    with pytest.raises(EngineIncompatible) as caught:
-        render(tmp_path)
-    assert caught.value.detail == (
-        f"vLLM {version}: this cog-triton was run with vLLM 0.33 only (docs/vllm.md);"
-        " install it, or set COG_TRITON_VLLM_UNTESTED=1 to try this one"
-    )
-    assert not caplog.text
-    configs = render(tmp_path, {"tensorrt_llm": {"allow_untested": "true"}})
+    asked = []
+    monkeypatch.setattr(family, "installed_version", lambda python: asked.append(python) or version)
+    own = {"engine_python": "/opt/vllm/bin/python"}
+    with pytest.raises(EngineIncompatible, match=rf"vLLM {version}: .* COG_TRITON_VLLM_UNTESTED=1"):
+        render(tmp_path, {"tensorrt_llm": own})
+    assert asked == ["/opt/vllm/bin/python"]
+    configs = render(tmp_path, {"tensorrt_llm": {"allow_untested": "true", **own}})
     assert configs["tensorrt_llm"].parameters["allow_untested"].string_value == "true"
-    assert f"COG_TRITON_VLLM_UNTESTED is set, so vLLM {version} is served" in caplog.text
-
-
-def test_deterministic_is_an_option_of_the_engine(tmp_path: Path) -> None:
-    configs = render(tmp_path, {"tensorrt_llm": {"deterministic": "true"}})
-    assert configs["tensorrt_llm"].parameters["deterministic"].string_value == "true"
-    with pytest.raises(InvalidPredictorConfig, match=r"deterministic='yes': must be true or false"):
-        render(tmp_path, {"tensorrt_llm": {"deterministic": "yes"}})
-
-
-def test_the_version_of_the_engines_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "vllm-0.33.7.dist-info").mkdir()
-    metadata = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.7\n"
-    (tmp_path / "vllm-0.33.7.dist-info" / "METADATA").write_text(metadata)
-    assert argument_types.installed_version(sys.executable) is None
-    assert argument_types.installed_version("/no/such/python") is None
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert argument_types.installed_version(sys.executable) == "0.33.7"
-
-
-@pytest.mark.parametrize("untested", [False, True])
-def test_the_setting_allows_a_version_that_was_never_run(
-    untested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(family, "installed_version", lambda _: "0.40.0")
-    monkeypatch.setattr(engine_preparation, "_require_compatible", lambda *_: None)
-    settings = load_settings(
-        cog_triton_work_dir=tmp_path / "work",
-        engine_dir=vllm_engine(tmp_path / "engine"),
-        cog_triton_vllm_untested=untested,
-    )
-    if not untested:
-        with pytest.raises(EngineIncompatible, match="COG_TRITON_VLLM_UNTESTED=1"):
-            engine_preparation.prepare_engine(settings, tmp_path)
-        return
-    prepared = engine_preparation.prepare_engine(settings, tmp_path)
-    config = prepared.repository / "tensorrt_llm" / "config.pbtxt"
-    parameters = model_repository.read_config(config).parameters
-    assert parameters["allow_untested"].string_value == "true"
+    assert configs["vllm_model"].parameters["vllm_version"].string_value == version
 
 
 @pytest.mark.parametrize("configured", [False, True])
-def test_the_setting_names_vllms_python_else_the_serve_config(
+def test_settings_name_vllms_python_and_allow_its_version_unless_the_serve_config_does(
     configured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(family, "installed_version", lambda _: None)
+    monkeypatch.setattr(family, "installed_version", lambda _: "0.40.0")
     monkeypatch.setattr(engine_preparation, "_require_compatible", lambda *_: None)
     config = tmp_path / "serve.yaml"
-    own = {"engine_python": "/configured/python"}
+    own = {"engine_python": "/configured/python"} if configured else {}
     config.write_text(json.dumps({"tensorrt_llm": {"args": own}}))
     settings = load_settings(
         cog_triton_work_dir=tmp_path / "work",
         cog_triton_config=config,
         cog_triton_vllm_python=None if configured else "/set/python",
+        cog_triton_vllm_untested=True,
         engine_dir=vllm_engine(tmp_path / "engine"),
     )
     prepared = engine_preparation.prepare_engine(settings, tmp_path)
@@ -209,3 +313,71 @@ def test_the_setting_names_vllms_python_else_the_serve_config(
     parameters = model_repository.read_config(rendered).parameters
     wanted = "/configured/python" if configured else "/set/python"
     assert parameters["engine_python"].string_value == wanted
+    assert parameters["allow_untested"].string_value == "true"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "embeds"),
+    [
+        ({}, False),
+        ({"runner": "generate"}, False),
+        ({"runner": "pooling"}, True),
+        ({"convert": "embed"}, True),
+    ],
+)
+def test_model_json_says_whether_the_model_makes_embeddings(
+    tmp_path: Path, arguments: dict[str, Any], embeds: bool
+) -> None:
+    made = VLLMFamily.open(vllm_engine(tmp_path / "engine", **arguments))
+    assert (made.abilities.embeddings, made.abilities.generation) == (embeds, not embeds)
+    assert made.limits.max_input_len == MAX_MODEL_LEN - (not embeds)
+    assert made.abilities.guides is not embeds
+
+
+LLAMA = {"architectures": ["LlamaForCausalLM"]}
+MARK = "<|vision_start|>"
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "count", "placeholder"),
+    [
+        (LLAMA, {}, 0, None),
+        ({}, {}, 0, None),
+        ({"architectures": "Qwen2VLForConditionalGeneration"}, {}, 0, None),
+        (VISION, {}, 999, "<|vision_start|><|image_pad|><|vision_end|>"),
+        (VISION, {"limit_mm_per_prompt": {"image": 2, "video": 0}}, 2, MARK),
+        (VISION, {"limit_mm_per_prompt": {"image": {"count": 3, "width": 9}}}, 3, MARK),
+        (VISION, {"language_model_only": True}, 0, MARK),
+        ({"architectures": ["PixtralForConditionalGeneration"]}, {}, 999, None),
+        ({"architectures": ["Phi3VForCausalLM"]}, {}, 999, "<|image_{}|>"),
+        # A model that no record has, but whose owner knows better.
+        ({"architectures": ["Newer"]}, {"limit_mm_per_prompt": {"image": 1}}, 1, None),
+        (LLAMA, {"hf_overrides": {"architectures": VISION["architectures"]}}, 999, MARK),
+    ],
+)
+def test_models_that_take_images_are_known_by_their_architecture(
+    config: dict[str, Any],
+    arguments: dict[str, Any],
+    count: int,
+    placeholder: str | None,
+    tmp_path: Path,
+) -> None:
+    abilities = VLLMFamily.open(vllm_engine(tmp_path, config=config, **arguments)).abilities
+    assert abilities.images == count
+    assert (abilities.image_placeholder or "").startswith(placeholder or "")
+    assert (abilities.image_placeholder is None) is (placeholder is None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gpus"),
+    [
+        ({}, 1),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 3, "data_parallel_size": 2}, 12),
+    ],
+)
+def test_an_engine_needs_the_gpus_of_all_its_ranks(
+    arguments: dict[str, Any], gpus: int, tmp_path: Path
+) -> None:
+    made = vllm_engine(tmp_path, max_num_seqs=3, **arguments)
+    assert VLLMFamily.open(made).gpus == gpus
+    assert read_model(made).max_num_seqs == 3 * arguments.get("data_parallel_size", 1)

@@ -38,12 +38,6 @@ class QueueOverflowError(GracefulHTTPError):
         super().__init__(busy, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-class MaxQueuedTokensError(GracefulHTTPError):
-    def __init__(self) -> None:
-        full = "The engine has reached its prefill token backlog limit."
-        super().__init__(full, HTTPStatus.SERVICE_UNAVAILABLE)
-
-
 class VLLMValidationError(VLLMClientError):
     def __init__(self, message: str, *, parameter: str | None = None, value: Any = None) -> None:
         super().__init__(message)

@@ -40,7 +40,6 @@ class EngineArgs:
             scheduler_config=SimpleNamespace(
                 max_num_seqs=self.max_num_seqs or 1024,
                 max_num_queued_reqs=getattr(self, "max_num_queued_reqs", None),
-                max_num_queued_tokens=getattr(self, "max_num_queued_tokens", None),
             ),
             parallel_config=SimpleNamespace(
                 data_parallel_size=self.data_parallel_size or 1,

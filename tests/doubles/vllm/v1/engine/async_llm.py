@@ -17,7 +17,6 @@ from vllm import envs
 from vllm.exceptions import (
     GenerationError,
     GracefulHTTPError,
-    MaxQueuedTokensError,
     QueueOverflowError,
     VLLMClientError,
     VLLMValidationError,
@@ -172,9 +171,6 @@ class AsyncLLM:
         most = limits.max_num_queued_reqs
         if most is not None and processor.get_num_unfinished_requests() + n > most:
             raise QueueOverflowError
-        most = limits.max_num_queued_tokens
-        if most is not None and processor.get_num_queued_tokens() >= most:
-            raise MaxQueuedTokensError
 
     def _process_inputs(
         self, request_id: str, prompt: Any, params: SamplingParams | PoolingParams

@@ -135,7 +135,6 @@ class EngineCoreProc:
             told = {"call": "engine_core", "pid": os.getpid(), "environment": dict(os.environ)}
             with Path(path).open("a") as file:
                 file.write(json.dumps(told) + "\n")
-        time.sleep(float(os.environ.get("VLLM_DOUBLE_LOAD", "0")))
         vocabulary = kwargs["vllm_config"].model_config.get_vocab_size()
         with socket.socket(socket.AF_UNIX) as host:
             host.connect(kwargs["handshake_address"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from vllm.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, 
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.parallel_sampling import ParentRequest
-from vllm.v1.metrics.loggers import FinishedRequestStats, IterationStats
+from vllm.v1.metrics.loggers import IterationStats
 
 
 class RequestOutputCollector:
@@ -69,8 +68,6 @@ class RequestState:
         self.parent_req = parent
         self.request_index = index
         self.queue = queue
-        self.is_prefilling = True
-        self.arrival_time = self.last_time = request.arrival_time
         self.tokenizer = None if self.pools or not self.params.detokenize else tokenizer
         self.token_ids: list[int] = []
         self.text = ""
@@ -157,10 +154,6 @@ class OutputProcessor:
     def get_num_unfinished_requests(self) -> int:
         return len(self.request_states)
 
-    def get_num_queued_tokens(self) -> int:
-        states = self.request_states.values()
-        return sum(len(state.prompt_token_ids) for state in states if state.is_prefilling)
-
     def propagate_error(self, e: Exception) -> None:
         for state in self.request_states.values():
             state.queue.put(e)
@@ -203,8 +196,6 @@ class OutputProcessor:
             state = self.request_states.get(engine_core_output.request_id)
             if state is None:
                 continue
-            self._update_stats(state, iteration_stats)
-            state.is_prefilling = False
             reason, stop_reason = engine_core_output.finish_reason, engine_core_output.stop_reason
             if stop_string := state.update(engine_core_output):
                 reason, stop_reason = FinishReason.STOP, stop_string
@@ -219,7 +210,6 @@ class OutputProcessor:
                 self._finish_request(state)
                 if not engine_core_output.finished:
                     reqs_to_abort.append(state.request_id)
-                self._update_stats_from_finished(state, iteration_stats)
         return OutputProcessorOutput([], reqs_to_abort)
 
     def update_scheduler_stats(self, scheduler_stats: Any) -> None:
@@ -231,30 +221,6 @@ class OutputProcessor:
         internal_ids.remove(state.request_id)
         if not internal_ids:
             del self.external_req_ids[state.external_req_id]
-
-    def _update_stats(self, state: RequestState, stats: IterationStats | None) -> None:
-        if stats is None:
-            return
-        now = time.time()
-        stats.num_generation_tokens += 1
-        if state.is_prefilling:
-            stats.num_prompt_tokens += len(state.prompt_token_ids)
-            stats.time_to_first_tokens_iter.append(now - state.arrival_time)
-        else:
-            stats.inter_token_latencies_iter.append(now - state.last_time)
-        state.last_time = now
-
-    def _update_stats_from_finished(
-        self, state: RequestState, stats: IterationStats | None
-    ) -> None:
-        if stats is None:
-            return
-        lengths = len(state.prompt_token_ids), len(state.token_ids)
-        stats.finished_requests.append(
-            FinishedRequestStats(time.time() - state.arrival_time, *lengths)
-        )
-        if state.parent_req is None or not state.parent_req.child_requests:
-            stats.n_params_iter.append(state.parent_req.n if state.parent_req else 1)
 
 
 if os.environ.get("VLLM_DOUBLE_INTERFACE") == "other":

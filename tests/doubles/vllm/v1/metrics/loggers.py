@@ -1,16 +1,8 @@
 """Double of vllm/v1/metrics/loggers.py and of the statistics classes."""
 
-import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
-
-
-@dataclass
-class FinishedRequestStats:
-    e2e_latency: float
-    num_prompt_tokens: int
-    num_generation_tokens: int
 
 
 @dataclass
@@ -28,15 +20,8 @@ class SchedulerStats:
     prefix_cache_stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
 
 
-@dataclass
 class IterationStats:
-    num_prompt_tokens: int = 0
-    num_generation_tokens: int = 0
-    finished_requests: list[FinishedRequestStats] = field(default_factory=list)
-    n_params_iter: list[int] = field(default_factory=list)
-    time_to_first_tokens_iter: list[float] = field(default_factory=list)
-    inter_token_latencies_iter: list[float] = field(default_factory=list)
-    iteration_timestamp: float = field(default_factory=time.time)
+    """In vLLM it has counts and latencies, which nobody reads here."""
 
 
 class StatLoggerBase(ABC):

@@ -79,7 +79,7 @@ MODULES: Modules = {
         """.strip().splitlines(),
     )
 }
-"""Patterns of its sources and of its tests, by the name of a module."""
+"""Patterns of its sources and tests, by the name of a module."""
 
 
 class Mutant(NamedTuple):

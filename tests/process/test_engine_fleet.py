@@ -28,7 +28,6 @@ from cog_triton.front.triton_only_server import _require_engines
 from cog_triton.processes import engine_child, engine_fleet
 from cog_triton.processes.engine_child import EngineChild
 from cog_triton.processes.orders import EngineDeath
-from cog_triton.system import local_socket
 
 FOREVER = 10**9
 Logged = Callable[[str], None]
@@ -151,20 +150,6 @@ def test_an_engine_is_replaced_that(
     assert not before & fleet.pids
 
 
-def test_an_engine_whose_address_another_process_has_is_tried_again(tmp_path: Path) -> None:
-    fleet = StartedFleet(tmp_path, counting())
-    taken = local_socket.listen(*fleet.addresses)
-    try:
-        fleet.start()
-        assert [fleet.death().serving for _ in range(2)] == [0, 0]
-        taken.close()
-        assert says(fleet.client, [1]) == [2, 3, 4, 5]
-        assert "Address already in use" in (tmp_path / "engine-1.log").read_text()
-    finally:
-        taken.close()
-        fleet.close()
-
-
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Logged:
     caplog.set_level("DEBUG", "cog_triton")
@@ -220,20 +205,6 @@ def test_a_spare_that_cannot_be_parked_is_ready(
             fleet.death()
             assert says(fleet.client, [7]) == [8, 9, 10, 11]
             assert fleet.serving().number == successor
-
-
-@pytest.mark.parametrize(("loads", "serving"), [("first", 2)])
-def test_a_spare_that_does_not_fall_asleep_is_the_last(
-    loads: str, serving: int, tmp_path: Path, logged: Logged, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_child, "_SLEEP_S", 0.0)
-    with started(tmp_path, of_vllm(tmp_path, loads), spare=True) as fleet:
-        logged("no spare engine any more: E2111 ")
-        assert fleet.serving().number == serving
-        until(lambda: (spare := fleet.fleet._spare) is None or spare.done())
-        kill_and_replace(fleet)
-        assert fleet.serving().number == 3
-        assert fleet.run(fleet.engines.wait_until_serving()) == {0: 2}
 
 
 def test_a_spare_that_does_not_wake_up_is_replaced(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -128,17 +127,12 @@ def test_gives_up_after_max_restarts(make: Make, caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("stable_s", "suspects", "deaths", "gives_up"),
-    [(3600, 0, 3, True), (3600, 1, 3, False), (0, 0, 4, False)],
-    ids=["short readiness", "single suspect", "stable readiness"],
+    ("stable_s", "suspects", "deaths"),
+    [(3600, 1, 3), (0, 0, 4)],
+    ids=["single suspect", "stable readiness"],
 )
-def test_which_deaths_count_as_restarts_in_a_row(
-    stable_s: float,
-    suspects: int,
-    deaths: int,
-    gives_up: bool,
-    make: Make,
-    monkeypatch: pytest.MonkeyPatch,
+def test_deaths_by_a_single_suspect_or_after_a_stable_readiness_do_not_count(
+    stable_s: float, suspects: int, deaths: int, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "STABLE_S", stable_s)
     item = make(resumes=bool(suspects), triton_max_restarts=1 if suspects else 2)
@@ -149,11 +143,8 @@ def test_which_deaths_count_as_restarts_in_a_row(
         monkeypatch.setattr(Admission, "suspects", suspects)
         os.kill(item.triton.starts[-1], signal.SIGKILL)
         until(lambda: item.supervisor.state is not SupervisorState.READY)
-    if gives_up:
-        assert item.failed.wait(PATIENCE_S)
-    else:
-        item.until(SupervisorState.READY)
-        assert not item.failed.is_set()
+    item.until(SupervisorState.READY)
+    assert not item.failed.is_set()
 
 
 def test_one_that_is_let_go_is_not_restarted(supervised: Supervised) -> None:
@@ -186,25 +177,6 @@ def test_hanging_server_is_restarted(
     assert "did not answer for 0.5 s" in died.getMessage()
     assert died.getMessage().endswith("a line of the log")
     assert ready.getMessage().startswith("Triton is ready again after")
-
-
-def test_slow_probe_is_ignored_while_bytes_arrive(supervised: Supervised) -> None:
-    supervised.start()
-    heard = threading.Event()
-
-    def hear() -> None:
-        while not heard.wait(0.01):
-            supervised.transport.last_token_at = time.monotonic()
-
-    hearing = threading.Thread(target=hear)
-    hearing.start()
-    supervised.limit_probes(0.5)
-    supervised.triton.fail("hangs")
-    time.sleep(1.5)
-    supervised.triton.recover()
-    heard.set()
-    hearing.join()
-    assert supervised.supervisor.restarts == 0
 
 
 def test_engine_that_fails_every_request_is_restarted(supervised: Supervised) -> None:

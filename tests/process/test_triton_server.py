@@ -258,13 +258,6 @@ def test_a_server_of_an_older_python_is_refused_by_its_stub(
         installation.find_installation(tmp_path, binary)
 
 
-def test_binary_must_be_an_executable_file(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("#!/bin/sh\n")
-    for binary in (tmp_path / "missing", tmp_path / "file", tmp_path):
-        with pytest.raises(TritonStartFailed, match=r"TRITONSERVER='.*': not an executable"):
-            installation.find_installation(tmp_path, binary)
-
-
 not_in_an_image = pytest.mark.skipif(
     installation._IMAGE_BINARY.is_file(), reason="an image's own tritonserver comes first"
 )

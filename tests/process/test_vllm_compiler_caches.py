@@ -19,15 +19,6 @@ from cog_triton.engines.vllm.compiler_caches import DIRECTORY, MOST_BYTES
 from cog_triton.errors import EngineIncompatible
 
 
-def test_beside_a_cache_root_of_the_users_nothing_is_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_CACHE_ROOT", "/mine")
-    before = dict(os.environ)
-    assert compiler_caches.begin({DIRECTORY: str(tmp_path), MOST_BYTES: "1"}, {}, None) is None
-    assert os.environ == before
-
-
 def begun(base: Path, most: int = 10**9, **arguments: Any) -> Path:
     """The directory of an engine that a process has started with, and has ended."""
     program = (

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import threading
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -180,30 +178,3 @@ def test_what_needs_no_gpu_is_served_beside_one_that_cuda_cannot_use(
     beside = gpu_driver(tmp_path / "driver", cuinit=803, **OLD)
     told = serve(tmp_path, beside, name, *family, CUDA_VERSION="13.1.0")
     assert "E1305" not in told
-
-
-@needs_compiler
-def test_the_front_door_of_an_image_says_so_too(tmp_path: Path) -> None:
-    names = ("PORT", "TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT")
-    ports = dict(zip(names, map(str, free_ports(len(names))), strict=True))
-    driver = gpu_driver(tmp_path / "driver", **OLD)
-    weights = {"COG_WEIGHTS": vllm_engine(tmp_path), "OPENAI_PORT": "0", **ports, **IMAGE}
-    (tmp_path / "predict.py").write_text(
-        "from cog_triton.serving.coglet.predictor import Predictor as Predictor\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-m", "cog_triton.serve"],
-        env=environment(tmp_path, driver, **weights, COG_PREDICT_TYPE_STUB="predict.py:Predictor"),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as server:
-        assert server.stdout
-        timer = threading.Timer(PATIENCE_S, server.kill)
-        timer.start()
-        told = next((line for line in server.stdout if "E1305" in line), "")
-        server.send_signal(signal.SIGTERM)
-        server.stdout.read()
-        timer.cancel()
-    assert "this image has CUDA 13.1.0, which needs driver 580.65.06" in told

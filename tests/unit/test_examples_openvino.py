@@ -23,7 +23,7 @@ from openvino_reference import CHAT, TinyModel, engine_greedy, engine_logits, ti
 from tokenizers import Tokenizer
 
 import cog_triton
-from cog_triton.build_scripts.openvino import _from_gguf, _from_hf, _gguf_file, _script, _tokenizer
+from cog_triton.build_scripts.openvino import _from_hf, _gguf_file, _script, _tokenizer
 from cog_triton.build_scripts.openvino import build as build_script
 from cog_triton.build_scripts.openvino._gguf_file import Field
 from cog_triton.errors import from_text
@@ -431,8 +431,3 @@ def test_files_that_are_no_gguf_are_refused(content: bytes, tmp_path: Path) -> N
     line = refused(run_script(**args))
     assert line.startswith("E1304")
     assert "x.gguf" in line
-
-
-def test_every_stop_token_of_a_gguf_is_kept(checkpoint: Path) -> None:
-    copy = with_fields(checkpoint, Field("tokenizer.ggml.eot_token_id", 7, V.UINT32))
-    assert _from_gguf.read(copy).model.eos == (2, 7)

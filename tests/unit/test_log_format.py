@@ -7,8 +7,6 @@ import asyncio
 import json
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -127,15 +125,6 @@ def test_setup_log_holds_all_lines_and_the_log_its_warnings(
     assert asyncio.run(start()) == [["Unpacking", "Warning: odd"]] * 2
     asyncio.run(start_without_cog())
     assert [line.rpartition(": ")[2] for line in lines()] == ["odd", "later", "alone"]
-
-
-def test_an_engines_process_logs_to_stderr() -> None:
-    code = (
-        "import logging; from cog_triton.backend import triton_log; triton_log.install();"
-        "logging.getLogger('cog_triton.engines.registry').info('told')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-    assert done.stderr.endswith("Z  INFO cog_triton.engines.registry: told\n")
 
 
 def writes_itself(tree: ast.AST) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +18,7 @@ from cog_triton.engines.kv_cache_stats import BLOCKS, PREFIX_HITS, PREFIX_QUERIE
 from cog_triton.engines.request import EngineRequest
 from cog_triton.errors import InvalidArgument, Overloaded, TritonUnavailable
 from cog_triton.serving.generation import GenerationRequest, GenerationResult
-from cog_triton.serving.telemetry import observers, platform_metrics
+from cog_triton.serving.telemetry import observers
 from cog_triton.serving.telemetry.metrics import BatchHistogram, Metrics, inter_token_latencies
 from cog_triton.serving.telemetry.observers import CompositeObserver
 from cog_triton.serving.telemetry.platform_metrics import PlatformMetrics, TritonMetrics
@@ -162,26 +161,6 @@ def test_without_triton_there_is_no_kv_cache() -> None:
     assert triton.kv_cache() is None
     with pytest.raises(TritonUnavailable, match="Triton's metrics: ConnectionRefusedError"):
         triton.text()
-
-
-def test_a_triton_that_hangs_is_not_asked_by_every_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform_metrics, "_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(platform_metrics, "_ERROR_AGE_S", 1000)
-    asked, came, goes_on = [], threading.Event(), threading.Event()
-
-    def hang(request: BaseHTTPRequestHandler) -> None:
-        asked.append(request.path)
-        came.set()
-        goes_on.wait(60)
-
-    with serving(hang) as url:
-        triton = client(url)
-        for _ in range(3):
-            with pytest.raises(TritonUnavailable, match="TimeoutError"):
-                triton.text()
-        assert came.wait(60)
-        assert len(asked) == 1
-        goes_on.set()
 
 
 # As TensorRT-LLM's backend writes them; the second model is one beside it.

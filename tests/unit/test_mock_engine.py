@@ -1,22 +1,35 @@
-"""Mock engine on a fake clock: when tokens come, what an output is, and how streams end."""
+"""Mock engine on a fake clock: tokens, outputs and ends of streams, its answers and options."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from mock_requests import MODEL, expected_tokens, request
+from tokenizers import Tokenizer
 
 from cog_triton.engines.adapter_registry import AdapterRegistry, RegisteredAdapter
+from cog_triton.engines.base import options_of
+from cog_triton.engines.mock import mock_directory
 from cog_triton.engines.mock.engine import MockEngine, plan_output
-from cog_triton.engines.mock.mock_request import MockOptions
+from cog_triton.engines.mock.family import MockFamily
+from cog_triton.engines.mock.mock_request import INPUTS, MockOptions
+from cog_triton.engines.registry import open_engine
 from cog_triton.engines.request import TokenEvent
-from cog_triton.errors import InvalidArgument, TritonUnknownError
+from cog_triton.errors import (
+    EngineCorrupt,
+    InvalidArgument,
+    TritonUnknownError,
+)
+from cog_triton.text.guide import Guide
+from cog_triton.text.tokenizer import EngineTokenizer
+from cog_triton.triton.model_repository import max_batch_size, read_config, render_repository
+from cog_triton.triton.serve_config import ServeConfig
 
 FOREVER = 9000
 HANDLES = itertools.count(1)
@@ -82,46 +95,6 @@ def test_tokens_come_when_they_are_due(
     world.run()
     assert world.times(handle) == pytest.approx(times)
     assert world.ids(handle) == expected_tokens(3)
-
-
-@given(st.floats(0.001, 0.03), st.integers(1, 7), st.booleans())
-def test_delays_do_not_accumulate(late: float, streams: int, join: bool) -> None:
-    """However late each token is, the last ones are no later than the first."""
-    world = World(tps=100, join=join)
-    asked = [world.ask(300) for _ in range(streams)]
-    world.run(late=late)
-    for handle in asked:
-        assert world.ids(handle) == expected_tokens(300)
-        lateness = [time - 0.01 * k for k, time in enumerate(world.times(handle), 1)]
-        assert min(lateness) > -1e-9
-        assert max(lateness) <= late + 0.001 + 1e-9
-
-
-@pytest.mark.parametrize(("join", "sizes"), [(True, [3, 1, 1]), (False, [1] * 5)])
-def test_late_tokens_share_a_response_if_they_are_joined(join: bool, sizes: list[int]) -> None:
-    world = World(tps=100, join=join)
-    first, second = world.ask(5), world.ask(5)
-    world.now += 0.0351
-    world.run()
-    assert world.sizes(first) == sizes
-    assert all(step in ([first, second], []) for step in world.steps), "streams take turns"
-    late = world.ask(5)
-    world.now += 1
-    world.run()
-    assert world.sizes(late) == ([5] if join else [1] * 5)
-    assert world.last(late).finish == "length"
-
-
-def test_a_step_clock_advances_all_streams_together() -> None:
-    world = World(step_ms=10)
-    first, second = world.ask(5), world.ask(3)
-    world.run(steps=1)
-    world.now += 0.004
-    third = world.ask(2)
-    world.run()
-    together = [first, second]
-    assert world.steps == [together, [*together, third], [*together, third], [first], [first]]
-    assert world.now == pytest.approx(1000.05)
 
 
 def test_a_request_without_a_slot_waits_in_the_queue() -> None:
@@ -215,3 +188,116 @@ CRASH = {"inject": "crash"}
 def test_output_is_planned(values: dict[str, Any], expected: tuple[int, int, str]) -> None:
     found = plan_output(MODEL, request(**{"max_tokens": 50, **values}))
     assert (found.steps, found.tokens, found.end) == expected
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mock_directory.make_engine(tmp_path_factory.mktemp("engines"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(engine: Path) -> EngineTokenizer:
+    return EngineTokenizer.load(engine)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"output_ids": []}, None),
+        ({"output_ids": [10**6]}, None),
+        ({"max_seq_len": "many"}, None),
+        ({}, ""),
+        ({}, "[]"),
+        ({}, "{}"),
+    ],
+)
+def test_an_invalid_mock_json_is_refused(
+    change: dict[str, Any], text: str | None, engine: Path, tmp_path: Path
+) -> None:
+    content = json.loads((engine / "mock.json").read_text())
+    (tmp_path / "mock.json").write_text(json.dumps({**content, **change}) if text is None else text)
+    with pytest.raises(EngineCorrupt, match=r"mock\.json: not a mock engine"):
+        open_engine(tmp_path)
+
+
+SCRIPT = [
+    {"after": "weather", "say": "<tool_call>{}</tool_call>"},
+    {"after": "weather\n15", "say": "It is 15 °C."},
+    {"after": "Thanks", "say": "You are welcome"},
+]
+
+
+def scripted(directory: Path, script: object = SCRIPT) -> Path:
+    path = directory / "answers.json"
+    path.write_text(script if isinstance(script, str) else json.dumps(script))
+    return mock_directory.make_engine(directory / "engines", path)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [
+        ("How is the weather?", SCRIPT[0]["say"]),
+        ("How is the weather\n15", SCRIPT[1]["say"]),  # of two at one place, the longer
+        ("weather\n15 ... Thanks, and of the weather tomorrow?", SCRIPT[0]["say"]),
+        ("<|im_start|>user\nweather\n15 Thanks<|im_end|>", SCRIPT[2]["say"]),
+    ],
+)
+def test_the_entry_that_comes_last_answers(tmp_path: Path, prompt: str, answer: str) -> None:
+    engine = scripted(tmp_path)
+    tokenizer = Tokenizer.from_file(str(engine / "tokenizer.json"))
+    mock = MockEngine(mock_directory.read_model(engine), MockOptions(tps=0))
+
+    def rest() -> list[int]:
+        events: list[TokenEvent] = []
+        while not (events and events[-1].finish):
+            events += [event for _, event in mock.step()]
+        assert events[-1].finish == "stop"
+        return [token for event in events for token in event.token_ids]
+
+    ids = tokenizer.encode(prompt).ids
+    whole = replace(request(100, guide=Guide("regex", ".*")), input_ids=ids)
+    mock.submit(1, whole)
+    said = rest()
+    assert tokenizer.decode(said) == answer
+    # Taken up after an engine's death: the same answer, although the prompt has grown by it.
+    mock.submit(2, replace(whole, made=said[:2]))
+    assert rest() == said[2:]
+
+
+@pytest.mark.parametrize(
+    "script", ["nonsense", "{}", [{"after": "a"}], [{"after": "", "say": "b"}], [1]]
+)
+def test_other_scripts_are_refused(tmp_path: Path, script: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"MOCK_ANSWERS=.*answers.json.*must be a list"):
+        scripted(tmp_path, script)
+
+
+ALL = {
+    "tps": 33.5,
+    "jitter": 0.25,
+    "prefill_ms": 0.1,
+    "tokens_per_response": 4,
+    "join": False,
+    "max_batch_size": 8,
+    "cancellation_check_period_ms": 50,
+}
+
+
+def test_rendered_repository_has_the_options_and_extra_inputs(engine: Path, tmp_path: Path) -> None:
+    family = MockFamily.open(engine)
+    repository = render_repository(family, ServeConfig({"tensorrt_llm": ALL}), tmp_path / "repo")
+    assert max_batch_size(repository) == 8
+    assert family.defaults == MockOptions.parse(ALL)
+    config = read_config(repository / "tensorrt_llm" / "config.pbtxt")
+    parameters = {name: value.string_value for name, value in config.parameters.items()}
+    assert parameters["engine_dir"] == str(engine)
+    assert parameters["coalesce"] == str(family.defaults.join).lower()
+    parameters = options_of(parameters)
+    assert MockOptions.parse(parameters) == family.defaults
+    assert config.model_transaction_policy.decoupled
+    own = {item.name: item for item in config.input if item.name in INPUTS}
+    assert list(own) == list(INPUTS)
+    assert all(item.optional and list(item.dims) == [1] for item in own.values())
+    compile((repository / "tensorrt_llm" / "1" / "model.py").read_text(), "model.py", "exec")
+    text = read_config(repository / "preprocessing" / "config.pbtxt")
+    assert text.parameters["tokenizer_dir"].string_value == str(engine)

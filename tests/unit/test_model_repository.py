@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 from test_openvino_family import engine
 
-from cog_triton.backend import text_inputs
 from cog_triton.engines import tensor_contract
 from cog_triton.engines.generate_stream import STEP_MODEL
 from cog_triton.engines.openvino.family import OpenVINOFamily
 from cog_triton.errors import InvalidPredictorConfig
 from cog_triton.system.paths import triton_model_repo
 from cog_triton.triton import model_repository
-from cog_triton.triton.model_repository import read_config
 from cog_triton.triton.serve_config import MODELS, ServeConfig
 
 TEXT_MODELS = ("preprocessing", "postprocessing", "tensorrt_llm_bls")
@@ -125,74 +123,16 @@ def test_models_answer_whole_where_the_engines_does(tmp_path: Path) -> None:
         assert configs[model].parameters["engine_streams"].string_value == "false"
 
 
-def test_one_text_model_may_answer_whole_beside_others(tmp_path: Path) -> None:
-    configs = render(tmp_path, {"ensemble": {"decoupled_mode": "False"}})
-    decoupled = {name for name, c in configs.items() if c.model_transaction_policy.decoupled}
-    assert decoupled == {"tensorrt_llm", "tensorrt_llm_bls", STEP_MODEL}
-
-
 @pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"])
 def test_decoupled_mode_is_true_or_false(model: str, tmp_path: Path) -> None:
     assert "must be true or false" in refusal(tmp_path, model, "decoupled_mode", "yes")
 
 
-def test_engines_of_ours_take_older_names_of_inputs(tmp_path: Path) -> None:
-    inputs = {item.name: item for item in render(tmp_path)["tensorrt_llm"].input}
-    for alias, name in (("min_length", "min_tokens"), ("random_seed", "seed")):
-        assert inputs[alias].data_type == inputs[name].data_type
-
-
-DEFAULTS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble")
-REPOSITORY = triton_model_repo()
-CONFIGS: dict[str, Any] = {
-    model: read_config(REPOSITORY / model / "config.pbtxt") for model in DEFAULTS
-}
-
-
-def shape(tensor: Any) -> tuple[Any, ...]:
-    return tensor.data_type, tuple(tensor.dims)
-
-
-def inputs(model: str) -> dict[str, Any]:
-    return {tensor.name: tensor for tensor in CONFIGS[model].input}
-
-
-def outputs(model: str) -> dict[str, Any]:
-    return {tensor.name: tensor for tensor in CONFIGS[model].output}
-
-
-@pytest.mark.parametrize("model", DEFAULTS)
-def test_each_models_defaults_are_complete(model):
-    config = CONFIGS[model]
-    assert config.name == model
-    assert config.max_batch_size == 64
-    assert len(inputs(model)) == len(config.input)
-    assert len(outputs(model)) == len(config.output)
-    assert (REPOSITORY / model / "1").is_dir()
-    assert (REPOSITORY / model / "1" / "model.py").is_file() == (config.backend == "python")
-
-
-def test_engine_model_has_every_input_of_the_contract():
-    known = inputs("tensorrt_llm")
+def test_the_engines_model_has_every_input_of_the_contract() -> None:
+    config = model_repository.read_config(triton_model_repo() / "tensorrt_llm" / "config.pbtxt")
+    known = {tensor.name: tensor for tensor in config.input}
     rendered = {tensor_contract.LORA_NAME}  # for engines that have adapters by name
     contract = tensor_contract.SUPPORTED_INPUTS | tensor_contract._NEUTRAL.keys()
     assert known.keys() >= contract - rendered
     required = {name for name, tensor in known.items() if not tensor.optional}
     assert required == {"input_lengths", "request_output_len"}
-
-
-def test_engine_inputs_are_scalars_ragged_or_positions():
-    for name, tensor in inputs("tensorrt_llm").items():
-        scalar = tensor.HasField("reshape")
-        assert not (scalar and tensor.allow_ragged_batch), name
-        if scalar:
-            assert (list(tensor.dims), list(tensor.reshape.shape)) == ([1], [])
-        elif not tensor.allow_ragged_batch:
-            assert name in ("mrope_rotary_cos_sin", "mrope_position_deltas")
-
-
-def test_text_models_and_text_inputs_have_the_same_names():
-    assert sorted(text_inputs.KNOWN_INPUTS) == sorted(inputs("ensemble"))
-    for name, theirs in text_inputs.ENGINE_NAMES.items():
-        ours, engines = inputs("ensemble")[name], inputs("tensorrt_llm")[theirs]
-        assert (ours.data_type, len(ours.dims)) == (engines.data_type, len(engines.dims))

@@ -1,24 +1,28 @@
 """EMFILE: what a process does that has no file descriptor left for a moment."""
 
+from __future__ import annotations
+
 import asyncio
 import os
 import re
 import resource
+import signal
+import subprocess
 from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from loop_thread import call
 from scripted_triton import ScriptedTriton, event
+from small_front import on_loop, until
 from test_request_streams import Running
 
 from cog_triton.engines.generate_stream import GenerateStream
 from cog_triton.errors import TritonUnavailable, TritonUnknownError
-from cog_triton.serving.admission import Admission
-from cog_triton.serving.failure_detection import MemoryLimit
-from cog_triton.settings import load_settings
+from cog_triton.processes import child
 from cog_triton.system.process_state import UNKNOWN, process_state
-from cog_triton.triton.server import TritonClient
 
 
 @contextmanager
@@ -55,24 +59,25 @@ def test_a_stream_that_gets_no_socket_is_told_to_try_again() -> None:
         next(stream)
 
 
-def test_memory_exceeds_no_limit(caplog: pytest.LogCaptureFixture) -> None:
-    """What holds much is not found until there is a descriptor; then a restart is due."""
-    limit = MemoryLimit(1, Admission(1))
+@pytest.mark.parametrize("mends", [False, True])
+@on_loop
+async def test_a_watch_knows_its_last_look(monkeypatch: pytest.MonkeyPatch, mends: bool) -> None:
+    looks: list[int] = []
 
-    async def due() -> str:
-        with no_descriptors():
-            return await limit._excess(os.getpid())
+    def read(root: int) -> set[int]:
+        looks.append(root)
+        if len(looks) > 1:
+            raise OSError("no file descriptor is left")
+        return {sleeping.pid}
 
-    assert asyncio.run(due()) == ""
-    assert "memory is not known" in caplog.text
-
-
-def test_how_many_requests_run_in_triton_is_not_known() -> None:
-    """Then nobody is blamed."""
-
-    async def active() -> int | None:
-        async with aclosing(TritonClient(load_settings())) as client:
-            with no_descriptors():
-                return await client.active_requests()
-
-    assert asyncio.run(active()) is None
+    monkeypatch.setattr(child.reaper, "descendants", read)
+    it: Any = SimpleNamespace(pid=os.getpid(), ended=asyncio.Future(), wait=asyncio.sleep)
+    monkeypatch.setattr(child, "_PERIOD_S", 0.01)
+    with subprocess.Popen(["sleep", "60"]) as sleeping:
+        watching = asyncio.ensure_future(child.watch("it", it, mends=mends))
+        await until(lambda: len(looks) == 3 or watching.done())
+        sleeping.send_signal(signal.SIGSTOP)
+        await until(lambda: watching.done() or sleeping.poll() is not None)
+        assert mends or await watching == f"process {sleeping.pid} of it was stopped"
+        watching.cancel()
+        sleeping.kill()

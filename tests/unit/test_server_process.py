@@ -14,14 +14,11 @@ from typing import Any
 
 import pytest
 from small_front import (
-    Handler,
     arguments,
     gates,
     on_loop,
-    read_request,
     route_to,
     run,
-    served,
     until,
     until_end,
 )
@@ -133,39 +130,6 @@ def test_a_stopping_server_takes_nothing_that_begins(line: str) -> None:
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
-
-
-def waiting() -> tuple[asyncio.Event, Handler]:
-    """A server that answers once the event has come."""
-    go = asyncio.Event()
-
-    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_request(reader)
-        await go.wait()
-        writer.write(OK)
-        writer.close()
-
-    return go, slow
-
-
-@on_loop
-async def test_a_request_that_was_sent_before_its_client_could_know_of_the_stop_is_answered() -> (
-    None
-):
-    go, slow = waiting()
-    async with served(slow) as front:
-        idle, its_writer = await front.connect()
-        kept, writer = await front.connect()
-        writer.write(GET * 3)
-        await until(lambda: front.connections.answering and len(front.connections) == 2)
-        front.connections.refuse_reuse()
-        assert front.connections.may_ask
-        its_writer.write(GET)
-        go.set()
-        for reader, count in ((kept, 2), (idle, 1)):
-            answers = await until_end(reader)
-            assert (answers.count(b"200 OK"), answers.count(b"connection: close")) == (count, 1)
-        await until(lambda: not front.connections.may_ask)
 
 
 class Work:

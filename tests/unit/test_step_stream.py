@@ -30,7 +30,6 @@ from cog_triton.triton.step_stream import EngineChannel, StepStreams, StepSubmis
 
 REQUEST = EngineRequest(input_ids=[5, 300, 70_000], sampling=SamplingParams(max_tokens=9))
 ONE = {0: 1}
-LONG = replace(REQUEST, input_ids=list(range(4000)))
 
 
 def make_request(request: EngineRequest, inputs: Mapping[str, Any]) -> EngineRequest:
@@ -211,33 +210,6 @@ def test_a_cancelled_request_gets_nothing_and_is_not_sent_if_it_waits(
         other.wait()
         assert len(pipe.submits) == 2
         assert running.items == waiting.items == []
-
-
-def test_each_replica_has_a_pipe_and_an_engines_end_is_its_own(triton: ScriptedSteps) -> None:
-    with connected(triton, 2) as streams:
-        with pytest.raises(TritonUnavailable, match="no engine is there"):
-            Running(streams)
-        streams.open({1: 1})
-        wait_until(lambda: len(streams.serving) == 2)
-        pipes = {pipe.replica: pipe for pipe in triton.pipes}
-        first = Running(streams, LONG)
-        assert first.submission.replica == 0
-        second = Running(streams)  # 4000 tokens of a prompt weigh more than a request
-        assert second.submission.replica == 1
-        for pipe in pipes.values():
-            pipe.send(step(made(pipe.requests()[0].handle, 0, 1)))
-        wait_until(lambda: first.items and second.items)
-        assert Running(streams, LONG).submission.replica == 0, (
-            "its prompt is in that engine's cache"
-        )
-        pipes[0].fail("E2105 TritonUnavailable: the engine's process has ended")
-        assert first.error().startswith("E2105")
-        assert list(streams.serving) in ([1], [0, 1])
-        assert not second.ended.is_set()
-        streams.forget(0)
-        wait_until(lambda: len(streams.serving) == 2)
-        assert [pipe.replica for pipe in triton.pipes[2:]] == [0]
-        assert Running(streams, LONG).submission.replica == 0, "the one with less to do"
 
 
 ITEMS = [made(handle, offset, *range(handle)) for offset in range(3) for handle in range(5)]

@@ -217,21 +217,6 @@ def test_flattened_words_have_ids_over_end_offsets() -> None:
     assert tensor.tolist() == [[5, 6, 7, 8, 9], [2, 3, 5, -1, -1]]
 
 
-@given(st.data(), st.sampled_from([(2,), (1, 2), (3,), (1, 1), (2, 2)]), st.integers(0, 4))
-def test_any_words_tensor_is_decoded_or_refused(
-    data: st.DataObject, shape: tuple[int, ...], length: int
-) -> None:
-    size = int(np.prod(shape)) * length
-    values = data.draw(st.lists(st.integers(-3, 6), min_size=size, max_size=size))
-    tensor = np.array(values, dtype=np.int32).reshape(*shape, length)
-    try:
-        words = tensor_contract.unflatten_words(tensor)
-    except InvalidArgument:
-        return
-    assert all(words)
-    assert sum(map(len, words)) <= length
-
-
 def test_adapters_are_named_and_refused_where_there_are_none() -> None:
     values = tensor_contract.encode_request(
         EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=1), adapter="sql")

@@ -73,13 +73,6 @@ def test_missing_or_extra_ranks_are_refused(ranks: list[int], said: str, tmp_pat
         TensorRTLLMFamily.open(path)
 
 
-@pytest.mark.parametrize("version", ["0.8.0", "0.5.0.post1", "latest", ""])
-def test_engines_before_0_9_are_refused(version: str, tmp_path: Path) -> None:
-    path = tensorrt_llm_engines.make(tmp_path / "engine", version=version)
-    with pytest.raises(EngineIncompatible, match=r"0\.9 is the oldest"):
-        TensorRTLLMFamily.open(path)
-
-
 @pytest.mark.parametrize(
     ("config", "changes", "chunked", "length"),
     [

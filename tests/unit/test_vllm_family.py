@@ -246,20 +246,6 @@ def test_repository_has_the_token_model_and_the_text_model(tmp_path: Path) -> No
     assert tokenizer_dir == str(tmp_path / "engine")
 
 
-def test_serve_config_sets_arguments_of_both_models(tmp_path: Path) -> None:
-    configs = render(
-        tmp_path,
-        {
-            "tensorrt_llm": {"engine_python": "/opt/vllm/bin/python"},
-            "vllm_model": {"cancellation_check_period_ms": 5},
-        },
-    )
-    parameters = configs["vllm_model"].parameters
-    assert parameters["cancellation_check_period_ms"].string_value == "5"
-    engine = configs["tensorrt_llm"].parameters["engine_python"].string_value
-    assert engine == "/opt/vllm/bin/python"
-
-
 @pytest.mark.parametrize(
     ("model", "name", "value", "hint"),
     [

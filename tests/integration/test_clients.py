@@ -23,7 +23,7 @@ from cog_triton.text.tokenizer import EngineTokenizer
 sys.path.insert(0, str(Path(__file__).parents[1] / "clients"))
 import nvidia
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 RELEASES = pytest.mark.parametrize("release", nvidia.RELEASES)
 TEXT_MODELS = pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])

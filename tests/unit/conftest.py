@@ -18,14 +18,6 @@ from sample_engines import V1, directory, with_manifest
 clean_environment.clean()
 # A test's own process is a parent and a server at once; gRPC's handlers of a fork end its children.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-SLOW = frozenset((Path(__file__).parent / "slow_files.txt").read_text("utf-8").split())
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of files that take longer than some 4 s."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent and item.path.name in SLOW:
-            item.add_marker("slow")
 
 
 @pytest.fixture

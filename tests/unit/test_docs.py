@@ -88,11 +88,6 @@ def test_every_setting_is_in_one_section_with_its_meaning() -> None:
         assert (Settings.model_fields[name].description or "").endswith("."), name
 
 
-def test_files_that_are_left_out_of_a_quick_run_are_there() -> None:
-    named = (ROOT / "tests" / "unit" / "slow_files.txt").read_text("utf-8").split()
-    assert named == sorted({*named} & {path.name for path in (ROOT / "tests" / "unit").iterdir()})
-
-
 def test_the_source_page_has_a_row_for_every_folder() -> None:
     text = (DOCS / "source.md").read_text("utf-8")
     table = text.partition("| folder of `cog_triton/` |")[2].partition("\n\n")[0]

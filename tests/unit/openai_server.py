@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -67,6 +68,38 @@ class Served:
         if body is not None:
             options["json"] = body
         return httpx.post(f"{self.url}{path}", timeout=PATIENCE_S, **options)
+
+    def ask(self, path: str, **fields: Any) -> Any:
+        """The JSON of an answer with status 200."""
+        answer = self.post(f"/v1/{path}", {"model": "small", **fields})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def events(self, path: str, **fields: Any) -> list[Any]:
+        """The events of a stream, without the one that ends it."""
+        answer = self.post(f"/v1/{path}", {"model": "small", "stream": True, **fields})
+        assert answer.status_code == 200, answer.text
+        lines = [line for line in answer.text.splitlines() if line.startswith("data: {")]
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+    def refusal(self, path: str, **fields: Any) -> dict[str, Any]:
+        """The error of an answer with status 400, which no engine has seen."""
+        before = len(self.triton.requests)
+        answer = self.post(f"/v1/{path}", {"model": "small", **fields})
+        assert answer.status_code == 400, answer.text
+        assert len(self.triton.requests) == before
+        return dict(answer.json()["error"])
+
+    @property
+    def sent(self) -> dict[str, Any]:
+        """Input values of the last request that reached the engine."""
+        return self.triton.requests[-1].values
+
+    @property
+    def prompt(self) -> str:
+        """The text of that request's prompt."""
+        ids = self.sent["input_ids"]
+        return str(TOKENIZER.tokenizer.decode(ids, skip_special_tokens=False))
 
     def require_ready(self) -> None:
         if self.failure is not None:

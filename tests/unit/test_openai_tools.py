@@ -15,7 +15,6 @@ from tokenizers import Tokenizer
 
 from cog_triton.engines.base import Abilities
 from cog_triton.engines.openvino import guides
-from cog_triton.system import log_notes
 from cog_triton.text.tokenizer import EngineTokenizer
 
 TOOLS_TOKENIZER = replace(TOKENIZER, chat_template=CHATML_TOOLS)
@@ -47,16 +46,11 @@ def create(served: Any, **options: Any) -> Any:
     return served.client().chat.completions.create(model="small", **options)
 
 
-def prompt_of(served: Any, tokenizer: EngineTokenizer = TOKENIZER) -> str:
-    ids = served.triton.requests[-1].values["input_ids"]
-    return str(tokenizer.tokenizer.decode(ids, skip_special_tokens=False))
-
-
 @pytest.mark.parametrize("text", ["Let me see. ", ""])
 def test_calls_are_in_the_message(text: str) -> None:
     with api(pieces(f"{text}{CALL}"), tokenizer=TOOLS_TOKENIZER) as served:
         answer = create(served)
-        prompt = prompt_of(served)
+        prompt = served.prompt
     (choice,) = answer.choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == (text or None)
@@ -67,45 +61,6 @@ def test_calls_are_in_the_message(text: str) -> None:
     assert answer.usage.completion_tokens == sum(len(TOKENIZER.encode(c)) for c in text + CALL)
     for tool in TOOLS:
         assert json.dumps(tool) in prompt
-
-
-def test_streamed_calls_join_to_the_whole() -> None:
-    said = f"Hm.{CALL}\n{CALL}"
-    options = {"stream": True, "stream_options": {"include_usage": True}, "logprobs": True}
-    scripted = [event(output_ids=[i], output_log_probs=[-1.0]) for i in TOKENIZER.encode(said)]
-    with api(scripted, tokenizer=TOOLS_TOKENIZER) as served:
-        chunks = list(create(served, **options))
-    assert chunks[-1].usage.completion_tokens == len(scripted)
-    choices = [chunk.choices[0] for chunk in chunks[:-1]]
-    assert [choice.finish_reason for choice in choices][-1] == "tool_calls"
-    assert "".join(choice.delta.content or "" for choice in choices) == "Hm."
-    told = sum(len(choice.logprobs.content) for choice in choices if choice.logprobs)
-    assert told == len(scripted)
-    deltas = [call for choice in choices for call in choice.delta.tool_calls or []]
-    for index in (0, 1):
-        first, second = [delta for delta in deltas if delta.index == index]
-        assert (first.type, first.function.name) == ("function", "get_weather")
-        assert first.id
-        assert (second.id, second.function.name) == (None, None)
-        assert first.function.arguments + second.function.arguments == '{"city": "Rome"}'
-
-
-@pytest.mark.parametrize(("cut", "reason"), [(CALL[:-20], "length"), (CALL[:-3], "tool_calls")])
-def test_a_cut_call_is_text_unless_its_json_is_complete(cut: str, reason: str) -> None:
-    with api(tokens(cut), tokenizer=TOOLS_TOKENIZER) as served:
-        (choice,) = create(served, max_tokens=len(TOKENIZER.encode(cut))).choices
-        chunks = list(create(served, max_tokens=len(TOKENIZER.encode(cut)), stream=True))
-    assert choice.finish_reason == chunks[-1].choices[0].finish_reason == reason
-    assert choice.message.content == (cut if reason == "length" else None)
-    assert bool(choice.message.tool_calls) == (reason != "length")
-    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert streamed == (choice.message.content or "")
-
-
-def test_one_call_unless_parallel() -> None:
-    with api(pieces(CALL + CALL), tokenizer=TOOLS_TOKENIZER) as served:
-        answer = create(served, parallel_tool_calls=False)
-    assert len(answer.choices[0].message.tool_calls) == 1
 
 
 @pytest.mark.parametrize("template", [CHATML_TOOLS, SMOLLM2])
@@ -164,26 +119,6 @@ TAGGING = Abilities(guides={"json_schema"}, structural_tags=True, check_guide=gu
 STRICT_TIME: Any = {"type": "function", "function": {"name": "get_time", "strict": True}}
 
 
-@pytest.mark.parametrize(
-    ("abilities", "options"),
-    [(Abilities(guides={"json_schema"}), {}), (TAGGING, {"tool_call_parser": "llama3_json"})],
-)
-def test_strict_calls_that_nothing_guides_are_noted(
-    abilities: Abilities,
-    options: dict[str, Any],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(log_notes, "_noted", set())
-    with api(pieces(CALL), tokenizer=TOOLS_TOKENIZER, abilities=abilities, **options) as served:
-        answer = create(served, tools=[STRICT])
-        assert "guided_decoding_guide" not in served.triton.requests[0].values
-        (model,) = served.client().models.list().data
-    assert answer.choices[0].message.content or answer.choices[0].message.tool_calls
-    assert (model.model_extra or {})["capabilities"]["strict_with_auto"] is False
-    assert "tools: strict: not guided with tool_choice 'auto' on this model" in caplog.messages
-
-
 def test_strict_calls_are_guided_from_their_opening_on() -> None:
     with api(pieces(f"Hi. {CALL}"), tokenizer=TOOLS_TOKENIZER, abilities=TAGGING) as served:
         create(served)
@@ -201,15 +136,6 @@ def test_strict_calls_are_guided_from_their_opening_on() -> None:
     ]
     assert (model.model_extra or {})["capabilities"]["strict_with_auto"] is True
     assert answer.choices[0].message.content == "Hi. "
-    assert answer.choices[0].finish_reason == "tool_calls"
-
-
-def test_reasoning_comes_before_guided_calls() -> None:
-    text = f"<think>Hm.</think>{CALL}"
-    options: Any = {"abilities": TAGGING, "reasoning_parser": "think"}
-    with api(pieces(text), tokenizer=TOOLS_TOKENIZER, **options) as served:
-        answer = create(served, tools=[WEATHER, STRICT_TIME])
-    assert answer.choices[0].message.reasoning_content == "Hm."
     assert answer.choices[0].finish_reason == "tool_calls"
 
 
@@ -278,7 +204,7 @@ def test_reasoning_is_apart(
     with api(pieces(said), tokenizer=TOOLS_TOKENIZER) as served:
         message = create(served, **options).choices[0].message
         chunks = list(create(served, stream=True, **options))
-        assert prompt_of(served).endswith(prompt)
+        assert served.prompt.endswith(prompt)
     extra = message.model_extra
     assert extra.get("reasoning_content") == extra.get("reasoning") == reasoning
     assert message.content == content
@@ -288,18 +214,6 @@ def test_reasoning_is_apart(
         joined = "".join(delta.model_extra.get(name, "") for delta in deltas)
         assert joined == (reasoning or "")
     assert "".join(delta.content or "" for delta in deltas) == (content or "")
-
-
-def test_reasoning_goes_back_into_the_template() -> None:
-    template = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.name }};{% endfor %}"
-    tokenizer = replace(TOKENIZER, chat_template=template)
-    messages = [
-        {"role": "user", "name": "Ann", "content": "Hi"},
-        {"role": "assistant", "content": "Hi", "reasoning": "Hm"},
-    ]
-    with api(THREE, tokenizer=tokenizer) as served:
-        create(served, tools=[], messages=messages)
-        assert prompt_of(served) == "|Ann;Hm|;"
 
 
 def with_special(*specials: str) -> EngineTokenizer:
@@ -322,37 +236,3 @@ def test_marks_that_are_special_tokens_are_seen_by_parsers_and_not_by_others() -
     inner = CALL.removeprefix("<tool_call>").removesuffix("</tool_call>")
     assert plain.content == f"ok{inner}"
     assert text == f"Hmok{inner}"
-
-
-@pytest.mark.parametrize(
-    ("options", "template", "expected"),
-    [
-        ({}, CHATML_TOOLS, ("hermes", "think", ["none", "auto", "required", "function"])),
-        ({}, SMOLLM2, (None, None, ["none", "required", "function"])),
-        (
-            {"tool_call_parser": "mistral", "reasoning_parser": "none"},
-            CHATML_TOOLS,
-            ("mistral", None, ["none", "auto", "required", "function"]),
-        ),
-        (
-            {"tool_call_parser": "none"},
-            CHATML_TOOLS,
-            (None, "think", ["none", "required", "function"]),
-        ),
-    ],
-)
-def test_the_model_tells_its_abilities(
-    options: Any, template: str, expected: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    tokenizer = replace(TOKENIZER, chat_template=template)
-    with api(THREE, tokenizer=tokenizer, guides=True, **options) as served:
-        (model,) = served.client().models.list().data
-    calls, reasoning, choices = expected
-    assert (model.model_extra or {})["capabilities"].items() >= {
-        "tool_choice": choices,
-        "tool_call_parser": calls,
-        "reasoning_parser": reasoning,
-        "guided_decoding": True,
-    }.items()
-    assert f"tool calls are parsed as {calls or 'text'}" in caplog.text

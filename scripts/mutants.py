@@ -67,7 +67,7 @@ MODULES: Modules = {
         memory_sum      /sizing/memory_sum          sizing
         run_metrics     /bench/run_metrics          bench_percentiles,bench_report
         http_protocol   /front/http_protocol        front_requests,front_responses
-        gates           /front/gate                 front_gates,static_page,front_upstreams
+        gates           /front/gate                 front_gates,front_upstreams
         keyring         /front/keyring              front_keyring
         detokenize      /text/detokenize            detokenize
         stop_strings    /text/stop_strings          stop_strings,bls_inputs,bls_responses,generate

@@ -18,7 +18,7 @@ from cog_triton.errors import InvalidArgument
 from cog_triton.front.access import Access
 from cog_triton.front.keyring import MOST_BYTES as MOST
 from cog_triton.front.keyring import MOST_FILES, Key, Keyring, parse_keys, read_keys, sha256_of
-from cog_triton.front.message import Answer, Request
+from cog_triton.front.message import Answer
 from cog_triton.serving.tenants import CURRENT
 from cog_triton.system.log_format import request_id
 
@@ -88,13 +88,6 @@ def test_what_is_wrong_is_told_with_line_and_rule_and_without_the_key(
     assert len(caught.value.detail) < 400
 
 
-def test_a_file_that_is_too_long_or_absent_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_bytes(b"#" * (MOST + 1))
-    for path, words in ((tmp_path / "keys", "more than"), (tmp_path / "none", "No such file")):
-        with pytest.raises(InvalidArgument, match=words):
-            Keyring(path)
-
-
 FIELDS = st.sampled_from([*Key.model_fields, "x"])
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.datetimes().map(str),
@@ -161,15 +154,6 @@ async def test_an_application_works_for_the_tenant_of_each_request_alone(tmp_pat
     assert (tenant.name, tenant.weight, tenant.concurrent) == ("a", 2, 3)
     assert [name for name, _ in headers] == [b"host", b"content-length"]
     assert (path, nobody) == ("/health", None)
-
-
-@on_loop
-async def test_an_id_that_another_tenant_had_is_of_the_one_that_asks_now(tmp_path: Path) -> None:
-    gate = locked(tmp_path, line("a", "ka"), line("b", "kb"))["cog"]
-    for name in ("a", "b"):
-        found = await gate.decide(Request("PUT", b"/predictions/x", [bearer(f"k{name}")], b""))
-        assert gate.upstream.predictions["x"].tenant.name == name
-        found.ended(True)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
 import socket
@@ -24,6 +25,7 @@ from small_front import (
     until_end,
 )
 
+from cog_triton.front.cog_gate import CodedEnd
 from cog_triton.front.message import Answer, Forward, Limits, Request, json_answer
 from cog_triton.system.ports import free_ports
 
@@ -37,12 +39,6 @@ def test_a_server_that_ends_before_it_answers_is_a_coded_503(response: bytes) ->
     answer = asked(answering(response), LAST)
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b'{"error":"E2105 TritonUnavailable: ' in answer
-
-
-@on_loop
-async def test_a_server_that_does_not_listen_is_a_coded_503() -> None:
-    async with opened(PassGate(free_ports(1)[0])) as front:
-        assert (await front.ask(GET + LAST)).count(b"E2105") == 2
 
 
 @on_loop
@@ -260,3 +256,84 @@ async def test_a_lack_of_descriptors_is_told_and_survived(caplog: pytest.LogCapt
         client.close()
         assert b"200 OK" in await front.ask(LAST)
     assert "no connection can be accepted: Too many open files" in caplog.text
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+CUT = b'data: {"error":"E2105"}\n\n'
+
+
+def chunk(event: bytes) -> bytes:
+    return b"%X\r\n%b\r\n" % (len(event), event)
+
+
+EVENT = b'event: output\ndata: {"chunk":" the","index":82}\n\n'
+TOKEN = chunk(EVENT)
+
+
+def failed(reason: str, output: str = "") -> bytes:
+    """What coglet ends a failed prediction's stream with."""
+    data = {"error": reason, "id": "x", "output": [output], "status": "failed"}
+    return f"event: completed\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+def dechunked(data: bytes) -> tuple[bytes, bool]:
+    """The body, and whether it came to its end."""
+    body = b""
+    while data:
+        size, _, data = data.partition(b"\r\n")
+        if size == b"0":
+            return body, data == b"\r\n"
+        body, data = body + data[: int(size, 16)], data[int(size, 16) + 2 :]
+    return body, False
+
+
+def edited(*pieces: bytes) -> bytes:
+    edit = CodedEnd()
+    return b"".join(map(edit, pieces)) + edit.end()
+
+
+CODE = 'E1002 PromptTooLong: "no"'
+DEATHS = ("Worker crashed", "Failed to send request: Broken pipe (32)")
+FIRST = ("", "Generator iteration error: A: ", "Async prediction failed: A: ")
+
+
+@pytest.mark.parametrize(
+    ("reason", "seen"),
+    [
+        *((f"Prediction failed: {words}{CODE}", CODE) for words in FIRST),
+        *((d, f"E2105 TritonUnavailable: Cog's worker has died: {d}; try again") for d in DEATHS),
+        *((as_it_is, as_it_is) for as_it_is in (CODE, "Worker", "Prediction failed: A: b")),
+    ],
+)
+@pytest.mark.parametrize("output", ["", "x" * 100_000])
+def test_a_failure_begins_with_its_code_wherever_reads_cut_the_stream(
+    reason: str, seen: str, output: str
+) -> None:
+    data, expected = EVENT * 3 + failed(reason, output), EVENT * 3 + failed(seen, output)
+    for at in (*range(len(EVENT) * 2, len(EVENT) * 3 + 300), len(data) - 1):
+        assert edited(data[:at], data[at:]) == expected
+    assert edited(*(data[i : i + 1] for i in range(len(data)))) == expected
+
+
+def through(*pieces: bytes) -> bytes:
+    """What a client gets when these come, one after the other, and then the end."""
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0.01)
+        writer.close()
+
+    return asked(handler, LAST, edit=CodedEnd(), cut=CUT).partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [[HEAD + TOKEN], [HEAD, TOKEN], [HEAD], [HEAD + TOKEN, TOKEN[:20]], [HEAD, TOKEN + b"2"]],
+)
+def test_a_stream_that_breaks_off_ends_with_an_error(pieces: list[bytes]) -> None:
+    body, whole = dechunked(through(*pieces))
+    assert whole
+    assert body.endswith(CUT)
+    assert body.count(b"the") == sum(piece.count(TOKEN) for piece in pieces)

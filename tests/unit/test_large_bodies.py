@@ -1,18 +1,18 @@
-"""Work on large bodies in a child of the front, which leaves nothing when either dies."""
+"""JSON bodies of the front: their bounds, and a child process for large ones."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from scripted_server import wait_until
@@ -21,9 +21,52 @@ from cog_triton.errors import InvalidArgument
 from cog_triton.front.json_body import JSONLimits, Numbers, inflated, require_bounded
 from cog_triton.front.large_bodies import LargeBodies
 from cog_triton.front.message import Refused
-from cog_triton.front.prediction_body import prepared
-from cog_triton.front.triton_schema import ModelTensors, rewritten_generation, rewritten_inference
 from cog_triton.system.process_state import process_state
+
+
+def test_depth_counts_brackets_outside_of_strings() -> None:
+    limits = JSONLimits(depth=64)
+    require_bounded(b"[" * 64 + b"]" * 64, limits)
+    require_bounded(b'["' + b"[" * 100 + rb"\"[[" + b'"]', limits)
+    require_bounded(b"[" + b"[]," * 1000 + b"{}]", JSONLimits(depth=2))
+    for body in (b"[" * 65 + b"]" * 65, b"[[[]]]", b'[[{"a":[]}]]'):
+        with pytest.raises(InvalidArgument, match="nested deeper than"):
+            require_bounded(body, limits if len(body) > 100 else JSONLimits(depth=2))
+
+
+@pytest.mark.parametrize(
+    "item", [b"0", b"[]", b"{}", b'""', b"null", b"1.5", b'{"a":0}', b'"a,[\\"{"', b" 0\n", b"[0]"]
+)
+@pytest.mark.parametrize("numbers", Numbers)
+def test_values_are_counted_outside_of_strings(item: bytes, numbers: Numbers) -> None:
+    body = b'{"a":[' + b",".join([item] * 1000) + b"]}"
+    require_bounded(body, JSONLimits(values=4000, numbers=numbers))
+    cheap = item.strip().isdigit() or (numbers is Numbers.FREE and item == b"1.5")
+    limits = JSONLimits(values=100 if cheap else 900, numbers=numbers)
+    if cheap and numbers is Numbers.FREE:
+        require_bounded(body, limits)
+        return
+    with pytest.raises(InvalidArgument, match="MAX_JSON_VALUES"):
+        require_bounded(body, limits)
+
+
+def test_eight_token_ids_count_as_one() -> None:
+    ids = json.dumps({"prompt": list(range(1000))}).encode()
+    require_bounded(ids, JSONLimits(values=130, numbers=Numbers.IDS))
+    with pytest.raises(InvalidArgument, match=r"has \d+ values; 120 at most"):
+        require_bounded(ids, JSONLimits(values=120, numbers=Numbers.IDS))
+    with pytest.raises(InvalidArgument, match="MAX_JSON_VALUES"):
+        require_bounded(ids, JSONLimits(values=130))
+
+
+def test_what_another_parser_would_read_otherwise_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="UTF-8"):
+        require_bounded('{"a":[0]}'.encode("utf-16"), JSONLimits())
+    slow = b"[" + b",".join([b"9" * 4000] * 100) + b"]"
+    with pytest.raises(InvalidArgument, match="32 characters"):
+        require_bounded(slow, JSONLimits())
+    require_bounded(b'["' + b"9" * 100_000 + b'"]', JSONLimits())
+
 
 LARGE = 1 << 20
 
@@ -33,14 +76,6 @@ def bodies() -> Iterator[LargeBodies]:
     made = LargeBodies()
     yield made
     made.close()
-
-
-def test_large_bodies_alone_are_for_another_process(bodies: LargeBodies) -> None:
-    async def main() -> list[int]:
-        return [await bodies.run(size, os.getpid) for size in (10, LARGE, LARGE)]
-
-    here, there, again = asyncio.run(main())
-    assert here == os.getpid() != there == again
 
 
 def test_the_event_loop_runs_on_meanwhile(bodies: LargeBodies, tmp_path: Path) -> None:
@@ -133,17 +168,3 @@ def test_a_killed_server_leaves_no_process_and_no_shared_memory() -> None:
 def wait_for_end(pid: int) -> None:
     """Wait until a process has ended; as a zombie, it has."""
     wait_until(lambda: process_state(pid) in ("Z", ""))
-
-
-def test_arguments_and_results_cross_as_annotations_tell(bodies: LargeBodies) -> None:
-    def runs(function: Callable[..., Any], *arguments: object) -> None:
-        assert asyncio.run(bodies.run(LARGE, function, *arguments)) == function(*arguments)
-
-    tensors = ModelTensors({"text_input": "BYTES"}, frozenset({"text_output"}))
-    for numbers in Numbers:
-        limits = JSONLimits(9, 99, numbers)
-        runs(rewritten_generation, b'{"text_input": "a\\ud800"}', limits, tensors)
-        runs(require_bounded, b"[1, 2]", limits)
-    runs(rewritten_inference, b'{"inputs": []}', b"14", JSONLimits(), tensors)
-    for body in (b'{"webhook": "http://c"}', b'{"input": {"\\ud800": 1}}'):
-        runs(prepared, body, frozenset({"prompt"}), "http://b/")

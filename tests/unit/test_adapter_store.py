@@ -1,20 +1,29 @@
-"""Adapter store: what may be loaded, from where, and what engines then find."""
+"""LoRA adapters: the store, the tensors of TensorRT-LLM, and when its engine loads them."""
 
 from __future__ import annotations
 
-import json
-import os
 import tarfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorrt_llm_engines
 from hub_server import ID, ask_hub, serving_hub
+from loop_thread import OnLoop
 from lora_adapters import adapter
+from safetensors.numpy import load_file, save_file
+from scripted_server import PATIENCE_S
+from scripted_triton import Request, ScriptedTriton, event
 
-from cog_triton.artifact.lora_adapter import LoRALimits
-from cog_triton.engines.adapter_registry import AdapterRegistry
+from cog_triton.artifact.lora_adapter import LoRALimits, read_adapter
+from cog_triton.engines.adapter_registry import REGISTRY, AdapterRegistry, RegisteredAdapter
+from cog_triton.engines.request import EngineRequest
+from cog_triton.engines.step_items import StepItem
+from cog_triton.engines.tensorrt_llm.adapter_tensors import to_tensors
 from cog_triton.errors import (
     EngineCorrupt,
     EngineIncompatible,
@@ -26,6 +35,10 @@ from cog_triton.errors import (
 from cog_triton.serving import adapter_store
 from cog_triton.serving.adapter_store import AdapterStore
 from cog_triton.settings import load_settings
+from cog_triton.text.sampling import SamplingParams
+from cog_triton.triton import model_repository
+from cog_triton.triton.request_streams import RequestStreams
+from cog_triton.triton.serve_config import ServeConfig
 
 MakeStore = Callable[..., AdapterStore]
 
@@ -153,14 +166,6 @@ def test_nothing_leads_out_of_the_directory(
     assert names(store.registry) == []
 
 
-def test_special_files_do_not_block(make_store: MakeStore, tmp_path: Path) -> None:
-    root = adapter(tmp_path / "adapters")
-    (root / "adapter_config.json").unlink()
-    os.mkfifo(root / "adapter_config.json")
-    with pytest.raises(EngineCorrupt, match=r"adapter_config\.json: missing"):
-        make_store(lora_dir=root).load_requested("sql", ".", replace=False)
-
-
 @pytest.mark.parametrize("name", ["", "a b", "../a", "a#2", "-a", "x" * 129, "é"])
 def test_names_are_plain(name: str, make_store: MakeStore, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="must begin with a letter or a digit"):
@@ -179,17 +184,6 @@ def test_size_and_number_are_bounded(
     with pytest.raises(Overloaded, match="1 LoRA adapters are loaded"):
         store.load("another", small)
     store.load("small", small, replace=True)
-
-
-def test_an_adapter_that_does_not_fit_is_refused_by_name(
-    make_store: MakeStore, tmp_path: Path
-) -> None:
-    store = make_store()
-    adapter(tmp_path / "a", 16)
-    with pytest.raises(EngineIncompatible, match=r"lora_name='sql': .*/a: model.*rank 16"):
-        store.fetch("sql", "a", tmp_path)
-    assert names(store.registry) == []
-    assert [path.name for path in store.registry.path.parent.iterdir()] == ["registry.json"]
 
 
 def test_tars_are_fetched_by_url(make_store: MakeStore, tmp_path: Path) -> None:
@@ -223,17 +217,143 @@ def test_two_files_are_fetched_from_the_hub(
             store.fetch("large", ID, tmp_path)
 
 
-@pytest.mark.parametrize("source", ["none", "./none", "ftp://host/a.tar", "https://[x"])
-def test_sources_that_are_none_are_refused(
-    source: str, make_store: MakeStore, tmp_path: Path
-) -> None:
-    with pytest.raises(ModelUnavailable, match="lora_name='sql'"):
-        make_store().fetch("sql", source, tmp_path)
+LORA = {
+    "pretrained_config__dtype": "float16",
+    "pretrained_config__hidden_size": 16,
+    "pretrained_config__num_hidden_layers": 2,
+    "build_config__plugin_config__lora_plugin": "float16",
+    "build_config__lora_config": {
+        "lora_dir": [],
+        "max_lora_rank": 8,
+        "lora_target_modules": ["attn_q", "mlp_4h_to_h"],
+    },
+}
 
 
-def test_the_registry_is_json_without_secrets(make_store: MakeStore, tmp_path: Path) -> None:
-    store = make_store()
-    store.load("sql", adapter(tmp_path / "a"))
-    (row,) = json.loads(store.registry.path.read_text())
-    del row["directory"]
-    assert row == {"name": "sql", "number": 1, "rank": 4, "engine_name": "sql"}
+def test_a_row_is_both_matrices_of_a_module_the_second_scaled(tmp_path: Path) -> None:
+    modules = ("self_attn.v_proj", "mlp.down_proj")
+    directory = adapter(tmp_path / "a", 4, modules=modules, layers=2, sizes={modules[1]: (16, 48)})
+    tensors = to_tensors(read_adapter(directory))
+    weights, config = tensors["lora_weights"], tensors["lora_config"]
+    longest = 4 * 48 + 16 * 4
+    assert (weights.dtype, weights.shape) == (np.float16, (1, 4, longest))
+    assert (config.dtype, config.shape) == (np.int32, (1, 4, 3))
+    rows = {(module, layer): place for place, (module, layer, _) in enumerate(config[0].tolist())}
+    assert set(rows) == {(3, 0), (3, 1), (6, 0), (6, 1)}, "attn_v and mlp_4h_to_h"
+    assert {row[2] for row in config[0].tolist()} == {4}
+    stored = load_file(directory / "adapter_model.safetensors")
+    name = "base_model.model.model.layers.1.self_attn.v_proj.lora_"
+    row = weights[0, rows[3, 1]]
+    assert np.array_equal(row[:64], stored[f"{name}A.weight"].ravel().astype(np.float16))
+    up = 2 * stored[f"{name}B.weight"].ravel()  # alpha 8 over rank 4
+    assert np.array_equal(row[64:128], up.astype(np.float16))
+    assert not row[128:].any()
+
+
+def test_what_tensorrt_llm_cannot_take_is_refused(tmp_path: Path) -> None:
+    unknown = read_adapter(adapter(tmp_path / "a", modules=["mlp.odd_proj"]))
+    with pytest.raises(EngineIncompatible, match="odd_proj: TensorRT-LLM adapts"):
+        to_tensors(unknown)
+    directory = adapter(tmp_path / "b")
+    path = directory / "adapter_model.safetensors"
+    save_file({name: tensor * 1e6 for name, tensor in load_file(path).items()}, path)
+    with pytest.raises(EngineIncompatible, match="values that FP16 does not hold"):
+        to_tensors(read_adapter(directory))
+
+
+def test_limits_are_those_that_the_engine_was_built_for(tmp_path: Path) -> None:
+    family = tensorrt_llm_engines.family(tmp_path / "engine", **LORA)
+    assert family.lora_limits() == LoRALimits(
+        max_rank=8,
+        max_loras=family.limits.max_batch_size,
+        modules=frozenset({"q_proj", "down_proj"}),
+        hidden_size=16,
+        layers=2,
+    )
+    plain = tensorrt_llm_engines.family(tmp_path / "plain")
+    with pytest.raises(EngineIncompatible, match="build it with lora_plugin"):
+        plain.lora_limits()
+    other = {**LORA, "pretrained_config__dtype": "bfloat16"}
+    with pytest.raises(EngineIncompatible, match=r"dtype=bfloat16: .*build with dtype float16"):
+        tensorrt_llm_engines.family(tmp_path / "bf16", **other).lora_limits()
+
+
+def test_requests_carry_the_task_and_never_the_name(tmp_path: Path) -> None:
+    family = tensorrt_llm_engines.family(tmp_path / "engine", **LORA)
+    family.registry = AdapterRegistry(tmp_path / "registry.json")
+    family.registry.write([RegisteredAdapter("sql", 7, tmp_path, 4, "sql")])
+    request = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=1), adapter="sql")
+    values = family.encode_request(request)
+    assert values["lora_task_id"] == (1 << 32) + 7
+    assert "lora_name" not in values
+    target = tmp_path / "repository"
+    model_repository.render_repository(family, ServeConfig(), target)
+    loader = model_repository.read_config(target / "lora_loader" / "config.pbtxt")
+    assert loader.parameters[REGISTRY].string_value == str(family.registry.path)
+    engine = model_repository.read_config(target / "tensorrt_llm" / "config.pbtxt")
+    assert REGISTRY not in engine.parameters
+    assert "lora_name" not in {tensor.name for tensor in engine.input}
+
+
+MISSING = "E1005 InvalidArgument: lora_task_id=7: not loaded: send lora_weights"
+REQUEST = EngineRequest(input_ids=[1], sampling=SamplingParams(max_tokens=2), adapter="sql")
+
+
+class Engine:
+    """Answers as Triton does: a request of an adapter fails until that was loaded."""
+
+    def __init__(self) -> None:
+        self.loads: list[str] = []
+        self.prompts: list[list[int]] = []
+        self.loaded = False
+        self.error: str | None = None
+        self.loading = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, request: Request) -> Iterator[Any]:
+        if request.model == "lora_loader":
+            self.loading.set()
+            self.gate.wait(PATIENCE_S)
+            self.loads.append(request.values["lora_name"])
+            if self.error is not None:
+                yield event(error=self.error)
+                return
+            self.loaded = True
+            yield event(lora_task_id=7)
+            return
+        self.prompts.append(request.values["input_ids"])
+        if request.values.get("lora_name") and not self.loaded:
+            yield event(error=MISSING)
+        else:
+            yield from (event(output_ids=[5]), event(output_ids=[6]))
+
+
+def until_end(inbox: Queue[StepItem]) -> list[StepItem]:
+    items = [inbox.get(timeout=PATIENCE_S)]
+    while not items[-1].end:
+        items.append(inbox.get(timeout=PATIENCE_S))
+    return items
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def streams(engine: Engine) -> Iterator[RequestStreams]:
+    with ScriptedTriton(engine) as triton, triton.connected() as made:
+        yield OnLoop(made)  # type: ignore[misc]
+
+
+def test_requests_that_come_together_load_it_once(engine: Engine, streams: RequestStreams) -> None:
+    engine.gate.clear()
+    inboxes: list[Queue[StepItem]] = [Queue() for _ in range(8)]
+    for inbox in inboxes:
+        streams.submit(REQUEST, {}, inbox.put)
+    engine.gate.set()
+    for inbox in inboxes:
+        items = until_end(inbox)
+        assert [token for item in items for token in item.ids] == [5, 6], items
+    assert engine.loads == ["sql"]

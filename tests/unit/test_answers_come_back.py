@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import cycle, islice
 from typing import Any
 
 import jiter
@@ -182,62 +181,3 @@ def test_an_answer_is_taken_back(
     if name == "responses":
         identity = found[-1]["response"]["id"] if streamed else found["id"]
         ask(served, name, [*results, USER], {**limit, "previous_response_id": identity})
-
-
-CODEX = {
-    **{"instructions": "You are a coding agent.", "stream": True, "store": False},
-    **{"parallel_tool_calls": False, "tool_choice": "auto", "prompt_cache_key": "0199"},
-    **{"include": ["reasoning.encrypted_content"], "text": {"verbosity": "medium"}},
-    "reasoning": {"effort": "medium", "summary": "auto"},
-    "client_metadata": {"session_id": "s", "x-codex-turn-metadata": "{}"},
-    "tools": [
-        {"type": "function", **FUNCTION, "strict": False},
-        {"type": "web_search", "external_web_access": True},
-        {"type": "namespace", "name": "f", "description": "d", "tools": [
-            {"type": "function", **FUNCTION, "defer_loading": True}]},
-    ],
-}  # fmt: skip
-CLAUDE_CODE = {
-    **{"stream": True, "thinking": {"type": "adaptive", "display": "updates"}},
-    **{"output_config": {"effort": "high"}, "metadata": {"user_id": "u"}},
-    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    "system": [
-        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1;"},
-        {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
-    ],
-    "tools": [
-        {
-            **{"name": "f", "input_schema": FUNCTION["parameters"], "input_examples": [{}]},
-            **{"defer_loading": True, "eager_input_streaming": True, "cache_control": None},
-        }
-    ],
-}
-CHATS: Object = {"stream": True, "stream_options": {"include_usage": True}, "tool_choice": "auto"}
-QWEN = {"tools": [{"type": "function", "function": {"name": "f", "description": "d"}}]}
-CALL = FORMS["hermes"] % '{"a": 1}'
-SAID = (
-    *(CALL, f"<think>hm</think>\n{CALL}\n{CALL}", CALL.replace('"f"', '"f__f"'), "Done."),
-    *("<think>hm", CALL[:-20], FORMS["hermes"] % '{"a": "x\ny"}', FORMS["hermes"] % '{"a": 1'),
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("responses", CODEX),
-        ("messages", CLAUDE_CODE),
-        ("chat", CHATS),
-        ("chat", {**CHATS, **QWEN, "store": False, "max_completion_tokens": 900}),
-    ],
-    ids=["Codex", "Claude Code", "opencode, cline", "Qwen Code"],
-)
-def test_an_agents_loop_of_20_turns(servers: dict[str, Served], name: str, fields: Object) -> None:
-    served = servers["hermes"]
-    history = [USER]
-    for text in islice(cycle(SAID), 20):
-        served.triton.answer_with(tokens(text))
-        answer, results = APIS[name][1](ask(served, name, history, fields))
-        history += [*answer, *(results or [USER])]
-        if name == "messages":
-            history.append({"role": "system", "content": [{"type": "text", "text": "Note."}]})
-    assert len(history) > 40

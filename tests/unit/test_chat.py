@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import QWEN, SMOLLM2
-from hypothesis import given
-from hypothesis import strategies as st
+from chat_templates import SMOLLM2
 from small_tokenizers import byte_level
 
 from cog_triton.errors import BadMessages, InvalidArgument
@@ -42,41 +40,6 @@ def test_messages_are_role_and_text() -> None:
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": ""},
     ]
-
-
-@pytest.mark.parametrize(
-    ("message", "place"),
-    [
-        ({**TOOL, "tool_call_id": "\ud83e"}, "tool_call_id"),
-        (called({"function": {"name": "f", "arguments": "\ud83e"}}), "tool_calls"),
-        ({"role": "user", "content": "\ud83e"}, "content"),
-    ],
-)
-def test_half_a_character_is_refused(message: dict[str, Any], place: str) -> None:
-    """The corpus has other messages that are refused; its files cannot have half a character."""
-    with pytest.raises(BadMessages, match=rf"messages\[0\]\.{place}.*surrogates"):
-        parse_messages([message])
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["role", "content", "type", "text", "tool_calls", "name", "x"]), inner
-        )
-    ),
-    max_leaves=8,
-)
-
-
-@given(JSON)
-def test_any_json_is_accepted_or_refused_with_e1006(value: Any) -> None:
-    try:
-        messages = parse_messages(value)
-    except BadMessages:
-        return
-    assert all({"role", "content"} <= set(message) for message in messages)
 
 
 def test_calls_of_tools_come_as_templates_expect_them() -> None:
@@ -135,30 +98,6 @@ def test_arguments_of_past_calls_are_an_object(text: Any, read: Any, template: s
     assert UNPARSED not in read or render_messages([parsed], None, shown)
 
 
-@pytest.mark.parametrize(
-    ("given", "content"),
-    [
-        ({}, ""),
-        ({"content": None, "reasoning_content": "Hm."}, ""),
-        ({"content": None, "refusal": "No."}, "No."),
-        ({"content": "Yes.", "refusal": "", "annotations": [{"type": "url_citation"}]}, "Yes."),
-    ],
-)
-def test_assistants_need_no_content(given: dict[str, Any], content: str) -> None:
-    assert parse_messages([USER, {"role": "assistant", **given}])[1]["content"] == content
-
-
-def test_unknown_keys_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
-    added = {"provider_specific_fields": {"a": 1}, "reasoning_details": [], "\ud83eodd": 1}
-    assert parse_messages([{**USER, **added, "contents": "x", "content": [part]}]) == [USER]
-    assert sorted(caplog.messages) == [
-        "key of a content part 'cache_control' is unknown, and ignored",
-        r"message key '\ud83eodd' is unknown, and ignored",
-        "message key 'contents' is unknown, and ignored",
-    ]
-
-
 def test_calls_have_a_bound_of_values() -> None:
     many = called({"function": {"name": "f", "arguments": '{"a": [' + "0," * 99999 + "0]}"}})
     with pytest.raises(InvalidArgument, match="arguments of tool calls have some 30"):
@@ -184,11 +123,6 @@ def test_tools_are_rendered_by_the_template_for_tools() -> None:
     assert render_messages([USER], None, one, {"enable_thinking": False}).text == "False False"
 
 
-def test_variables_are_unicode_text() -> None:
-    with pytest.raises(BadMessages, match="not Unicode text"):
-        render_messages([USER], None, tokenizer("{{ tools[0] }}"), {"tools": ["\ud83e"]})
-
-
 def test_the_shipped_template_tells_of_tools_and_calls() -> None:
     path = Path(__file__).parents[2] / "configs" / "chat_templates" / "chatml-tools.jinja"
     shipped = tokenizer(SMOLLM2).with_template(path)
@@ -208,14 +142,6 @@ def test_the_shipped_template_tells_of_tools_and_calls() -> None:
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
-
-
-def test_the_servers_system_prompt_comes_first_where_the_chat_has_none() -> None:
-    chatml = tokenizer(QWEN)
-    assert render_messages([USER], "Rhyme.", chatml).text.startswith(
-        "<|im_start|>system\nRhyme.<|im_end|>\n<|im_start|>user\nHi"
-    )
-    assert "You are a helpful assistant" in render_messages([USER], None, chatml).text
 
 
 @pytest.mark.parametrize(

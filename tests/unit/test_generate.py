@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from threading import Event
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ from generated_text import Texts
 from hypothesis import given
 from hypothesis import strategies as st
 from loop_thread import call
-from scripted_server import HANG, PATIENCE_S, RESET, Part, wait_until
-from scripted_triton import Answer, Request, ScriptedTriton, event, to_error
+from scripted_server import HANG, PATIENCE_S, RESET, wait_until
+from scripted_triton import Answer, ScriptedTriton, event, to_error
 from small_tokenizers import byte_level
 
 from cog_triton import errors
@@ -114,15 +113,6 @@ def test_plan_fits_the_limits_and_clamps_only_when_needed(
     assert bool(generation.notes) is (max_tokens > limit - prompt)
 
 
-def test_clamped_max_tokens_is_noted() -> None:
-    generation = plan(limits(), 80, SamplingParams(max_tokens=512, seed=3, temperature=0.5))
-    assert generation.engine.sampling.max_tokens == 20
-    assert (generation.engine.sampling.seed, generation.engine.sampling.temperature) == (3, 0.5)
-    (note,) = generation.notes
-    for number in ("512", "20", "80", "100"):
-        assert number in note
-
-
 def tokens(*texts: str) -> list[bytes]:
     """One event for each text, with the ids it encodes to."""
     return [event(output_ids=TOKENIZER.encode(text)) for text in texts]
@@ -141,50 +131,6 @@ def text_of(
         texts = Texts(generator, generator.plan(asked([1, 2], **sampling), stops))
         chunks = list(texts)
     return chunks, texts.generation.result, server.requests[0].values
-
-
-def test_text_is_streamed_as_it_is_generated() -> None:
-    texts = ["the ", "quick ", "größer"]
-    seen = [Event() for _ in texts]
-    answer = [part for both in zip(tokens(*texts), seen, strict=True) for part in both]
-    with generating(answer) as (generator, _):
-        chunks = started(generator)
-        for text, it in zip(texts, seen, strict=True):
-            assert next(chunks) == text
-            it.set()
-        assert list(chunks) == []
-
-
-def test_generation_has_counts_times_and_finish_reason() -> None:
-    chunks, result, _ = text_of(tokens("the ", "quick ", "größer"))
-    assert "".join(chunks) == "the quick größer"
-    assert result.finish_reason == "stop"
-    assert result.output_token_count == sum(
-        len(TOKENIZER.encode(text)) for text in ("the ", "quick ", "größer")
-    )
-    assert result.time_to_first_token is not None
-    assert 0 < result.time_to_first_token <= result.duration
-    assert result.tokens_per_second == pytest.approx(result.output_token_count / result.duration)
-
-
-def test_engine_request_has_all_parameters() -> None:
-    settings = load_settings(end_id=11)
-    _, _, sent = text_of(
-        tokens("a"), settings=settings, seed=0, temperature=0.5, top_k=3, min_tokens=1
-    )
-    assert sent["input_ids"] == [1, 2]
-    assert (sent["request_output_len"], sent["min_tokens"]) == (50, 1)
-    assert (sent["seed"], sent["temperature"], sent["runtime_top_k"]) == (0, 0.5, 3)
-    assert (sent["end_id"], sent["pad_id"]) == (11, 7)
-    assert sent["streaming"] is True
-
-
-def test_stop_strings_are_ignored_before_min_tokens() -> None:
-    first, second = TOKENIZER.encode("x"), TOKENIZER.encode("STOP")
-    chunks, _, _ = text_of(
-        tokens("STOP", "x", "STOP", "y"), stops=["STOP"], min_tokens=len(first) + len(second)
-    )
-    assert "".join(chunks) == "STOPx"
 
 
 def test_stop_string_stops_the_engine() -> None:
@@ -212,46 +158,6 @@ def test_closing_the_stream_stops_the_engine() -> None:
     assert texts.generation.result.cancelled
 
 
-def test_cancelling_before_the_first_token_stops_the_request() -> None:
-    failed = []
-    with ThreadPoolExecutor() as pool, generating([HANG]) as (generator, server):
-        generator.on_failure = lambda: failed.append(1)
-        texts = started(generator)
-        reader = pool.submit(list, texts)
-        first = server.request()
-        assert not reader.done()
-        call(texts.generation.ticket.cancel)
-        assert isinstance(reader.exception(PATIENCE_S), TritonUnavailable)
-        assert first.left.wait(PATIENCE_S)
-    assert failed == []
-    assert texts.generation.result.finish_reason is None
-    assert texts.generation.result.duration > 0
-
-
-def test_request_cancelled_before_admission_is_not_sent() -> None:
-    with generating([HANG]) as (generator, server):
-        texts = Texts(generator, generator.plan(asked([1], max_tokens=50)))
-        call(texts.generation.ticket.cancel)
-        with pytest.raises(TritonUnavailable, match="cancelled while it waited for its turn"):
-            next(texts)
-    assert texts.generation.result.output_token_count == 0
-    assert server.requests == []
-
-
-def test_probe_generates_one_token() -> None:
-    with generating(tokens("a")) as (generator, server):
-        call(generator.probe)
-    sent = server.requests[0].values
-    assert sent["request_output_len"] == 1
-    assert sent["end_id"] == -1
-    assert len(sent["input_ids"]) == sent["input_lengths"] >= 1
-
-
-def test_probe_without_a_token_fails() -> None:
-    with generating([]) as (generator, _), pytest.raises(errors.FrameworkError):
-        call(generator.probe)
-
-
 def test_request_is_sent_only_after_admission() -> None:
     with ThreadPoolExecutor() as pool, generating([HANG]) as (generator, server):
         generator.admission = Admission(1, 1)
@@ -272,42 +178,6 @@ def test_request_is_sent_only_after_admission() -> None:
         call(first.generation.ticket.cancel)
         assert isinstance(reading[0].exception(PATIENCE_S), TritonUnavailable)
         assert first.generation.result.queue_time == 0
-
-
-def test_queued_request_is_sent_when_its_turn_comes() -> None:
-    first_may_end = Event()
-
-    def answer(request: Request) -> Sequence[Part]:
-        wait = [] if len(server.requests) > 1 else [first_may_end]
-        return [*tokens("a"), *wait, *tokens("b")]
-
-    with ThreadPoolExecutor() as pool, generating(answer) as (generator, server):
-        generator.admission = Admission(1, 1)
-        first, second = started(generator), started(generator)
-        assert next(first) == "a"
-        reading = pool.submit(list, second)
-        wait_until(lambda: generator.admission.waiting == 1)
-        first_may_end.set()
-        assert list(first) == ["b"]
-        assert "".join(reading.result(PATIENCE_S)) == "ab"
-    assert (second.generation.result.queue_time or 0) > 0
-
-
-def test_failed_ticket_ends_the_stream_with_its_error() -> None:
-    with (
-        ThreadPoolExecutor() as pool,
-        generating([*tokens("a"), HANG]) as (generator, server),
-    ):
-        admission = generator.admission = Admission(1, 1)
-        texts = started(generator)
-        assert next(texts) == "a"
-        reader = pool.submit(next, texts)
-        call(admission.close, TritonUnavailable("Triton has died"))
-        error = reader.exception(PATIENCE_S)
-        assert isinstance(error, TritonUnavailable)
-        assert "Triton has died" in str(error)
-        assert server.request().left.wait(PATIENCE_S)
-        assert admission.running == 0
 
 
 @pytest.mark.parametrize(

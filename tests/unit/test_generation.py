@@ -1,18 +1,25 @@
-"""Generation without IO: items of the engine in, pieces of text, counts and errors out."""
+"""Generations: items of the engine in, text out; their inbox; defaults of a model."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai_server import THREE, USER, api
+from small_front import on_loop
 from small_tokenizers import byte_level
+from vllm_engines import vllm_engine
 
 from cog_triton import errors
 from cog_triton.engines.base import EngineLimits
+from cog_triton.engines.registry import open_engine
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import (
     ERROR,
@@ -23,17 +30,18 @@ from cog_triton.engines.step_items import (
     StepItem,
     merge,
 )
-from cog_triton.errors import TritonMalformedEvent, TritonUnavailable, TritonUnknownError
+from cog_triton.errors import TritonUnavailable, TritonUnknownError
+from cog_triton.serving import runtime
 from cog_triton.serving.generate import Generation, TextGenerator
 from cog_triton.serving.generation import (
     GenerationRequest,
     GenerationResult,
     TextDecoder,
-    TextPiece,
     TokenLogProb,
 )
+from cog_triton.serving.inbox import Inbox
 from cog_triton.settings import load_settings
-from cog_triton.text.guide import Guide
+from cog_triton.text.generation_config import FILE, load, sampling_defaults
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.text.tokenizer import EngineTokenizer
 from cog_triton.triton.infer_stream import Put
@@ -78,21 +86,6 @@ def failed(offset: int = 0, text: str = GONE) -> StepItem:
     return StepItem(1, 0, offset, [], [], ERROR, text)
 
 
-def test_each_feed_gives_a_piece_with_the_tokens_so_far() -> None:
-    decoding, result = decoder()
-    first, second, third = items("the ", "quick ", "fox", end=STOP)
-    assert decoding.feed([first]) == (TextPiece("the ", (), len(first.ids)), None)
-    assert not decoding.ended
-    piece, error = decoding.feed([second, third])
-    assert (piece and piece.text, error) == ("quick fox", None)
-    assert decoding.ended
-    total = sum(len(item.ids) for item in (first, second, third))
-    assert result.output_token_count == total
-    assert [count for _, count in result.arrivals] == [len(first.ids), total - len(first.ids)]
-    assert result.time_to_first_token is not None
-    assert result.finish_reason == "stop"
-
-
 @given(st.data())
 def test_any_batches_give_the_same_text(data: st.DataObject) -> None:
     text = "größer \U0001f600 the lazy dog"
@@ -114,32 +107,11 @@ def test_any_batches_give_the_same_text(data: st.DataObject) -> None:
     assert result.finish_reason == "stop"
 
 
-def test_end_without_text_is_no_piece() -> None:
-    decoding, result = decoder()
-    assert decoding.feed([StepItem(1, 0, 0, [], [], STOP)]) == (None, None)
-    assert decoding.ended
-    assert (result.output_token_count, result.finish_reason) == (0, "stop")
-    assert (result.time_to_first_token, result.tokens_per_second) == (None, 0)
-
-
 @pytest.mark.parametrize(("max_tokens", "reason"), [(4, "length"), (5, "stop")])
 def test_reached_max_tokens_is_finish_reason_length(max_tokens: int, reason: str) -> None:
     decoding, result = decoder(max_tokens)
     decoding.feed([StepItem(1, 0, 0, TOKENIZER.encode("abcd"), [], LENGTH)])
     assert result.finish_reason == reason
-
-
-def test_a_cut_character_is_held_back_and_left_out() -> None:
-    ids = TOKENIZER.encode("\U0001f600")
-    decoding, _ = decoder()
-    assert decoding.feed([StepItem(1, 0, 0, ids[:1], [])]) == (None, None)
-    piece, _ = decoding.feed([StepItem(1, 0, 1, [], [], STOP)])
-    assert piece is None
-    decoding, _ = decoder(stops=["ab"])
-    whole = TOKENIZER.encode("\ufffda")
-    assert decoding.feed([StepItem(1, 0, 0, [*whole, *ids[:1]], [], LENGTH)])[0] == TextPiece(
-        "\ufffda", (), len(whole) + 1
-    )
 
 
 @pytest.mark.parametrize(
@@ -157,15 +129,6 @@ def test_stop_string_ends_it_before_the_engine(texts: list[str], max_tokens: int
     assert result.finish_reason == "stop"
 
 
-def test_error_after_a_stop_string_is_no_error() -> None:
-    decoding, result = decoder(stops=["END"])
-    made = items("a", "END")
-    piece, error = decoding.feed([*made, failed()])
-    assert (piece and piece.text, error) == ("a", None)
-    assert decoding.ended
-    assert result.finish_reason == "stop"
-
-
 def test_error_comes_with_the_text_before_it() -> None:
     decoding, result = decoder()
     piece, error = decoding.feed([*items("a"), failed(1)])
@@ -173,12 +136,6 @@ def test_error_comes_with_the_text_before_it() -> None:
     assert not decoding.ended
     assert result.finish_reason is None
     assert result.output_token_count == 1
-
-
-def test_error_of_the_transport_has_no_offset() -> None:
-    decoding, _ = decoder()
-    decoding.feed(items("abc"))
-    assert decoding.feed([failed(0)]) == (None, GONE)
 
 
 @pytest.mark.parametrize("offset", [0, 2, 4])
@@ -197,19 +154,6 @@ def test_log_probs_are_those_of_the_sampled_tokens(width: int) -> None:
     a, b, c = TOKENIZER.encode("abc")
     assert piece is not None
     assert piece.log_probs == [TokenLogProb(a, 0), TokenLogProb(b, 0), TokenLogProb(c, -1)]
-
-
-def test_log_probs_of_tokens_without_text_make_a_piece() -> None:
-    decoding, _ = decoder(log_probs=True)
-    token = TOKENIZER.encode("\U0001f600")[0]
-    piece, _ = decoding.feed([StepItem(1, 0, 0, [token], [-0.5], 0, None, 1)])
-    assert piece == TextPiece("", [TokenLogProb(token, -0.5)], 1)
-
-
-def test_log_probs_nobody_asked_for_are_ignored() -> None:
-    decoding, _ = decoder()
-    piece, _ = decoding.feed(items("ab", end=STOP, width=2))
-    assert piece == TextPiece("ab", (), 2)
 
 
 def prompt_decoder(top: int = 0) -> TextDecoder:
@@ -259,12 +203,6 @@ def test_the_likeliest_tokens_are_told_and_gaps_among_them_left_out() -> None:
     piece, _ = decoding.feed([item])
     assert piece is not None
     assert piece.log_probs == [TokenLogProb(token, -1.0, [(token, -1.0)])]
-
-
-def test_missing_log_probs_are_e2104() -> None:
-    decoding, _ = decoder(log_probs=True)
-    with pytest.raises(TritonMalformedEvent, match="0 log probabilities for 2 tokens"):
-        decoding.feed(items("ab"))
 
 
 class FakeTransport:
@@ -328,13 +266,6 @@ def test_text_that_came_with_an_error_is_given_before_it() -> None:
     assert transport.cancelled == 0, "the engine had ended"
 
 
-def test_engine_inputs_reach_the_transport() -> None:
-    generation, _, transport = driven(engine_inputs={"tps": 3}, guide=Guide("regex", "a"))
-    with generation:
-        assert transport.engine_inputs == {"tps": 3}
-        assert transport.request.guide == Guide("regex", "a")
-
-
 @pytest.mark.parametrize(
     ("error", "cancelled"),
     [(GeneratorExit, True), (asyncio.CancelledError, True), (KeyError, False)],
@@ -355,11 +286,151 @@ def test_leaving_it_early_cancels_the_engine(error: type[BaseException], cancell
     assert generation.result.duration > 0
 
 
-def test_an_engine_that_has_ended_is_not_cancelled() -> None:
-    generation, inbox, transport = driven()
-    with generation:
-        transport.put(items("a", end=STOP)[0])
-        generation.advance(taken(inbox))
-        assert generation.ended
-    assert transport.cancelled == 0
-    assert not generation.result.cancelled
+def item(offset: int = 0) -> StepItem:
+    return StepItem(1, 0, offset, [1], [])
+
+
+def offsets(items: list[StepItem] | None) -> list[int]:
+    return [one.offset for one in items or ()]
+
+
+@on_loop
+async def test_all_that_has_come_is_read_at_once_and_in_order() -> None:
+    inbox, turns = Inbox(), 0
+    reading = asyncio.ensure_future(inbox.take())
+    await asyncio.sleep(0)
+    for offset in range(99):
+        inbox.put(item(offset))
+        inbox.put(None)
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert offsets(reading.result()) == list(range(99))
+    assert turns < 5
+
+
+@on_loop
+async def test_it_waits_no_longer_than_the_timeout() -> None:
+    inbox = Inbox()
+    assert await inbox.take(0) is None
+    assert await inbox.take(0.01) is None
+    inbox.put(item(1))
+    assert await inbox.take(0) == [item(1)]
+    inbox.put(None)
+    assert await inbox.take(60) == []
+
+
+@on_loop
+async def test_what_comes_is_handled_without_waking_the_task() -> None:
+    inbox = Inbox()
+    name: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="")
+    found: list[list[StepItem]] = []
+
+    def arrived() -> bool:
+        assert name.get() == "a task's"
+        found.append(inbox.take_now())
+        return found[-1][-1].offset < 3
+
+    async def wait() -> None:
+        name.set("a task's")
+        await inbox.handle(arrived)
+
+    inbox.put(item(0))
+    waiting = asyncio.ensure_future(wait())
+    for offset in range(1, 4):
+        await asyncio.sleep(0.01)
+        assert [one[0].offset for one in found] == list(range(offset))
+        assert not waiting.done()
+        inbox.put(item(offset))
+    await asyncio.wait_for(waiting, 60)
+    inbox.put(item(4))
+    assert await inbox.take() == [item(4)], "it is handled no more"
+    assert len(found) == 4
+
+
+MODEL = {"temperature": 0.25, "top_p": 0.5, "top_k": 20, "repetition_penalty": 1.25}
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({"temperature": "hot"}, "temperature='hot': must be a number"),
+        ({"temperature": True}, "temperature=True: must be a number"),
+        ({"temperature": -1}, "temperature=-1: must not be negative"),
+        ({"temperature": float("nan")}, "temperature=nan: must be a finite number"),
+        ({"top_p": 7}, "top_p=7: must be from 0 to 1"),
+        ({"top_k": 2.5}, "top_k=2.5: must be a whole number"),
+        ({"top_k": [1] * 10**6}, "top_k=[1, 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0: must be greater than 0"),
+        ({"min_p": 0.1}, "min_p=0.1: this engine does not support it"),
+    ],
+)
+def test_a_bad_value_is_named_and_ignored(
+    found: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert sampling_defaults({"top_p": 0.5, **found}, set()) == (
+        {} if "top_p" in found else {"top_p": 0.5}
+    )
+    (record,) = caplog.records
+    assert words in record.getMessage()
+    assert record.getMessage().endswith("it is ignored")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000, b"\xff".decode("latin-1")])
+def test_a_broken_file_is_named_and_ignored(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load(tmp_path) == {}
+    assert not caplog.records
+    (tmp_path / FILE).write_text(text, "latin-1")
+    assert load(tmp_path) == {}
+    assert str(tmp_path / FILE) in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": USER}),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": USER, "max_tokens": 9}),
+    ],
+)
+def test_requests_have_the_models_defaults_unless_they_say_otherwise(
+    path: str, body: dict[str, Any]
+) -> None:
+    names = ("temperature", "runtime_top_p", "runtime_top_k", "repetition_penalty")
+    with api(THREE, defaults=MODEL) as served:
+        body = {"model": "small", **body}
+        answer = served.post(path, body).json()
+        served.post(path, {**body, "temperature": 0.75, "top_k": 0})
+        first, second = ([r.values[name] for name in names] for r in served.triton.requests)
+    assert first == list(MODEL.values())
+    assert second == [0.75, 0.5, 0, 1.25]
+    if path == "/v1/responses":
+        assert (answer["temperature"], answer["top_p"]) == (0.25, 0.5)
+
+
+def test_the_setting_and_model_json_choose(tmp_path: Path) -> None:
+    model, other = tmp_path / "engine", tmp_path / "other"
+    other.mkdir()
+    vllm_engine(model)
+    (model / FILE).write_text(json.dumps(MODEL))
+    (other / FILE).write_text('{"top_k": 5}')
+
+    def found(setting: str = "", **arguments: Any) -> dict[str, float]:
+        (model / "model.json").write_text(json.dumps(arguments))
+        settings = load_settings(generation_config=setting)
+        return dict(runtime._sampling_defaults(settings, open_engine(model)))
+
+    assert found() == found("auto") == MODEL
+    assert found("none") == {}
+    assert found(generation_config="vllm") == {}
+    assert found(generation_config="../other") == {"top_k": 5}
+    override = {"top_k": 7, "max_new_tokens": 3}
+    assert found(override_generation_config=override) == {**MODEL, "top_k": 7}
+    assert found(runner="pooling") == {}
+    # Of another model's tokenizer nothing is read.
+    (other / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
+    (other / "tokenizer_config.json").write_bytes((model / "tokenizer_config.json").read_bytes())
+    assert found(tokenizer="../other") == MODEL

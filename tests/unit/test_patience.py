@@ -20,7 +20,7 @@ ALLOWED = {
     "openai_server.py: deadline.wait(": "between two looks",
     "test_build_steps.py: replace(": "its expiry is the subject, on a clock of the test",
     "test_hostile_keys_and_tls.py: raw.settimeout(": "its expiry is caught: it sends slowly",
-    "test_image_fetch.py: refusal(": "its expiry is the subject",
+    "test_images.py: refusal(": "its expiry is the subject",
     "test_large_bodies.py: bodies._child": "its expiry is the subject",
     "test_legacy_option_table.py: llama(": "never waited for",
     "test_long_steps.py: wait(": "a look at what is ready",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Iterator
@@ -27,7 +26,7 @@ from cog_triton.engines.mock.mock_request import MockOptions
 from cog_triton.ipc.framing import frame
 from cog_triton.ipc.messages import encode
 from cog_triton.serving import cog_socket, predictions
-from cog_triton.serving.cog_messages import CANCELLED, END, ERROR, LOG, METRICS, OUTPUT, Predict
+from cog_triton.serving.cog_messages import CANCELLED, END, ERROR, OUTPUT, Predict
 from cog_triton.serving.generate import TextGenerator
 from cog_triton.serving.predictions import Output, PieceMerger, Predictions
 from cog_triton.serving.tenants import Tenant
@@ -35,8 +34,6 @@ from cog_triton.settings import load_settings
 from cog_triton.system import local_socket
 
 CHECK = "check"
-SYSTEM = [{"role": "system", "content": "x"}, {"role": "user", "content": "Hi"}]
-LETTERS = [event(output_ids=[TOKENIZER.encode(letter)[0]]) for letter in "abcdefgh"]
 
 
 class Served:
@@ -124,47 +121,9 @@ def serving(answer: Answer, abilities: Abilities | None = None, **options: Any) 
             running.result()
 
 
-def test_a_prediction_is_its_text_with_log_and_metrics() -> None:
-    with serving(THREE) as served:
-        found = served.predict("mine", seed=7, log_performance_metrics=True, length_penalty=2)
-        (ended,) = served.generations
-    assert found.text == "the quick größer"
-    assert [found.kinds[0], *found.kinds[-3:]] == [LOG, METRICS, LOG, END]
-    first, last = found.of(LOG)
-    assert first.splitlines() == [
-        "Note: length_penalty has no effect: there is no beam search",
-        "Random seed used: `7`",
-    ]
-    count = sum(len(TOKENIZER.encode(text)) for text in ("the ", "quick ", "größer"))
-    assert last.splitlines()[:2] == ["Finish reason: stop", f"Tokens processed: {count}"]
-    metrics = json.loads(found.of(METRICS)[0])
-    assert (metrics["output_token_count"], metrics["finish_reason"]) == (count, "stop")
-    times = {"queue_time", "time_to_first_token", "tokens_per_second"}
-    assert {*metrics} == {*times, "input_token_count", "output_token_count", "finish_reason"}
-    assert (ended[0].id, ended[0].endpoint, ended[2]) == ("mine", "predictions", None)
-
-
 def until_begun(own: FrameSocket) -> None:
     while own.receive() != OUTPUT + b"the ":
         pass
-
-
-@pytest.mark.parametrize(
-    ("inputs", "words"),
-    [
-        ({"max_tokens": 5, "max_new_tokens": 4}, "E1102 "),
-        ({"messages": [{"role": "user", "content": "Hi"}]}, "E1006 BadMessages: messages and "),
-        ({"prompt": "", "messages": SYSTEM, "system_prompt": "x"}, "E1006 BadMessages: messages "),
-        ({"mock": True, "output_method": "buffer"}, "E1005 InvalidArgument: buffer_size: missing"),
-    ],
-)
-def test_a_refusal_is_its_coded_error_and_is_observed(inputs: dict[str, Any], words: str) -> None:
-    with serving(THREE) as served:
-        found = served.predict(**inputs)
-        ((endpoint, error),) = served.refusals
-        assert served.triton.requests == []
-    assert (found.kinds, found.error, endpoint) == ([ERROR], str(error), "predictions")
-    assert found.error.startswith(words)
 
 
 def test_an_error_of_the_engine_comes_after_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,24 +137,6 @@ def test_an_error_of_the_engine_comes_after_its_text(monkeypatch: pytest.MonkeyP
         found = Frames(own)
     assert found.kinds == [OUTPUT, ERROR]
     assert (found.text, found.error[:6]) == ("end", "E2100 ")
-
-
-def test_an_unexpected_error_is_e2100_without_its_words() -> None:
-    with serving(THREE) as served:
-        found = served.predict(nonsense=1)
-        assert served.predict().text == "the quick größer"
-    assert found.error == "E2100 TritonUnknownError: internal error: TypeError"
-
-
-def test_embeddings_are_no_prediction_but_the_servers_own_is_one() -> None:
-    abilities = Abilities(generation=False, embeddings=True)
-    with serving(tokens("a"), abilities=abilities) as served:
-        assert served.predict().error.startswith("E1005 ")
-        for name in (CHECK, f"{CHECK}.2"):
-            found = served.predict(name)
-            assert (found.kinds, found.text) == ([OUTPUT, END], "ready")
-        assert [each.values["request_output_len"] for each in served.triton.requests] == [1, 1]
-        assert served.generations == []
 
 
 def test_a_running_one_is_cancelled_by_its_id_or_hang_up(caplog: pytest.LogCaptureFixture) -> None:
@@ -265,23 +206,6 @@ def test_a_prediction_is_of_the_tenant_that_its_id_has() -> None:
     assert found == [tenants["b"], None]
 
 
-def test_mock_inputs_size_the_pieces_and_have_expected_times() -> None:
-    with serving(LETTERS) as served:
-        whole = served.predict(mock=True, output_method="wait", tps=4, n_output_tokens=8)
-        sent = served.triton.requests[0].values
-        pieces = served.predict(mock=True, output_method="buffer", buffer_size=3, tps=0)
-    assert whole.of(OUTPUT) == ["abcdefgh"]
-    assert (sent["tps"], sent["request_output_len"], sent["min_tokens"]) == (4, 8, 8)
-    metrics, others = (json.loads(each.of(METRICS)[0]) for each in (whole, pieces))
-    prompt = metrics["input_token_count"]
-    assert metrics["expected_duration"] == prompt + 8 / 4
-    assert metrics["expected_time_to_first_token"] == prompt + 1 / 4
-    assert "Expected tokens per second: 4" in whole.of(LOG)[1]
-    assert pieces.text == "abcdefgh"
-    assert min(map(len, pieces.of(OUTPUT)[:-1]), default=3) >= 3
-    assert "expected_duration" not in others
-
-
 def test_orders_of_other_users_and_those_that_are_none_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -332,39 +256,6 @@ def with_clock(act: Act, per_s: float = 2500) -> None:
 def output(size: float = 0) -> tuple[Output, list[str]]:
     found: list[str] = []
     return Output(lambda kind, text="", **_: found.append(text), size), found
-
-
-@pytest.mark.parametrize(
-    ("per_s", "pieces"), [(2500, ["a", "bc", "de"]), (1500, ["a", "b", "c", "d", "e", "f"])]
-)
-def test_pieces_of_a_busy_server_are_of_two_steps(per_s: float, pieces: list[str]) -> None:
-    async def act(_: Clock, merger: PieceMerger) -> None:
-        own, found = output()
-        for count, letter in enumerate("abcdef", 1):
-            merger.put(own, letter, count)
-        assert found == pieces
-        own.flush(float("inf"))
-        assert "".join(found) == "abcdef"
-
-    with_clock(act, per_s)
-
-
-def test_no_text_waits_for_more_than_50_ms() -> None:
-    async def act(clock: Clock, merger: PieceMerger) -> None:
-        (one, ones), (other, others) = output(), output()
-        for own in (one, other):
-            merger.put(own, "a", 1)
-        for text, count in ("b", 2), ("c", 3):
-            for own in (one, other):
-                merger.put(own, text, count)
-            for seconds in (0.049, 0.002):
-                assert text not in ones + others
-                clock.now += seconds
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-        assert ones == others == ["a", "b", "c"]
-
-    with_clock(act)
 
 
 @given(

@@ -1,23 +1,44 @@
-"""Requests on one gRPC stream, against a real gRPC server: good, malformed and missing answers."""
+"""Requests to Triton, on a gRPC stream and by generate_stream: good and broken answers."""
 
 from __future__ import annotations
 
-import math
 import re
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from loop_thread import OnLoop, call
-from scripted_server import HANG, PATIENCE_S, RESET, Part, wait_until
-from scripted_triton import Answer, Request, ScriptedTriton, event
+from scripted_server import (
+    HANG,
+    PATIENCE_S,
+    RESET,
+    Part,
+    ScriptedServer,
+    serving,
+    stream,
+    wait_until,
+    whole,
+)
+from scripted_server import (
+    event as sse,
+)
+from scripted_triton import Answer, ScriptedTriton, event, to_error
 
+from cog_triton.engines.generate_stream import GenerateStream
 from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.step_items import ERROR, STOP, StepItem
-from cog_triton.errors import InvalidArgument
+from cog_triton.errors import (
+    CogTritonError,
+    InvalidArgument,
+    TritonMalformedEvent,
+    TritonMalformedJSON,
+    TritonUnavailable,
+    TritonUnknownError,
+)
+from cog_triton.system.ports import free_ports
 from cog_triton.text.sampling import SamplingParams
 from cog_triton.triton.request_streams import RequestStreams
 
@@ -78,21 +99,6 @@ def test_a_whole_answer_has_neither_prompt_nor_padding(excluded: bool, answer: l
     with connected([whole]) as (streams, _):
         expected = answer if excluded else answer[2:]
         assert Running(streams, **inputs).wait() == (expected, None)
-
-
-def test_whole_answers_do_not_wait_for_those_of_earlier_requests() -> None:
-    """As on one stream they would."""
-
-    def answer(request: Request) -> list[Part]:
-        return [HANG] if request.values.get("tps") else [event(output_ids=[3])]
-
-    with connected(answer) as (streams, triton):
-        one = Running(streams, streaming=False, tps=1)
-        triton.request()
-        assert Running(streams, streaming=False).wait() == ([3], None)
-        one.submission.cancel()
-        assert triton.request().left.wait(PATIENCE_S), "it was stopped by its id"
-        assert one.items == []
 
 
 def test_log_probs_come_with_their_tokens() -> None:
@@ -185,15 +191,81 @@ def test_cancel_stops_a_request_by_its_id(tokens: int) -> None:
         assert not two.ended.is_set()
 
 
-def test_requests_of_others_are_those_that_an_engine_has_beyond_ours() -> None:
-    with connected([HANG]) as (streams, triton):
-        one, _two = Running(streams), Running(streams)
-        triton.request(1)
-        streams.note_active(2)
-        one.submission.cancel()
-        streams.note_active(2)  # it may have been asked before that
-        assert streams.others_at == -math.inf
-        for count in (2, None):
-            before = time.monotonic()
-            streams.note_active(count)
-            assert streams.others_at >= before
+Events = list[dict[str, Any]]
+
+
+@contextmanager
+def listening(answer: Sequence[Part]) -> Iterator[tuple[GenerateStream, ScriptedServer]]:
+    with pytest.MonkeyPatch.context() as patch, serving(answer) as server:
+        patch.setenv("TRITON_HTTP_PORT", str(urlsplit(server.url).port))
+        yield GenerateStream("tensorrt_llm", "12-1", {"input_ids": [1]}, to_error), server
+
+
+def read(answer: Sequence[Part]) -> tuple[Events, CogTritonError | None]:
+    """All events that arrive, and the error that ends the stream."""
+    events: Events = []
+    with listening(answer) as (request, _):
+        try:
+            for found in request.events():
+                events.append(found)
+        except CogTritonError as error:
+            return events, error
+    return events, None
+
+
+def ids(*tokens: Any) -> Events:
+    return [{"output_ids": token} for token in tokens]
+
+
+def test_request_has_path_inputs_and_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with listening(stream(sse(output_ids=7), sse(output_ids=[8, 9]))) as (request, server):
+        assert list(request.events()) == ids(7, [8, 9])
+    (arrived,) = server.requests
+    assert arrived.path == "/v2/models/tensorrt_llm/generate_stream"
+    assert arrived.json == {"input_ids": [1], "id": "12-1"}
+    assert read(stream()) == ([], None)
+
+
+ENSEMBLE = "in ensemble 'ensemble', E1005 InvalidArgument: top_k=-1: must not be negative"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "said"),
+    [
+        (stream(sse(error=ENSEMBLE), status="400 Bad Request"),
+         InvalidArgument, "InvalidArgument: top_k=-1: must not be negative$"),
+        (stream(sse(error="the engine fell over")), TritonUnknownError, "fell over"),
+        (stream(status="500 Internal Server Error"), TritonUnknownError, "HTTP 500"),
+        ([whole(b'{"error": "E1005 InvalidArgument: x"}', "400 Bad")], InvalidArgument, "x"),
+        ([whole(b'{"error": "unknown model"}', "404 Not Found")], TritonUnknownError, "unknown mo"),
+        ([whole(b"<html>oops</html>", "500 Oops")], TritonUnknownError, "500.*oops"),
+        ([whole(b"", "503 Service Unavailable")], TritonUnknownError, "503"),
+        ([whole(b"[1]", "400 Bad Request")], TritonUnknownError, "400"),
+        ([whole(b'{"detail": 1}', "400 Bad Request")], TritonUnknownError, "400"),
+        ([whole(b"\xff\xfe", "400 Bad Request")], TritonUnknownError, "400"),
+        (stream(b"data: {not json\n\n"), TritonMalformedJSON, "not json"),
+        (stream(b"data: {'a': 1}\n\n"), TritonMalformedJSON, "'a'"),
+        (stream(b"data: \xff\xfe\n\n"), TritonMalformedJSON, "not JSON"),
+        (stream(b"data: {" + b"x" * 10**5 + b"\n\n"), TritonMalformedJSON, "^.{100,500}$"),
+        (stream(b"data: [1]\n\n"), TritonMalformedEvent, r"\[1\]"),
+        (stream(b"data: null\n\n"), TritonMalformedEvent, "null"),
+        (stream(b'data: {"a"'), TritonMalformedEvent, "inside an event"),
+        ([RESET], TritonUnavailable, "try again"),
+        ([*stream(end=False), RESET], TritonUnavailable, "try again"),
+        ([b"SSH-2.0-OpenSSH_9.2\r\n\r\n", RESET], TritonUnavailable, "try again"),
+    ],
+)  # fmt: skip
+def test_failures_are_coded(answer: Sequence[Part], kind: type[Exception], said: str) -> None:
+    events, error = read(answer)
+    assert events == []
+    assert type(error) is kind
+    assert re.search(said, str(error))
+
+
+def test_no_listener_is_e2105_that_names_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.delenv("TRITON_HOST", raising=False)
+    monkeypatch.setenv("TRITON_HTTP_PORT", str(port))
+    with pytest.raises(TritonUnavailable, match=f"127.0.0.1:{port} .TRITON_HOST"):
+        list(GenerateStream("m", "id", {}, to_error).events())

@@ -134,15 +134,6 @@ def test_what_a_killed_server_made_is_failed(open_file: Open, tmp_path: Path) ->
         fail_what_a_killed_server_made(store, process)
 
 
-def test_what_is_old_is_gone(open_file: Open) -> None:
-    with open_file(age=0.2) as store:
-        store.add(stored("a"))
-        time.sleep(0.2)
-        assert not has(store, "a")
-        store.add(stored("b"))
-        assert store.own._file.execute("SELECT id FROM responses").fetchall() == [("b",)]
-
-
 def test_a_file_that_cannot_be_read_is_put_aside(open_file: Open, tmp_path: Path) -> None:
     (tmp_path / "responses").mkdir()
     (tmp_path / "responses" / "responses-1.sqlite3").write_bytes(b"no database at all" * 1000)
@@ -177,14 +168,6 @@ def test_answers_that_0_4_stored_are_read(open_file: Open, tmp_path: Path) -> No
         assert call(responses.read, RUNNING, "").status == "failed"
         store.delete("completed")
         assert store.own._file.execute("SELECT * FROM events").fetchall() == []
-
-
-def test_only_the_user_can_read_it(open_file: Open, tmp_path: Path) -> None:
-    with open_file() as store:
-        store.add(stored("a"))
-        modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "responses").iterdir()}
-    assert modes == {0o600}
-    assert (tmp_path / "responses").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_disk_that_is_full_is_told(open_file: Open) -> None:

@@ -1,8 +1,7 @@
-"""Resumption: the request that goes on, and each promise against what is done."""
+"""Resumption: the order, the request that continues, and each promise of docs/supervision.md."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from cog_triton.engines.base import EngineFamily, EngineLimits
 from cog_triton.engines.mock.family import MockFamily
 from cog_triton.engines.openvino.family import OpenVINOFamily
-from cog_triton.engines.request import EngineRequest, resumed_seed
+from cog_triton.engines.request import EngineRequest
 from cog_triton.engines.tensorrt_llm.family import TensorRTLLMFamily
 from cog_triton.engines.vllm.family import VLLMFamily
 from cog_triton.errors import FatalRequest
@@ -19,8 +18,130 @@ from cog_triton.pictures.image_limits import ImagePart
 from cog_triton.serving.generation import GenerationRequest
 from cog_triton.serving.quarantine import QUARANTINE_S, Quarantine
 from cog_triton.serving.resume import Obstacle, continuation
+from cog_triton.serving.resume_order import ResumeOrder
+from cog_triton.serving.ticket import MAX_DEATHS, Ticket
 from cog_triton.text.guide import Guide
 from cog_triton.text.sampling import DrawnSeed, SamplingParams, resolve_seed
+
+
+def stays(order: ResumeOrder, count: int, exposed: int = 0) -> list[Ticket]:
+    """Requests in the engine that died: all wait, the first `exposed` of them as suspects."""
+    made = [
+        Ticket(number=number, epoch=order.epoch, exposed=number < exposed)
+        for number in range(count)
+    ]
+    order.died(made)
+    for stay in reversed(made):
+        order.add(stay)
+    return made
+
+
+def test_prefills_are_spread_in_order_of_arrival() -> None:
+    order = ResumeOrder()
+    made = stays(order, 6)
+    assert order.next_turns() == made[:4]
+    assert order.next_turns() == []
+    assert order.holds
+    order.proven(made[2])
+    assert order.next_turns() == [made[4]]
+    order.remove(made[0])
+    assert order.next_turns() == [made[5]]
+    assert not order.holds
+
+
+def test_suspects_go_last_and_alone() -> None:
+    order = ResumeOrder()
+    made = stays(order, 5, exposed=2)
+    assert order.next_turns() == made[2:]
+    for stay in made[2:4]:
+        order.proven(stay)
+        assert order.next_turns() == []
+    order.proven(made[4])
+    assert order.next_turns() == [made[0]]
+    assert order.holds
+    order.proven(made[0])
+    assert order.next_turns() == [made[1]]
+    assert order.holds
+    order.remove(made[1])
+    assert not order.holds
+
+
+def test_nobody_is_blamed_for_a_death_that_others_may_have_caused() -> None:
+    order = ResumeOrder()
+    only = Ticket()
+    for _ in range(2 * MAX_DEATHS):
+        only.exposed = True
+        order.died([only], blame=False)
+        only.exposed = True
+        order.lost([only], 0, blame=False)
+    assert only.blamed == 0
+    assert only.suspect, "it goes on alone in prefill all the same"
+
+
+def test_the_verdict_needs_a_death_alone_in_the_engine() -> None:
+    order = ResumeOrder()
+    made = stays(order, 3, exposed=1)
+    (suspect, *others) = made
+    assert order.next_turns() == others, "after the first death it goes last"
+    for stay in others:
+        order.proven(stay)
+    assert order.next_turns() == [suspect]
+    for stay in made:
+        stay.exposed, stay.epoch = stay is suspect, order.epoch
+    order.died(made)
+    assert suspect.blamed == MAX_DEATHS - 1
+    for stay in made:
+        order.add(stay)
+    assert order.next_turns() == [suspect], "first, and no other beside it"
+    assert order.holds
+    suspect.exposed, suspect.epoch = True, order.epoch
+    others[0].epoch = order.epoch
+    order.remove(others[0])  # as if it had been in the engine, too
+    order.died(made)
+    assert suspect.blamed == MAX_DEATHS - 1, "it was not alone"
+    order.add(suspect)
+    assert order.next_turns() == [suspect]
+    suspect.exposed, suspect.epoch = True, order.epoch
+    order.died(made)
+    assert (suspect.blamed, suspect.suspected) == (MAX_DEATHS, MAX_DEATHS + 1)
+    order.proven(suspect)
+    assert (suspect.blamed, suspect.suspected) == (0, 0)
+
+
+def several(order: ResumeOrder, *engines: int, exposed: int = 0) -> list[Ticket]:
+    """Requests in several engines, the first `exposed` of them without a token."""
+    return [
+        Ticket(number=number, epoch=order.epoch, exposed=number < exposed, replica=engine)
+        for number, engine in enumerate(engines)
+    ]
+
+
+def test_the_death_of_one_of_several_engines_concerns_its_requests_alone() -> None:
+    order = ResumeOrder()
+    made = several(order, 0, 1, 0, 1, exposed=2)
+    order.lost(made, 0)
+    assert [stay.blamed for stay in made] == [1, 0, 0, 0]
+    assert [stay.exposed for stay in made] == [False, True, False, False]
+    assert order.next_turns() == []
+    for stay in (made[2], made[0]):
+        order.add(stay)
+    assert order.next_turns() == [made[2]], "at once, and the suspect later"
+    order.proven(made[2])
+    assert order.next_turns() == [made[0]]
+
+
+def test_a_killer_is_caught_though_others_run_beside_it() -> None:
+    order = ResumeOrder()
+    killer, *others = made = several(order, 0, 0, 1, 1, exposed=1)
+    for engine in (0, 1, 0):
+        order.lost(made, engine)
+        order.add(killer)
+        for _ in range(2):
+            for stay in order.next_turns():
+                stay.epoch, stay.exposed, stay.replica = order.epoch, True, 1 - engine
+    assert killer.blamed == MAX_DEATHS
+    assert not any(stay.blamed for stay in others)
+
 
 FAMILIES: tuple[type[EngineFamily], ...] = (
     VLLMFamily,
@@ -52,45 +173,40 @@ def resumed(
     return continuation(request, made, rules, LIMITS, prompt_told=told, imports=imports)
 
 
-def request(found: EngineRequest | Obstacle) -> EngineRequest:
+def engine_request(found: EngineRequest | Obstacle) -> EngineRequest:
     assert isinstance(found, EngineRequest), found
     return found
 
 
 def test_what_was_made_is_prompt_and_counts() -> None:
-    found = request(resumed(min_tokens=5))
+    found = engine_request(resumed(min_tokens=5))
     assert found.input_ids == [1, 2, *MADE]
     assert (found.sampling.max_tokens, found.sampling.min_tokens, found.made) == (7, 2, ())
-    assert request(resumed(min_tokens=1)).sampling.min_tokens == 0
+    assert engine_request(resumed(min_tokens=1)).sampling.min_tokens == 0
 
 
 @pytest.mark.parametrize("family", [MockFamily, OpenVINOFamily])
 def test_what_was_made_is_output_where_the_engine_takes_it(family: type[EngineFamily]) -> None:
-    found = request(resumed(family=family, min_tokens=5))
+    found = engine_request(resumed(family=family, min_tokens=5))
     assert (found.input_ids, found.made) == ([1, 2], (7, 8, 7))
     assert (found.sampling.max_tokens, found.sampling.min_tokens) == (10, 5)
 
 
 def test_nothing_made_begins_anew() -> None:
-    found = request(resumed([], fields={"guide": Guide("regex", "a"), "prompt_log_probs": True}))
+    found = engine_request(
+        resumed([], fields={"guide": Guide("regex", "a"), "prompt_log_probs": True})
+    )
     assert found.input_ids == [1, 2]
     assert (found.sampling.seed, found.sampling.max_tokens, found.made) == (5, 10, ())
     assert found.prompt_log_probs
 
 
-def test_the_seed_differs_from_offset_to_offset_and_is_reproducible() -> None:
-    seeds = [resumed_seed(5, made) for made in range(1, 100)]
-    assert len({5, *seeds}) == 100
-    assert all(0 <= seed < 2**63 for seed in [*seeds, resumed_seed(2**64 - 1, 10**6)])
-    assert request(resumed()).sampling.seed == resumed_seed(5, 3)
-
-
 def test_log_probs_of_the_prompt_are_told_once() -> None:
     fields = {"return_log_probs": True, "prompt_log_probs": True, "top_log_probs": 2}
-    found = request(resumed(told=True, fields=fields))
+    found = engine_request(resumed(told=True, fields=fields))
     assert (found.return_log_probs, found.top_log_probs) == (True, 2)
     assert not found.prompt_log_probs
-    assert not request(resumed([], told=True, fields=fields)).prompt_log_probs
+    assert not engine_request(resumed([], told=True, fields=fields)).prompt_log_probs
 
 
 def test_a_guide_ends_it_once_there_is_a_token() -> None:
@@ -100,7 +216,9 @@ def test_a_guide_ends_it_once_there_is_a_token() -> None:
 
 
 def test_frequency_penalty_is_a_bias_with_vllm_that_takes_no_output() -> None:
-    found = request(resumed(family=VLLMFamily, frequency_penalty=0.5, logit_bias={8: 1.0, 9: 2.0}))
+    found = engine_request(
+        resumed(family=VLLMFamily, frequency_penalty=0.5, logit_bias={8: 1.0, 9: 2.0})
+    )
     assert found.sampling.logit_bias == {7: -1.0, 8: 0.5, 9: 2.0}
     assert found.sampling.frequency_penalty == 0.5
     for more in ({"repetition_penalty": 1.1}, {"logit_bias": {7: -99.5}}):
@@ -163,18 +281,12 @@ PLAIN = [asked for asked, row in PROMISES.items() if row == PROMISES["greedy"]]
 PLAIN.append("more than `max_input_len`")
 
 
-def test_every_class_is_asked_and_told_by_all_families() -> None:
-    assert all(len(row) == len(FAMILIES) for row in PROMISES.values())
-    interfaces = [name for name in PROMISES if name not in ASKED]
-    assert [name.startswith(("`/v1", "`generate")) for name in interfaces] == [True, True]
-
-
 def test_a_seed_that_was_drawn_stays_one() -> None:
     assert isinstance(resolve_seed(-1), DrawnSeed)
     assert not isinstance(resolve_seed(7), DrawnSeed)
     made = resumed(family=OpenVINOFamily, seed=resolve_seed(None), **DRAWS)
-    assert request(made).made == (7, 8, 7)
-    assert request(resumed(family=OpenVINOFamily, **DRAWS)).made == ()
+    assert engine_request(made).made == (7, 8, 7)
+    assert engine_request(resumed(family=OpenVINOFamily, **DRAWS)).made == ()
 
 
 def prompt(*ids: int, **fields: Any) -> GenerationRequest:
@@ -195,10 +307,3 @@ def test_quarantine_refuses_a_prompt_for_a_while() -> None:
     held.check(prompt(1, 2))
     held.add(prompt(3))
     assert len(held._until) == 1
-
-
-def test_rules_are_conservative_where_a_family_says_nothing() -> None:
-    rules = replace(EngineFamily.resume_rules)
-    assert rules.frequency_penalty is None
-    assert rules.presence_penalty is None
-    assert (rules.imports, rules.replays) == ("never", False)

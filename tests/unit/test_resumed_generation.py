@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,6 @@ from scripted_server import PATIENCE_S, wait_until
 from cog_triton.engines.step_items import LENGTH, PROMPT, STOP, StepItem
 from cog_triton.errors import FatalRequest, TritonUnavailable
 from cog_triton.serving import resume
-from cog_triton.serving.openai import streaming
 from cog_triton.text.guide import Guide
 from cog_triton.triton.infer_stream import failure
 
@@ -104,26 +102,6 @@ def test_tries_without_a_token_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert "2 tries in a row" in str(running.error())
     assert running.result.obstacle == "tries"
     assert len(world.engine.submissions) == 3
-
-
-def test_a_refused_connection_is_an_interruption() -> None:
-    world = World()
-    world.engine.down = True
-    running = world.start()
-    wait_until(lambda: world.checks == 1)
-    world.engine.down = False
-    world.admission.release()
-    world.engine.get(0).make("a", STOP)
-    assert running.text() == "a"
-
-
-@pytest.mark.parametrize("error", ["E1005 InvalidArgument: no", "a CUDA error"])
-def test_errors_of_the_request_itself_end_it(error: str) -> None:
-    world = World()
-    running = world.start()
-    world.engine.get(0).put(failure(1, error))
-    assert error in str(running.error())
-    assert running.result.interruptions == 0
 
 
 def test_what_cannot_go_on_ends_with_e2105_and_why() -> None:
@@ -238,15 +216,6 @@ def test_an_engine_is_asked_once_whether_it_takes_output(answers: str, takes: bo
     assert len(world.engine.submissions) == 3
 
 
-def test_without_resume_it_ends_as_the_transport_says() -> None:
-    world = World(resumes=False)
-    running = world.start()
-    world.engine.get(0).make("abc")
-    world.engine.get(0).die()
-    assert "the engine's process has ended" in str(running.error())
-    assert running.texts == ["abc"]
-
-
 def test_log_probs_of_a_prompt_that_was_told_come_once() -> None:
     world = World()
     running = world.start(return_log_probs=True, prompt_log_probs=True)
@@ -268,34 +237,6 @@ def test_log_probs_of_a_prompt_that_was_told_come_once() -> None:
     assert third.request.return_log_probs
     third.make("c", LENGTH)
     assert running.text() == "abc"
-
-
-def test_cancelled_while_it_waits_leaves_at_once() -> None:
-    world = World(slots=1)
-    running = world.start()
-    world.engine.get(0).make("abc")
-    world.die()
-    running.until_waiting()
-    call(running.generation.ticket.cancel)
-    assert "cancelled" in str(running.error())
-    assert running.result.cancelled
-    assert world.admission.running == 0
-    world.admission.open()
-    assert len(world.engine.submissions) == 1
-
-
-def test_close_ends_those_that_wait_with_its_error() -> None:
-    world = World(slots=1)
-    running, queued = world.start(), world.start()
-    world.engine.get(0).make("abc")
-    wait_until(lambda: world.admission.waiting == 1)
-    world.die()
-    running.until_waiting()
-    world.admission.close(TritonUnavailable("not back within 60 s"))
-    for each in (running, queued):
-        assert "not back within 60 s" in str(each.error())
-    late = world.start()
-    assert "not back within 60 s" in str(late.error())
 
 
 def test_new_requests_are_rejected_and_queued_ones_keep_their_places() -> None:
@@ -347,24 +288,3 @@ def test_a_request_that_kills_the_engine_ends_and_its_prompt_is_refused() -> Non
     world.engine.get(5).make("c", STOP)
     assert innocent.text() == "abc"
     assert len(world.engine.submissions) == 6
-
-
-def test_comments_keep_a_waiting_stream_awake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "_COMMENT_AFTER_S", 0.01)
-
-    class Waiting:
-        interrupted = True
-
-        def done(self, place: int) -> bool:
-            return False
-
-        async def advance(self, timeout: float) -> list[tuple[int, None]]:
-            """Items of what is made again, which bring no text."""
-            assert 0 < timeout <= 0.01
-            await asyncio.sleep(0.001)
-            return [(0, None)]
-
-    response: Any = streaming.GenerationResponse.__new__(streaming.GenerationResponse)
-    response.sequences = Waiting()
-    pieces, data = asyncio.run(response._next_pieces())
-    assert (pieces, data[:1], data[-2:]) == ((), b":", b"\n\n")

@@ -113,25 +113,6 @@ def test_a_stream_goes_on_without_its_client_and_is_taken_up_again(store: Runnin
         assert get(served, name)["store"] is True
 
 
-def test_what_is_refused_at_once_is_no_response(store: RunningResponses) -> None:
-    with api([event(error="E2107 Overloaded: full")], store=store) as served:
-        answer = served.post("/v1/responses", {**BODY, "background": True})
-        assert (answer.status_code, answer.headers["x-error-code"]) == (429, "E2107")
-        assert "retry-after" in answer.headers
-        assert not store.live
-
-
-def test_one_that_is_deleted_is_gone_and_stops_the_engine(store: RunningResponses) -> None:
-    with api(gated(HANG), store=store) as served:
-        name, _ = begun(served)
-        url = f"{served.url}/v1/responses/{name}"
-        told = httpx.delete(url)
-        assert told.json() == {"id": name, "object": "response", "deleted": True}
-        assert wait(lambda: served.ended)
-        for answer in (httpx.get(url), httpx.delete(url), httpx.post(f"{url}/cancel")):
-            assert (answer.status_code, answer.headers["x-error-code"]) == (404, "E1009")
-
-
 def test_a_failure_is_kept_with_its_code(store: RunningResponses) -> None:
     gate = Event()
     parts = [*tokens("the "), gate, event(error="E2107 Overloaded: the KV cache is exhausted")]
@@ -148,12 +129,6 @@ def test_a_failure_is_kept_with_its_code(store: RunningResponses) -> None:
             list(served.client().responses.retrieve(answer["id"], stream=True))
 
 
-def test_a_client_that_leaves_ends_what_is_not_kept(store: RunningResponses) -> None:
-    with api(gated(HANG), store=store) as served:
-        begun(served, store=False)
-        assert wait(lambda: served.ended)
-
-
 @pytest.mark.parametrize("bounds", [{"detached": 0}, {"detached_s": 0.2}, {"grace_s": 0.2}])
 def test_what_nobody_waits_for_is_bounded(tmp_path: Path, bounds: dict[str, Any]) -> None:
     with kept(tmp_path, **bounds) as store, api(gated(HANG), store=store) as served:
@@ -164,24 +139,6 @@ def test_what_nobody_waits_for_is_bounded(tmp_path: Path, bounds: dict[str, Any]
         refused = answer.status_code == 429
         assert refused is (bounds == {"detached": 0})
         assert "DETACHED_RESPONSES" in answer.text or not refused
-
-
-def test_a_stream_whose_client_is_back_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate, waits = Event(), []
-    with kept(tmp_path, grace_s=0.05) as store, api(gated(gate), store=store) as served:
-        again = store._end_alone
-        monkeypatch.setattr(
-            store, "_end_alone", lambda recording: (waits.append(1), again(recording))
-        )
-        with served.client().responses.create(stream=True, **BODY) as left:
-            found = [item for _, item in zip(range(5), left, strict=False)]
-            rest = served.client().responses.retrieve(found[0].response.id, stream=True)
-            events = [next(rest)]
-        assert wait(lambda: len(waits) > 3)
-        gate.set()
-        assert deltas([*events, *rest]) == TEXT
 
 
 def test_a_conversation_goes_on_from_what_is_kept(
@@ -221,19 +178,6 @@ def test_a_conversation_goes_on_from_what_is_kept(
     assert "previous_response_id='resp-1': response='resp-1': there is none" in gone.text
 
 
-def test_a_conversation_is_no_longer_than_a_request(store: RunningResponses) -> None:
-    with api(THREE, store=store, max_request_bytes=6000) as served:
-        body, answers = BODY, []
-        for _ in range(8):
-            answers.append(served.post("/v1/responses", body))
-            if answers[-1].status_code != 200:
-                break
-            body = {**BODY, "previous_response_id": answers[-1].json()["id"]}
-        answer = answers[-1]
-    assert len(answers) > 3
-    assert (answer.status_code, answer.headers["x-error-code"]) == (413, "E1008")
-
-
 def tenant(name: str) -> dict[str, str]:
     return {"x-api-key": name}
 
@@ -253,23 +197,6 @@ def test_a_response_is_its_tenants_alone(store: RunningResponses, tmp_path: Path
         assert served.post("/v1/responses", body, headers=tenant("b")).status_code == 400
         assert served.post("/v1/responses", body, headers=tenant("a")).status_code == 200
         assert get(served, asked["id"], headers=tenant("a"))["id"] == asked["id"]
-
-
-@pytest.mark.parametrize(
-    ("query", "words"),
-    [
-        ("stream=yes", "stream='yes'"),
-        ("stream=true&starting_after=-2", "starting_after='-2'"),
-        ("stream=true&starting_after=x", "starting_after='x'"),
-        ("stream=true", "there are no events of this response, or no longer"),
-    ],
-)
-def test_questions_that_are_refused(store: RunningResponses, query: str, words: str) -> None:
-    with api(THREE, store=store) as served:
-        name = served.post("/v1/responses", BODY).json()["id"]
-        answer = httpx.get(f"{served.url}/v1/responses/{name}?{query}")
-    assert answer.status_code == 400
-    assert words in answer.json()["error"]["message"]
 
 
 def test_who_waits_has_an_answer_that_cannot_be_kept(
@@ -299,22 +226,6 @@ def test_who_waits_has_an_answer_that_cannot_be_kept(
     assert events[-1].response.store is False  # type: ignore[union-attr]
     assert refused.status_code == 500
     assert "responses cannot be kept: database or disk is full" in refused.text
-
-
-def test_events_are_in_memory_within_bounds(
-    store: RunningResponses, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = Event()
-    with api(gated(gate), store=store) as served:
-        name, first = begun(served)
-        rest = served.client().responses.retrieve(name, stream=True)
-        assert next(rest).model_dump() == first[0].model_dump()
-        monkeypatch.setattr(stored_responses, "_EVENT_BYTES", 1)
-        gate.set()
-        with pytest.raises(openai.APIError, match="no events of this response, or no longer"):
-            list(rest)
-        assert ended(served, name)["output"][0]["content"][0]["text"] == TEXT
-        assert (store._size, store.replayed) == (0, {})
 
 
 def test_another_server_of_the_directory_is_not_asked(
@@ -354,30 +265,3 @@ def test_items_of_the_input_are_listed_in_pages(store: RunningResponses) -> None
         ):
             refused = httpx.get(f"{url}?{query}")
             assert (refused.status_code, words in refused.text) == (400, True)
-
-
-def test_paths_below_are_their_own(store: RunningResponses) -> None:
-    with api(THREE, store=store) as served:
-        client = served.client(_strict_response_validation=True)
-        answer = client.responses.create(**BODY)
-        counted = client.responses.input_tokens.count(**BODY, instructions="Rhyme. " * 20)
-        longer = client.responses.input_tokens.count(**BODY, previous_response_id=answer.id)
-        assert answer.usage is not None
-        assert client.responses.input_tokens.count(**BODY).input_tokens == answer.usage.input_tokens
-        assert min(counted.input_tokens, longer.input_tokens) > answer.usage.input_tokens
-        assert served.post("/v1/responses/compact", BODY).status_code == 404
-        refused = served.post(f"/v1/responses/{answer.id}", BODY)
-        assert refused.status_code == 405
-        assert {*refused.headers["allow"].split(", ")} == {"GET", "HEAD", "DELETE"}
-
-
-def test_any_text_may_be_asked_for(store: RunningResponses) -> None:
-    headers = {"Content-Type": "application/json"}
-    with api(THREE, store=store) as served:
-        for name in (b"\\ud83e", b"\\u0000", b"a' OR 1=1 --", b"\xe6\x97\xa5"):
-            body = b'{"model": "small", "input": "x", "previous_response_id": "%b"}' % name
-            answer = served.post("/v1/responses", content=body, headers=headers)
-            assert (answer.status_code, answer.headers["x-error-code"]) == (400, "E1005"), name
-        for name in (b"%ff", b"%00", b"%F0%9F", b"a%2Fb"):
-            answer = httpx.get(f"{served.url}/v1/responses/{name.decode()}")
-            assert (answer.status_code, answer.headers["x-error-code"]) == (404, "E1009"), name

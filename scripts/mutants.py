@@ -58,9 +58,9 @@ MODULES: Modules = {
         partial_file    /download/partial_file      fetch
         credentials     /oci/credentials            oci_names,oci_pull
         image_manifest  /oci/image_manifest         oci_pull,oci_push
-        translate       /builder/translate          legacy_translate,legacy_option_table
-        checks          /builder/checks             build_rules,check_arguments
-        plan            /builder/plan               build_plan,build_refusals,check_arguments
+        translate       /builder/translate          translate
+        checks          /builder/checks             build_checks
+        plan            /builder/plan               build_checks
         package         /builder/package            canary,build_package
         fatbin          _prune/fatbin               fatbin,prune_plan
         zero_edits      _prune/zero_edits           fatbin,prune_plan

@@ -287,22 +287,6 @@ def test_takes_the_serve_config_along() -> None:
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("nothing: here", "E1300"),
-        ("model_id: m\nexample_name: lama\nbuild: {script: b.py, output_dir: e}", "E1301"),
-    ],
-)
-def test_refuses_a_broken_config_by_code(text: str, code: str) -> None:
-    Path("c.yaml").write_text(text, "utf-8")
-    result = run("c.yaml")
-    assert result.exit_code == 1
-    assert code in result.output
-    assert not Path("c-vllm").exists()
-
-
-@pytest.mark.usefixtures("here")
 def test_a_config_for_vllm_needs_none() -> None:
     result = run(str(ROOT / "configs" / "build" / "vllm-qwen3-8b.yaml"))
     assert result.exit_code == 1

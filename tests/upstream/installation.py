@@ -36,13 +36,6 @@ class Installation:
         """What tells cog-triton of it."""
         return {"TRTLLM_DIR": str(self.sources), "COG_TRITON_STEP_PYTHON": str(self.python)}
 
-    @property
-    def scripts(self) -> list[str]:
-        """Scripts that convert or quantize, by their path below the examples."""
-        examples = self.sources / "examples"
-        found = [*examples.rglob("convert_checkpoint.py"), examples / "quantization/quantize.py"]
-        return sorted(path.relative_to(examples).as_posix() for path in found if path.is_file())
-
     def converter(self, example: str) -> Path | None:
         """The script that converts checkpoints in the directory `example` of the examples."""
         examples = self.sources / "examples"

@@ -39,52 +39,14 @@ _GPT = {
 _EVEN = {"vocab_size": VOCABULARY + 1}
 
 
-def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in names}
-
-
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", _LLAMA),
     "mistral": ("Mistral", {**_LLAMA, "sliding_window": 64}),
     "mixtral": ("Mixtral", {**_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen2": ("Qwen2", _LLAMA),
     "gemma": ("Gemma", {**_LLAMA, **_EVEN, "head_dim": 16, "tie_word_embeddings": True}),
-    "phi": ("Phi", {**_LLAMA, **_EVEN, "num_key_value_heads": 4, "partial_rotary_factor": 0.5}),
-    "starcoder2": ("Starcoder2", {**_LLAMA, "use_bias": True, "tie_word_embeddings": True}),
     "gpt2": ("GPT2", _GPT),
     "starcoder": ("GPTBigCode", {**_GPT, "multi_query": True}),
-    "gptj": ("GPTJ", {**_GPT, **_EVEN, "rotary_dim": 8}),
-    "gptneox": (
-        "GPTNeoX",
-        {
-            **_without(_LLAMA, "num_key_value_heads"),
-            **_EVEN,
-            "intermediate_size": 256,
-            "rotary_pct": 0.5,
-        },
-    ),
-    "falcon": (
-        "Falcon",
-        {
-            **_without(_LLAMA, "num_key_value_heads", "intermediate_size"),
-            **_EVEN,
-            "num_kv_heads": 2,
-            "new_decoder_architecture": True,
-            "bias": False,
-            "alibi": False,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "bloom": ("Bloom", {**_EVEN, "hidden_size": 64, "n_layer": 2, "n_head": 4}),
-    "opt": (
-        "OPT",
-        {
-            **_without(_LLAMA, "intermediate_size", "num_key_value_heads", "tie_word_embeddings"),
-            **_EVEN,
-            "ffn_dim": 256,
-            "word_embed_proj_dim": 64,
-        },
-    ),
 }
 """By family: the prefix of transformers' classes, and their sizes."""
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-import os
 import random
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -230,24 +226,6 @@ def test_a_profile_of_aws_comes_by_boto3(
         get(s3, tmp_path / "y")
 
 
-def test_an_empty_object(store: Store, tmp_path: Path) -> None:
-    store.put(b"")
-    get(store, tmp_path / "empty")
-    assert (tmp_path / "empty").read_bytes() == b""
-
-
-def test_a_secret_is_in_no_line_or_error(
-    s3: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    lines = get(s3, tmp_path / "model.tar")
-    with pytest.raises(ModelUnavailable) as caught:
-        fetch(f"{s3.url}.not", tmp_path / "x", retry=FAST, echo=lines.append)
-    said = "".join(lines) + caplog.text + str(caught.value)
-    assert SECRET not in said
-    assert "AKIA" not in said
-
-
 @pytest.mark.parametrize(
     ("status", "said"),
     [
@@ -265,33 +243,3 @@ def test_what_a_store_refuses(
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         with pytest.raises(ModelUnavailable, match=said):
             get(s3, tmp_path / "x")
-
-
-def test_an_interrupt_does_not_wait_for_a_silent_store(
-    s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = "import sys; from cog_triton.download.url_download import *\n"
-    code += "fetch(sys.argv[1], Path(sys.argv[2]))"
-    command = [sys.executable, "-c", code, s3.url, str(tmp_path / "x")]
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        silent.settimeout(30)
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        with subprocess.Popen(command) as process:
-            try:
-                connection, _ = silent.accept()
-                process.send_signal(signal.SIGINT)
-                assert process.wait(30) != 0
-                connection.close()
-            finally:
-                process.kill()
-
-
-def test_a_store_that_is_down_is_retried_then_given_up(
-    gs: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GOOGLE_BASE_URL", f"http://127.0.0.1:{free_ports(1)[0]}")
-    lines: list[str] = []
-    with pytest.raises(ModelUnavailable, match="3 attempts without progress"):
-        get(gs, tmp_path / "x", echo=lines.append)
-    assert sum("again in" in line for line in lines) == 2

@@ -30,9 +30,7 @@ from test_response_store import (
 )
 
 from cog_triton.errors import CogTritonError, InvalidArgument
-from cog_triton.serving.openai import response_redis
 from cog_triton.serving.openai.response_redis import ResponseRedis
-from cog_triton.serving.openai.response_store import RUNNING, StoredResponse
 from cog_triton.serving.openai.stored_responses import RunningResponses
 from cog_triton.settings import load_settings
 from cog_triton.system.ports import free_ports
@@ -84,22 +82,9 @@ def opened(url: str, size: int = 1 << 20, age: float = 3600) -> Iterator[Any]:
         call(store.close)
 
 
-async def add_both(store: ResponseRedis, *responses: StoredResponse) -> None:
-    for response in responses:
-        await store.add(response)
-
-
 @pytest.fixture
 def open_store(url: str) -> Open:
     return lambda size=1 << 20, age=3600: opened(url, size, age)
-
-
-def names(url: str) -> set[str]:
-    """Keys of the store, without what is before each."""
-    import redis
-
-    with redis.Redis.from_url(url, decode_responses=True) as client:
-        return {key.removeprefix(response_redis._PREFIX) for key in client.scan_iter()}
 
 
 @pytest.mark.parametrize("check", [fill_until_the_oldest_go, change_once])
@@ -117,28 +102,6 @@ def test_another_replica_cancels_and_what_a_killed_one_made_is_failed(
         fail_what_a_killed_server_made(store, process)
 
 
-def test_nothing_is_left_of_what_is_old_or_of_0_4(open_store: Open, url: str) -> None:
-    import redis
-
-    with redis.Redis.from_url(url) as client:
-        key = f"{response_redis._PREFIX}r:old"
-        client.hset(key, mapping={"tenant": "", "status": "completed", "created": 1, "streamed": 1,
-                    "previous": "", "input": "[]", "body": "{}", "owner": "f"})  # fmt: skip
-        for name in ("ages", "ages:a", "sizes"):
-            client.zadd(f"{response_redis._PREFIX}{name}", {"a" if name == "sizes" else "old": 1})
-        client.set(f"{response_redis._PREFIX}size", 2)
-        client.xadd(f"{response_redis._PREFIX}e:old", {"d": "x"})
-    with open_store(age=0.5) as store:
-        assert store.read("old", "").body == "{}"
-        assert names(url) == {"r:old", f"w:{store.own._owner}"}
-        store.add(stored("a"))
-        store.add(stored("resp-lost", status=RUNNING))
-        wait(lambda: not has(store, "a") and not has(store, "old") and not has(store, "resp-lost"))
-        store.add(stored("b"))
-        store.delete("b")
-        assert names(url) == {"bytes", f"w:{store.own._owner}"}
-
-
 def test_a_server_that_is_away_for_a_while(program: str, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     with running(program, tmp_path, port=port) as url:
@@ -153,15 +116,6 @@ def test_a_server_that_is_away_for_a_while(program: str, tmp_path: Path) -> None
         store.add(stored("after"))
         assert has(store, "after")
         manager.__exit__(None, None, None)
-
-
-def test_a_memory_that_is_full_is_told(program: str, tmp_path: Path) -> None:
-    options = ("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
-    with running(program, tmp_path, *options) as url, opened(url, size=1 << 30) as store:
-        store.add(stored("a"))
-        with pytest.raises(CogTritonError, match="E2302 DiskFull: responses cannot be kept"):
-            call(add_both, store.own, stored("b", length=3 << 20), stored("c"))
-        assert has(store, "a")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Fake TensorRT-LLM for building engines; needs no GPU and no other package.
 
-The checkpoints are real: a Hugging Face model, its weights split over the ranks. The engines are
-not: an engine is its checkpoint's bytes behind a header.
+Checkpoints and engines have the real names and configs, but no weights: a rank of a checkpoint is a
+digest of the model, and an engine is its checkpoint's bytes behind a header.
 """
 
 from tensorrt_llm.version import __version__

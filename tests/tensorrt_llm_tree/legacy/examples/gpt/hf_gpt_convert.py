@@ -1,4 +1,4 @@
-"""Converts a Hugging Face GPT-2 as TensorRT-LLM did before 0.8: files of single tensors."""
+"""Converts a Hugging Face GPT-2 as TensorRT-LLM did before 0.8: a file of each rank."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 from argparse import Namespace
 from pathlib import Path
 
+from tensorrt_llm.checkpoint import shard
 from tensorrt_llm.command_line import parser_of
-from tensorrt_llm.weights import DTYPES, load_model, of_gpt2
 
 
 def convert(args: Namespace) -> None:
@@ -21,10 +21,8 @@ def convert(args: Namespace) -> None:
     described["gpt"]["storage_dtype"] = args.storage_type
     with (target / "config.ini").open("w") as file:
         described.write(file)
-    for name, weight in of_gpt2(load_model(source), hub, ranks).items():
-        for rank in range(ranks):
-            tensor = weight.of_rank(rank, ranks).cast(DTYPES[args.storage_type])
-            (target / f"{name}.{rank}.bin").write_bytes(tensor.data)
+    for rank in range(ranks):
+        (target / f"model.{rank}.bin").write_bytes(shard(source, rank))
 
 
 if __name__ == "__main__":

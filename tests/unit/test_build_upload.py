@@ -47,7 +47,7 @@ def uploaded(store: Callable[[BaseHTTPRequestHandler], None], tar: Path) -> list
     return lines
 
 
-@pytest.mark.parametrize("status", [200, 201, 204])
+@pytest.mark.parametrize("status", [200, 204])
 def test_upload_sends_the_file_with_its_length(tar: Path, status: int) -> None:
     store = Store(status)
     lines = uploaded(store, tar)
@@ -55,7 +55,7 @@ def test_upload_sends_the_file_with_its_length(tar: Path, status: int) -> None:
     assert lines[-1] == "[upload] 100% of 3 MB"
 
 
-@pytest.mark.parametrize("trouble", [500, 503, 429, 425, 408, 0])
+@pytest.mark.parametrize("trouble", [503, 429, 0])
 def test_transient_errors_are_retried_from_the_start(tar: Path, trouble: int) -> None:
     store = Store(trouble, trouble, 200)
     lines = uploaded(store, tar)
@@ -63,7 +63,7 @@ def test_transient_errors_are_retried_from_the_start(tar: Path, trouble: int) ->
     assert len([line for line in lines if "again in 0 s" in line]) == 2
 
 
-@pytest.mark.parametrize("status", [301, 400, 403, 404, 413])
+@pytest.mark.parametrize("status", [301, 403])
 def test_refusals_are_not_retried(tar: Path, status: int) -> None:
     store = Store(status)
     with pytest.raises(InvalidArgument, match=f"upload_url='.*/e.tar': HTTP {status}"):
@@ -85,7 +85,7 @@ def test_unreachable_server_is_an_error(tar: Path) -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["", "e.tar", "ftp://h/e", "http://", "https:///e", "http://[::1/"])
+@pytest.mark.parametrize("url", ["e.tar", "ftp://h/e", "https:///e", "http://[::1/"])
 def test_invalid_upload_url_is_refused_before_the_build(url: str) -> None:
     with pytest.raises(InvalidArgument, match="upload_url"):
         check(url)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import socket
@@ -11,9 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import jsonschema_rs
 import pytest
-import yaml
 from command_line import ran
 from rich.cells import cell_len
 
@@ -41,12 +38,6 @@ def taken() -> Iterator[int]:
         yield sock.getsockname()[1]
 
 
-def test_no_command_prints_the_help() -> None:
-    _, output = run()
-    for command in ("build", "serve", "inspect", "prune"):
-        assert f" {command} " in output
-
-
 COMMANDS = ("build", "init", "schema", "serve", "inspect", "bench", "doctor", "prune")
 
 
@@ -55,27 +46,6 @@ def test_help_fits_80_columns(command: str) -> None:
     output = ran(command, "--help").output
     assert max(map(cell_len, output.splitlines())) <= 80
     assert "\u2026" not in output  # a name of an option that was cut
-
-
-@pytest.mark.parametrize(
-    ("command", "says", "never"),
-    [
-        ("serve", "[ENGINE]", "[engine]"),
-        ("init --for tensorrt_llm", "[default: tensorrt-llm]", "tensorrt_llm"),
-        ("init --for tensorrt-llm", "<tensorrt-llm|vllm>", "tensorrt_llm"),
-        ("keys add", "[env var: COG_TRITON_KEYS]", "[default: (COG_TRITON_KEYS)]"),
-    ],
-)
-def test_help_shows_one_spelling_and_no_false_default(command: str, says: str, never: str) -> None:
-    code, output = run(*command.split(), "--help")
-    assert code == 0
-    assert says in output
-    assert never not in output
-
-
-def test_paragraphs_of_help_fill_the_width() -> None:
-    output = run("bench", "--help")[1]
-    assert "latency counts from then. Ctrl-C ends it early and reports the requests" in output
 
 
 @pytest.mark.parametrize("spelling", ["--triton-http-port", "--triton_http_port"])
@@ -93,11 +63,12 @@ def test_python_m_cog_triton_runs_the_command_line() -> None:
     assert result.stdout.decode() == f"cog-triton {__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["--sm", "90", "/lib"], ["--dry-run", "-n", "x"]])
-def test_prune_without_its_package_says_where_it_is(arguments: list[str]) -> None:
+def test_prune_without_its_package_says_where_it_is() -> None:
     code = "import sys; sys.modules['cog_triton_prune'] = None; from cog_triton import __main__"
     done = subprocess.run(
-        [sys.executable, "-c", code, "prune", *arguments], capture_output=True, text=True
+        [sys.executable, "-c", code, "prune", "--dry-run", "-n", "x"],
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert "E1401" in done.stderr
@@ -110,14 +81,9 @@ def test_prune_without_its_package_says_where_it_is(arguments: list[str]) -> Non
         ("frobnicate",),
         ("build",),
         ("serve", "--port", "0"),
-        ("serve", "--port", "65536"),
         ("serve", "--port", "http"),
-        ("serve", "--openai-port", "65536"),
-        ("serve", "--max-concurrency", "0"),
         ("serve", "--frobnicate"),
         ("prune",),
-        ("prune", "."),
-        ("prune", "--sm", "86"),
         ("prune", "--sm", "86", "-j", "0", "."),
     ],
 )
@@ -138,17 +104,12 @@ def refusal(*arguments: str) -> str:
 PORTS = ["--port", "--openai-port", *(f"--triton-{k}-port" for k in ("http", "grpc", "metrics"))]
 
 
-@pytest.mark.parametrize("option", PORTS)
+@pytest.mark.parametrize("option", [PORTS[0], PORTS[3]])
 def test_a_taken_port_is_refused(option: str, taken: int) -> None:
     ports = dict(zip(PORTS, free_ports(5), strict=True)) | {option: taken}
     said = refusal("serve", *(word for item in ports.items() for word in map(str, item)))
     setting = option[2:].replace("-", "_").upper()
     assert f" {setting}={taken}: cannot listen on 127.0.0.1:{taken}" in said
-
-
-def test_port_of_the_environment_is_used(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PORT", str(taken))
-    assert f" PORT={taken}: " in refusal("serve")
 
 
 def test_what_cannot_be_served_is_told_before_anything_is_started(tmp_path: Path) -> None:
@@ -194,44 +155,6 @@ def test_invalid_mock_options_are_refused(arguments: tuple[str, ...], text: str)
     said = refusal("serve", *arguments)
     assert said.startswith("error: E1005 InvalidArgument: ")
     assert text in said
-
-
-def test_the_mock_with_weights_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COG_WEIGHTS", "engine.tar")
-    said = refusal("serve", "--engine", "mock", "--triton-only", *_free_triton())
-    assert "/engine.tar': not with COG_TRITON_ENGINE=mock" in said
-
-
-def _free_triton() -> list[str]:
-    return [
-        word
-        for kind, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True)
-        for word in (f"--triton-{kind}-port", str(port))
-    ]
-
-
-def test_triton_host_of_the_environment_is_used(
-    taken: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The port is taken on 127.0.0.1 only, so asking for another address is seen in the error."""
-    monkeypatch.setenv("TRITON_HOST", "203.0.113.7")
-    port, http = free_ports(2)
-    said = refusal(
-        "serve",
-        *("--port", str(port), "--openai-port", "0"),
-        *("--triton-http-port", str(http), "--triton-grpc-port", str(taken)),
-    )
-    assert "203.0.113.7" in said
-
-
-def test_build_check_builds_nothing(tmp_path: Path) -> None:
-    work, output = tmp_path / "work", tmp_path / "engine.tar"
-    code, said = run("build", "--check", str(DEMO), "--work-dir", str(work), "-o", str(output))
-    assert code == 0
-    assert [line.split(":")[:2] for line in said.splitlines()] == [
-        [f"[check] {name}", " OK"] for name in ("build", "combinations")
-    ]
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_build_check_refuses_unknown_arguments(tmp_path: Path) -> None:
@@ -293,20 +216,3 @@ def test_build_plan_shows_cached_steps_and_missing_models(tmp_path: Path) -> Non
     assert "    --output_dir 'an engine'\n" in text
     model.write_text("other")
     assert "build     to run\n" in said()
-
-
-def test_build_clean_reports_what_it_removes(tmp_path: Path) -> None:
-    (tmp_path / "builds" / "x").mkdir(parents=True)
-    (tmp_path / "builds" / "x" / "w").write_bytes(b"w" * 2_000_000)
-    code, said = run("build", "--clean", "--work-dir", str(tmp_path))
-    assert (code, said.strip()) == (0, f"[clean] {tmp_path}: removed 2 MB")
-
-
-def test_schema_prints_a_valid_json_schema() -> None:
-    code, said = run("schema", "build")
-    assert code == 0
-    schema = json.loads(said)
-    assert "convert_to_ft" in schema["else"]["properties"]
-    assert "canary" in schema["then"]["properties"]
-    assert schema["else"]["required"] == ["model_id", "example_name", "build"]
-    jsonschema_rs.validator_for(schema).validate(yaml.safe_load(DEMO.read_text("utf-8")))

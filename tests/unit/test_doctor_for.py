@@ -31,7 +31,6 @@ A100 = {
     **{"driver": "535.230.02", "cuda": 12020},
 }
 H100 = {"gpu_name": "NVIDIA H100 80GB HBM3", "gpu_sm": 90, "gpu_mib": 81559, **NEW}
-B200 = {"gpu_name": "NVIDIA B200", "gpu_sm": 100, "gpu_mib": 183359, **NEW}
 RTX = {
     **{"gpu_name": "NVIDIA GeForce RTX 4090", "gpu_sm": 89, "gpu_mib": 24564},
     **{"driver": "535.230.02", "cuda": 12020},
@@ -73,10 +72,6 @@ def model(tmp_path: Path, layers: int = 32, length: int = 131072) -> str:
     [
         (T4, "fail", "must be sm_80 (A100) or later"),
         (L4, "ok", "fits 1 of 1 x NVIDIA L4 with FP8 weights"),
-        (A100, "ok", "fits 1 of 1 x NVIDIA A100-SXM4-80GB with weights as they are stored"),
-        (H100, "ok", "the largest max_model_len is 131072"),
-        (B200, "ok", "fits 1 of 1 x NVIDIA B200"),
-        ({**L4, "gpu_count": 2}, "ok", "fits 1 of 2 x NVIDIA L4"),
         ({**L4, "gpu_free_mib": 6000}, "fail", "Others hold 16.6 GiB of it. It would fit 1 x"),
         ({**H100, "gpu_free_mib": 60000}, "warn", "others hold 21.1 GiB of the GPU"),
     ],
@@ -117,9 +112,7 @@ COMPAT = {"Env": ["_CUDA_COMPAT_PATH=/usr/local/cuda/compat"]}
     [
         (H100, {}, "ok", "ok", "driver 590.44.01 (CUDA 13.1); image has CUDA 13.1"),
         ({**H100, "driver": "580.95", "cuda": 13000}, {}, "warn", "ok", "minor version"),
-        (B200, {}, "ok", "fail", "CUDA 13.1"),
         (A100, {}, "fail", "fail", "needs driver 580.65.06 or newer; here is driver 535.230.02"),
-        (A100, COMPAT, "warn", "fail", "it goes by the image's forward compatibility"),
         (RTX, COMPAT, "fail", "fail", "not for NVIDIA GeForce RTX 4090, but for data centre"),
     ],
 )
@@ -152,9 +145,6 @@ def test_an_index_is_followed_to_linux_amd64(double: RegistryDouble, tmp_path: P
     ]
     double.manifests["v1"] = json.dumps({"schemaVersion": 2, "manifests": entries}).encode()
     assert doctor(tmp_path, H100, name)[0] == 0
-    double.manifests["v1"] = json.dumps({"manifests": entries[:1]}).encode()
-    _, found = doctor(tmp_path, H100, name)
-    assert "has no image for linux/amd64" in found["engine"]["found"]
     astray = {**entries[1], "digest": "../blobs/" + digest}
     double.manifests["v1"] = json.dumps({"manifests": [astray]}).encode()
     asked = len(double.seen)
@@ -164,28 +154,9 @@ def test_an_index_is_followed_to_linux_amd64(double: RegistryDouble, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("facts", "state", "said"),
-    [
-        ({**H100, "gpu_count": 4}, "ok", "4 x NVIDIA H100"),
-        (H100, "fail", "has 4 ranks, a GPU for each: 1 here"),
-        ({**A100, "gpu_count": 4}, "fail", "was built for sm_90, this machine has sm_80"),
-    ],
-)
-def test_an_engine_is_judged_by_its_manifest(
-    facts: dict[str, Any], state: str, said: str, tmp_path: Path
-) -> None:
-    tar = sample_engines.packed(tmp_path)
-    _, found = doctor(tmp_path, facts, str(tar))
-    assert found["GPU"]["state"] == state, found
-    assert said in found["GPU"]["found"] or state == "ok"
-
-
-@pytest.mark.parametrize(
     ("name", "check", "said"),
     [
-        ("no-such-thing", "engine", "E1304"),
         ("x.tar", "engine", "E1306"),
-        ("some/model", "model", "E1304 ModelUnavailable: some/model"),
         ("URL/engine.tar", "GPU", "was built for sm_90, this machine has sm_80"),
         ("a.gguf", "memory of the GPU", "a GGUF file is for the CPU"),
     ],

@@ -59,7 +59,7 @@ def test_everything_is_as_the_package_reads_it(path: Path) -> None:
 def test_a_file_that_ends_early_is_refused(path: Path) -> None:
     last = gguf.GGUFReader(path).tensors[-1]
     whole = path.read_bytes()[: last.data_offset + last.n_bytes]  # padding may be missing
-    for length in range(len(whole)):
+    for length in range(0, len(whole), 5):
         path.write_bytes(whole[:length])
         with pytest.raises((ValueError, struct.error)):
             GGUFReader(path)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +15,11 @@ from huggingface_hub import constants
 from range_server import Content, Fault, FileServer
 from sample_engines import contents
 
-from cog_triton.download import disk_space, model_source, partial_file
-from cog_triton.download import hub as hub_download
+from cog_triton.download import model_source, partial_file
+from cog_triton.download.hub_cache import choose
 from cog_triton.download.model_request import FetchedModel, ModelRequest
 from cog_triton.download.retry import RetryPolicy
-from cog_triton.errors import DiskFull, ModelUnavailable
+from cog_triton.errors import ModelUnavailable
 from cog_triton.system.ports import free_ports
 
 FAST = RetryPolicy(max_failures=4, initial_s=0.001, max_s=0.01)
@@ -99,13 +96,6 @@ def test_file_patterns_and_weight_format_select_files(
 ) -> None:
     get(home, ModelRequest(ID))  # what else is in the cache must not show
     assert list(contents(get(home, ModelRequest(ID, **choice))[0].path)) == names
-
-
-def test_a_branch_resolves_to_a_commit(home: Path) -> None:
-    old, _ = get(home, ModelRequest(ID, revision="v1"))
-    assert old.revision == OLD
-    assert "old.txt" in contents(old.path)
-    assert get(home, ModelRequest(ID, revision=OLD))[0].path == old.path
 
 
 def test_a_cached_commit_needs_no_network(
@@ -208,17 +198,6 @@ def test_a_token_opens_a_model(
     get(home, ModelRequest(ID, files=("*.md",)))
 
 
-def test_an_unreachable_hub_fails_after_retries(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unreachable(monkeypatch)
-    said = refused(home, ModelRequest(ID))
-    assert "is unreachable" in said
-    assert "(4 attempts without progress)" in said
-    assert model_source.size(ModelRequest(ID), home / "store") is None
-    assert model_source.locate(ModelRequest(ID), home / "store") is None
-
-
 def test_tokens_are_redacted_everywhere(
     hub: Hub, home: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -236,45 +215,40 @@ def test_tokens_are_redacted_everywhere(
     assert set(hub.cdn_tokens) == {None}
 
 
-def test_disk_space_is_checked_before_the_download(
-    hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk_space, "RESERVE", 1 << 60)
-    with pytest.raises(DiskFull, match=rf"{ID}: needs 300 kB more .* GB free"):
-        get(home, ModelRequest(ID))
-    assert not [request for request in hub.requests if "resolve" in request]
+SHARDED = [
+    ".gitattributes",
+    "LICENSE.txt",
+    "README.md",
+    "config.json",
+    "consolidated.safetensors",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "model.safetensors.index.json",
+    "onnx/config.json",
+    "optimizer.bin",
+    "original/consolidated.00.pth",
+    "pytorch_model-00001-of-00001.bin",
+    "pytorch_model.bin.index.json",
+    "tokenization.py",
+    "tokenizer.json",
+    "tokenizer.model",
+    "training_args.bin",
+]
+BESIDE = ["LICENSE.txt", "config.json"]
+TOKENIZER = ["tokenizer.json", "tokenizer.model"]
 
 
-def test_size_counts_what_is_still_to_fetch(hub: Hub, home: Path) -> None:
-    request, store = ModelRequest(ID), home / "store"
-    total = sum(len(FILES[name]) for name in NEEDED)
-    assert model_source.size(request, store) == total
-    assert not store.exists()
-    get(home, request)
-    assert model_source.size(request, store) == 0
-    assert model_source.size(ModelRequest("org/none"), store) is None
-
-
-def test_endpoint_and_cache_come_from_the_environment(hub: Hub, home: Path) -> None:
-    """A fresh process, as a user would run it, with progress bars that must not show."""
-    code = (
-        "import sys; from pathlib import Path; from cog_triton.download.model_source import *\n"
-        f"print(fetch_model(ModelRequest({ID!r}), Path(sys.argv[1]), print))"
-    )
-    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home / "hf")}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(home / "store")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert f"revision='{MAIN}'" in done.stdout
-    assert done.stderr == ""
-    assert (home / "hf" / "hub" / "models--org--tiny" / "refs" / "main").read_text() == MAIN
-
-
-def test_config_json_is_read_without_the_weights(hub: Hub) -> None:
-    assert hub_download.config(ModelRequest(ID, weight_format="pt")) == {}
-    assert not hub.cdn
+def test_weights_are_selected_in_one_format() -> None:
+    assert choose(SHARDED, None, None, "x") == [
+        *BESIDE,
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+        *TOKENIZER,
+    ]
+    assert choose(SHARDED, None, "bin", "x") == [
+        *BESIDE,
+        "pytorch_model-00001-of-00001.bin",
+        "pytorch_model.bin.index.json",
+        *TOKENIZER,
+    ]

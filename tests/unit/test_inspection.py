@@ -25,10 +25,6 @@ from sample_engines import (
     with_manifest,
 )
 
-from cog_triton.builder import package
-from cog_triton.builder.config import parse_config
-from cog_triton.download.model_request import FetchedModel
-
 
 def run(*arguments: str | Path) -> tuple[int, str]:
     result = ran("inspect", *arguments)
@@ -54,15 +50,6 @@ def refusal(*arguments: str | Path, code: str = "E1306 EngineCorrupt") -> str:
     assert status == 1
     assert output.startswith(f"error: {code}: ")
     return output
-
-
-def test_longest_prompt_is_not_an_option_that_is_ignored(tmp_path: Path) -> None:
-    """With packed input a prompt may fill the sequence; max_input_len stays what was recorded."""
-    plugins = {"context_fmha": True, "remove_input_padding": True, "paged_kv_cache": True}
-    config = changed(V1, "build_config.plugin_config", plugins)
-    config["build_config"] |= {"max_input_len": 1024, "max_seq_len": 2048, "max_num_tokens": 8192}
-    described = document(directory(tmp_path / "engine", config, 4))
-    assert (described["longest_prompt"], described["max_input_len"]) == (2047, 1024)
 
 
 def test_table_and_json_of_a_tar_with_a_manifest(tmp_path: Path) -> None:
@@ -102,25 +89,6 @@ def test_table_and_json_of_a_tar_with_a_manifest(tmp_path: Path) -> None:
     assert "Not named there: 1." in table(tmp_path / "engine")
 
 
-def test_a_packaged_engine_is_described(tmp_path: Path) -> None:
-    config = changed(V0_9, "engine", "openvino")
-    config["build_config"]["max_seq_len"] = 1536
-    config["pretrained_config"]["mapping"] = {}
-    engine = directory(tmp_path / "engine", config, 0)
-    for suffix in ("xml", "bin"):
-        (engine / f"openvino_model.{suffix}").write_text("x")
-    text = "model_id: m\nexample_name: openvino\nbuild: {script: build.py, output_dir: e, args: {}}"
-    model, made = FetchedModel(tmp_path, None), tmp_path / "made"
-    package.lay_out(parse_config(text, "test"), engine, model, made, echo=print)
-    value = document(made / "engine", "--check-gpu")
-    assert (value["engine"], value["sm"], value["gpu_check"]["problem"]) == ("openvino", [], None)
-    assert document(original_tar(tmp_path / "original.tar", engine))["versions"] == {
-        "cog_triton": "0.9.0"
-    }
-    (engine / "openvino_model.bin").unlink()
-    assert "openvino_model.bin is missing" in refusal(engine)
-
-
 @pytest.mark.parametrize(
     ("config", "ranks", "expected"),
     [(V0_9, 2, ("0.9.0", 1536, 8, 4)), (V1, 4, ("1.2.1", 8192, 64, 1))],
@@ -155,15 +123,10 @@ def test_an_engine_before_0_8_is_described(tmp_path: Path) -> None:
     ("path", "value", "said"),
     [
         ("version", 1, "version: 1: Input should be a valid string"),
-        ("build_config", 7, "build_config: 7: "),
         ("build_config.max_input_len", "1024", "build_config.max_input_len: '1024': "),
-        ("build_config.max_batch_size", 0, "build_config.max_batch_size: 0: "),
         ("build_config.max_output_len", None, "must have max_seq_len, or max_output_len"),
         ("pretrained_config.mapping.tp_size", 4, "4 x 1 x 1 = 4"),
-        ("pretrained_config.mapping", {"tp_size": 4}, "rank2.engine is missing: "),
         ("pretrained_config.mapping", {"tp_size": 10**15}, "rank2.engine is missing: "),
-        ("pretrained_config.mapping", {"tp_size": 1}, "rank1.engine is one too many: "),
-        ("pretrained_config.dtype", None, "pretrained_config.dtype: None: "),
         ("engine", "vllm", "engine: 'vllm': must be one of tensorrt_llm, openvino"),
     ],
 )
@@ -181,10 +144,7 @@ def test_an_invalid_config_is_refused_by_key(
     ("text", "said"),
     [
         (b"[" * 100_000, "not JSON"),
-        (b"\xff", "not JSON"),
         (b"[]", "must have pretrained_config and build_config"),
-        (b'{"architectures": ["X"]}', "must have pretrained_config and build_config"),
-        (b'{"builder_config": []}', "must have pretrained_config and build_config"),
         (b'{"builder_config": {}}', "before 0.8: pretrained_config.architecture: missing: "),
         (b" " * (17 << 20), "config.json has over 16777216 bytes"),
     ],
@@ -224,22 +184,13 @@ def test_what_differs_from_the_manifest_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "found"),
-    [("world_size", 1, 4), ("max_seq_len", 9, 8192), ("max_batch_size", 1, 64)],
+    [("world_size", 1, 4), ("max_seq_len", 9, 8192)],
 )
 def test_a_manifest_that_disagrees_with_the_config(
     key: str, value: int, found: int, tmp_path: Path
 ) -> None:
     tar = packed(tmp_path, **{key: value})
     assert f"{key}: cog-triton.json says {value}, config.json {found}" in refusal(tar)
-
-
-def test_a_family_without_our_config_is_described_by_its_manifest(tmp_path: Path) -> None:
-    engine = tmp_path / "engine"
-    engine.mkdir()
-    (engine / "config.json").write_text('{"architectures": ["X"]}')
-    with_manifest(engine, engine="vllm", model_id="a[red]\x1b[2J")
-    assert r"a[red]\x1b[2J" in table(engine)
-    assert document(engine)["architecture"] is None
 
 
 CONTROL = "a\n\x1b[2Jb\u202e"
@@ -283,32 +234,10 @@ def test_check_gpu_compares_with_the_visible_gpus(
     assert document("--check-gpu", tar)["gpu_check"] == {"here": here, "problem": None}
 
 
-def test_check_gpu_refuses_what_has_no_recorded_gpu(tmp_path: Path) -> None:
-    engine = directory(tmp_path / "engine", V0_9, 2)
-    assert "is not recorded: it has no cog-triton.json" in run("--check-gpu", engine)[1]
-    unnamed = with_manifest(directory(tmp_path / "e", V1, 4), sm=[])
-    assert "is not recorded: its manifest names none" in run("--check-gpu", unnamed)[1]
-    (tmp_path / "config.json").write_text("{}")
-    said = refusal("--check-gpu", tmp_path, code="E1005 InvalidArgument")
-    assert "run cog-triton doctor" in said
-
-
-@pytest.mark.parametrize("kind", ["directory", "tar"])
-def test_memory_use_is_independent_of_the_engines_size(kind: str, tmp_path: Path) -> None:
+def test_memory_use_is_independent_of_the_engines_size(tmp_path: Path) -> None:
     """Within an address space that 1 GiB of engine does not fit in; the file is a hole."""
     engine = directory(tmp_path / "engine", V1, 4)
-    if kind == "tar":
-        (engine / "rank2.engine").unlink()
-        rest = original_tar(tmp_path / "rest.tar", engine).read_bytes()
-        large = tarfile.TarInfo("rank2.engine")
-        large.size = 1 << 30
-        engine = tmp_path / "engine.tar"
-        with engine.open("wb") as file:
-            file.write(large.tobuf())
-            file.seek(1 << 30, os.SEEK_CUR)
-            file.write(rest)
-    else:
-        os.truncate(engine / "rank2.engine", 1 << 30)
+    os.truncate(engine / "rank2.engine", 1 << 30)
     script = (
         "import resource, sys; from pathlib import Path;"
         " from cog_triton.inspection.description import describe;"

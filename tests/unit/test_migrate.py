@@ -190,18 +190,6 @@ def test_a_legacy_option_without_a_translation_is_lost_with_its_reason() -> None
     assert "no rule" in str(findings["convert_to_ft.args.weird: 1"].why)
 
 
-@pytest.mark.parametrize(
-    ("build", "says"),
-    [
-        ("max_batch_size: many", "max_num_seqs='many': must be a whole number"),
-        ("max_lora_rank: ", "max_lora_rank=True: "),
-    ],
-)
-def test_a_value_that_no_version_takes_is_refused(build: str, says: str) -> None:
-    with pytest.raises(InvalidPredictorConfig, match=says):
-        migration.text_of(migrate(config(build)))
-
-
 def test_a_directory_is_named_by_its_absolute_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,16 +248,6 @@ def test_takes_a_file_or_prints_it() -> None:
     printed = run(INT8, "-o", "-")
     assert json.loads(printed.stdout) == json.loads(Path("mine.json").read_text("utf-8"))
     assert "[lost]" in printed.stderr
-
-
-@pytest.mark.usefixtures("here")
-def test_json_has_findings() -> None:
-    result = run(INT8, "--json")
-    content = json.loads(result.output)
-    assert content["path"] == "llama-2-7b-chat-int8-vllm/model.json"
-    assert content["arguments"]["max_num_seqs"] == 32
-    verdicts = {finding["option"]: finding["verdict"] for finding in content["findings"]}
-    assert verdicts["convert.args.weight_only_precision"] == "lost"
 
 
 @pytest.mark.usefixtures("here")

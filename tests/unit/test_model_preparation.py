@@ -13,7 +13,6 @@ from hub_server import ID, MAIN, OLD, Hub, ask_hub, serving_hub
 from openvino_reference import TinyModel
 
 from cog_triton.builder.config import BuildConfig
-from cog_triton.cli.serve import prepared
 from cog_triton.download import disk_space
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.engines.vllm.model_directory import read_model
@@ -22,7 +21,6 @@ from cog_triton.errors import (
     DiskFull,
     EngineIncompatible,
     InvalidArgument,
-    InvalidPredictorConfig,
     MissingExtra,
     ModelUnavailable,
     TritonStartFailed,
@@ -34,7 +32,6 @@ from cog_triton.models.preparation import (
     Conversion,
     Preparation,
     Prepared,
-    default_model,
 )
 from cog_triton.settings import Settings
 from cog_triton.sizing import gpu_table
@@ -200,12 +197,6 @@ def test_a_model_is_refused_before_its_download(
     assert refused.startswith(ID)
 
 
-def test_a_model_that_neither_is_here_nor_on_the_hub(home: Path, hub: Hub) -> None:
-    told = refusal(home, hub, "org/none", ModelUnavailable)
-    assert told.startswith(f"{hub.url} has no model org/none")
-    assert told.endswith("; nor is there a file or directory org/none here")
-
-
 def test_what_does_not_fit_the_disk_is_refused_before_the_download(
     home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,21 +216,6 @@ def test_a_directory_and_its_change(home: Path, converted: list[BuildConfig]) ->
     assert done.build.args["max_seq_len"] == 512
     (model / "tokenizer_config.json").write_text("{}")
     assert prepare(home, "mine")[0] != first
-
-
-def test_the_demo_model_is_what_its_build_config_makes(
-    home: Path, converted: list[BuildConfig]
-) -> None:
-    assert default_model(Settings(cog_weights="engine.tar")) is None
-    assert default_model(Settings(cog_triton_engine="mock")) is None
-    assert default_model(Settings(engine_dir=home)) is None
-    assert default_model(Settings()).name == DEMO_MODEL
-    assert prepare(home, DEMO_MODEL)[0].served_model_name == DEMO_MODEL
-    from cog_triton.builder.config import load_config
-
-    root = Path(preparation.__file__).parents[2]
-    config = load_config(root / "configs" / "build" / "smollm2-135m-cpu.yaml")
-    assert converted[0] == config
 
 
 def test_a_gpu_with_vllm_gets_a_directory_for_it(
@@ -309,10 +285,3 @@ def test_a_python_without_libpython_is_refused_before_a_download(
         preparation.require_libpython(settings)
     other = settings.model_copy(update={"tritonserver": home / "tritonserver"})
     preparation.require_libpython(other)
-
-
-def test_a_wrong_serve_config_is_told_before_anything_is_fetched(home: Path, hub: Hub) -> None:
-    settings = Settings(cog_triton_work_dir=home / "work", cog_triton_config=home / "none.yaml")
-    with pytest.raises(InvalidPredictorConfig, match=r"none\.yaml"):
-        prepared(settings, named(ID), None, False, None)
-    assert not hub.requests

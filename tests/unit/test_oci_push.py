@@ -1,27 +1,33 @@
-"""Pushes of engines: to docker's registry, and to one that cuts uploads."""
+"""Pushes of engines to docker's registry and to one with faults, and what `inspect` says there."""
 
 from __future__ import annotations
 
 import base64
+import gzip
+import io
 import json
 import re
+import tarfile
 import threading
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from command_line import ran
 from local_registry import Registry
 from registry_double import Fault, RegistryDouble, Seen, digest_of
-from sample_engines import V1, contents, directory, original_tar, pack, with_manifest
+from sample_engines import V1, contents, directory, pack, with_manifest
 
+from cog_triton.artifact import engine_manifest
 from cog_triton.download.retry import RetryPolicy
 from cog_triton.download.transfer_progress import size_text
 from cog_triton.errors import BuildCancelled, EngineCorrupt, InvalidArgument, PushFailed
-from cog_triton.oci import layer_blobs
+from cog_triton.oci import image_manifest, layer_blobs
 from cog_triton.oci.engine_pull import Puller
 from cog_triton.oci.engine_push import Pushed, push
 from cog_triton.oci.reference import Reference
+from cog_triton.sources import source
 
 FAST = RetryPolicy(max_failures=3, max_failures_at_start=3, initial_s=0.001, max_s=0.01)
 pytestmark = pytest.mark.usefixtures("home")
@@ -111,25 +117,6 @@ def test_a_managed_weight_of_cog_has_the_same_layers(
     }
     assert pulled(weight.reference, tmp_path / "work") == contents(engine)
     assert weight.reference.digest != image.reference.digest
-
-
-@pytest.mark.parametrize(
-    ("name", "target"), [("", "/x"), ("A b", "/x"), ("x", "x"), ("x", "/../x")]
-)
-def test_a_weight_needs_a_name_and_a_place(
-    name: str, target: str, double: RegistryDouble, engine: Path
-) -> None:
-    with pytest.raises(InvalidArgument, match="must be"):
-        send(double.address, "cog/llm:v1", engine, cog_weight=(name, target))
-
-
-def test_over_the_most_layers_small_files_share_one(
-    double: RegistryDouble, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layer_blobs, "MAX_LAYERS", 4)
-    pushed = send(double.address, "me/llm:v1", engine)
-    assert len(json.loads(double.manifests["v1"])["layers"]) == 4
-    assert pulled(pushed.reference, tmp_path / "work") == contents(engine)
 
 
 @pytest.mark.parametrize(
@@ -230,22 +217,114 @@ def test_a_damaged_engine_and_a_whiteout_are_not_sent(
     assert double.seen == []
 
 
-def test_files_that_the_manifest_does_not_name_stay_here(
-    double: RegistryDouble, engine: Path
+COG = ("llm", "/src/weights")
+TITLE = "org.opencontainers.image.title"
+
+
+def inspect(*arguments: str | Path) -> tuple[int, str]:
+    result = ran("inspect", *arguments)
+    return result.exit_code, result.output
+
+
+def document(*arguments: str | Path) -> dict[str, Any]:
+    code, output = inspect("--json", *arguments)
+    assert code == 0, output
+    value: dict[str, Any] = json.loads(output)
+    return value
+
+
+def refusal(double: RegistryDouble, code: str = "E1306") -> str:
+    status, output = inspect(f"oci://{double.address}/me/llm:v1")
+    assert status == 1
+    assert output.startswith(f"error: {code} ")
+    return output
+
+
+def tarred(**files: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as file:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name.replace("__", "."))
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def titled(layer: dict[str, Any], title: str) -> dict[str, Any]:
+    return {**layer, "annotations": {TITLE: title}}
+
+
+def layers(double: RegistryDouble, engine: Path, *without: str) -> list[dict[str, Any]]:
+    """A layer for each file, as push makes them."""
+    return [
+        titled(double.add(tarred(**{name.replace(".", "__"): path.read_bytes()})), name)
+        for name, path in engine_manifest.files_of(engine).items()
+        if name not in without
+    ]
+
+
+@pytest.mark.parametrize("cog", [None, COG], ids=["image", "Cog's weight"])
+def test_it_tells_what_it_tells_of_the_directory_and_fetches_no_weights(
+    cog: tuple[str, str] | None, registry: Registry, engine: Path
 ) -> None:
-    (engine / "cache.bin").write_bytes(b"ours")
-    lines: list[str] = []
-    send(double.address, "me/llm:v1", engine, lines)
-    assert any("left out" in line and "cache.bin" in line for line in lines)
-    assert b"cache.bin" not in double.manifests["v1"]
+    name = f"told/{'weight' if cog else 'image'}"
+    for rank in range(4):
+        (engine / f"rank{rank}.engine").write_bytes(bytes([rank]) * (64 << 10))
+    (engine / "cog-triton.json").unlink()
+    pushed = send(registry.address, f"{name}:v1", with_manifest(engine), cog_weight=cog)
+    told, local = document(f"oci://{registry.address}/{name}:v1"), document(engine)
+    held = {one["digest"]: one["size"] for one in registry.manifest(name, "v1").json()["layers"]}
+    fetched = registry.fetched(name)
+    assert len(fetched) == (2 if cog is None else 3)
+    assert max(held.get(digest, 0) for digest in fetched) < 64 << 10
+    assert (told["path"], told["digest"]) == (str(pushed.reference), pushed.reference.digest)
+    assert (told["kind"], local["digest"]) == ("registry", None)
+    files = told.pop("files")
+    assert {name for name, file in files.items() if file["verified"]} == {"config.json"}
+    for file in (*files.values(), *local["files"].values()):
+        del file["verified"]
+    assert files == local.pop("files")
+    differ = ("path", "kind", "digest")
+    assert {key: told[key] for key in told if key not in differ} == {
+        key: local[key] for key in local if key not in differ
+    }
 
 
-def test_a_tar_with_a_link_is_refused(double: RegistryDouble, engine: Path, tmp_path: Path) -> None:
-    (engine / "link").symlink_to("config.json")
-    with pytest.raises(EngineCorrupt, match="link is a link"):
-        send(double.address, "me/llm:v1", original_tar(tmp_path / "old.tar", engine))
+def test_files_that_share_a_layer_are_found_in_it(
+    double: RegistryDouble, engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_blobs, "MAX_LAYERS", 4)
+    send(double.address, "me/llm:v1", engine)
+    titles = [one["annotations"][TITLE] for one in json.loads(double.manifests["v1"])["layers"]]
+    assert "cog-triton.json" not in titles
+    told = document(f"oci://{double.address}/me/llm:v1")
+    assert told["architecture"] == "Qwen3ForCausalLM"
+    assert len(told["files"]) == len(engine_manifest.files_of(engine))
 
 
-def test_a_digest_is_not_pushed_to(double: RegistryDouble, engine: Path) -> None:
-    with pytest.raises(InvalidArgument, match="gets its digest"):
-        send(double.address, f"me/llm@sha256:{'0' * 64}", engine)
+def test_what_is_no_engine_is_refused(double: RegistryDouble, engine: Path) -> None:
+    model = titled(double.add(tarred(model__json=b"{}")), "cog-triton.json")
+    config = titled(double.add(tarred(config__json=b"{}")), "config.json")
+    bomb = gzip.compress(tarred(cog__triton__json=bytes(source.MAX_LAYER), more=b"x"))
+    packed = titled(double.add(bomb, f"{image_manifest.TAR}+gzip"), "cog-triton.json")
+    for said, held in {
+        "rank2.engine is in the manifest but missing": layers(double, engine, "rank2.engine"),
+        "config.json has 2 bytes, the manifest": [*layers(double, engine, "config.json"), config],
+        "no small layer of it has cog-triton.json": [double.add(tarred(program=b"x"))],
+        "cog-triton.json is in two of its layers": [*layers(double, engine), model],
+        f"has over {source.MAX_LAYER} bytes in it": [packed],
+    }.items():
+        double.tag("v1", held)
+        assert said in refusal(double)
+
+
+def test_large_layers_are_not_fetched(
+    double: RegistryDouble, engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "MAX_LAYER", 1 << 10)
+    send(double.address, "me/llm:v1", engine)
+    assert "must be at most 1024" in refusal(double)
+    double.tag("v1", [double.add(tarred(a=bytes(range(256)) * 8))])
+    asked = len(double.asked("/blobs/"))
+    assert "no small layer" in refusal(double)
+    assert len(double.asked("/blobs/")) == asked

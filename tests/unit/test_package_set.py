@@ -16,8 +16,6 @@ from cog_triton.download import disk_space
 from cog_triton.errors import DiskFull, MissingExtra, ModelUnavailable
 from cog_triton.packages import package_set
 from cog_triton.packages.package_set import DEMO, OPENVINO, TRITONSERVER, UV, PackageSet, provide
-from cog_triton.system import isolated_python
-from cog_triton.system.isolated_python import OWN_PACKAGES
 
 ROOT = Path(__file__).parents[2]
 SMALL = PackageSet("small", "a small package", ("carrier-of-nothing",), 1000, 1000)
@@ -73,14 +71,6 @@ def test_what_lacks_is_fetched_once_and_found_by_children(tmp_path: Path) -> Non
     (directory,) = store.iterdir()
     assert os.environ["PYTHONPATH"] == str(directory)
     assert sys.path[-1] == str(directory)
-
-
-def test_another_python_does_not_see_them(tmp_path: Path) -> None:
-    provide(SMALL, tmp_path / "packages", lambda _line: None)
-    seen = isolated_python.environment(tmp_path / "links")["PYTHONPATH"]
-    assert seen == str(tmp_path / "links")
-    (directory,) = (tmp_path / "packages").iterdir()
-    assert (directory / OWN_PACKAGES).is_file()
 
 
 def test_what_is_installed_is_not_fetched(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -80,37 +79,6 @@ def test_cuobjdump_reads_pruned_files(built: Path, tmp_path: Path) -> None:
     )
     assert after == [cubin for cubin in before if cubin[0] in ("sm_90", "sm_90a")]
     assert len(after) == 4
-
-
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
-@pytest.mark.parametrize("target", [86, 90])
-def test_embedded_cubins_in_a_c_array_are_zeroed(target: int, tmp_path: Path) -> None:
-    """As TensorRT-LLM embeds them: whole images from nvcc, in plain data."""
-    assert NVCC
-    (tmp_path / "k.cu").write_text('extern "C" __global__ void k(float *a) { *a += 1; }')
-    numbers = (80, 86, 90)
-    images = {}
-    for number in numbers:
-        name = f"k{number}.cubin"
-        subprocess.run(
-            [NVCC, "-cubin", f"-arch=sm_{number}", "-o", name, "k.cu"], cwd=tmp_path, check=True
-        )
-        images[number] = (tmp_path / name).read_bytes()
-    arrays = "".join(
-        f"const unsigned char k{number}[] = {{{','.join(map(str, image))}}};\n"
-        for number, image in images.items()
-    )
-    (tmp_path / "k.cubin.c").write_text(arrays)
-    made = tmp_path / "libtensorrt_llm.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", made, "k.cubin.c"], cwd=tmp_path, check=True)
-    data = bytearray(made.read_bytes())
-    plan = make(data, [target], zero_embedded=True)
-    assert plan.embedded == {f"sm_{number}": len(images[number]) for number in numbers}
-    zero_edits.apply(data, plan.edits)
-    stays = {86: {80, 86}, 90: {90}}[target]
-    assert {number for number, image in images.items() if image in data} == stays
-    for number in set(numbers) - stays:
-        assert bytes(data).count(images[number][-200:]) == 0
 
 
 def dumped(path: Path) -> set[str]:

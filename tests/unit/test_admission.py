@@ -60,6 +60,15 @@ def test_a_cancelled_request_leaves_the_queue() -> None:
     assert running(queued) == [True, False, True]
 
 
+def test_who_asks_late_hears_of_the_end_of_a_ticket_at_once() -> None:
+    ticket, ends = Ticket(), list[str]()
+    ticket.on_end(lambda: ends.append("first"))
+    assert ends == []
+    ticket.cancel()
+    ticket.on_end(lambda: ends.append("late"))
+    assert ends == ["first", "late"]
+
+
 def test_close_fails_running_queued_and_new_requests() -> None:
     admission = Admission(2, 10)
     tickets = entered(admission, 4)

@@ -63,6 +63,12 @@ def test_calls_are_in_the_message(text: str) -> None:
         assert json.dumps(tool) in prompt
 
 
+def test_one_call_is_answered_unless_calls_are_parallel() -> None:
+    with api(pieces(CALL + CALL), tokenizer=TOOLS_TOKENIZER) as served:
+        answer = create(served, parallel_tool_calls=False)
+    assert len(answer.choices[0].message.tool_calls) == 1
+
+
 @pytest.mark.parametrize("template", [CHATML_TOOLS, SMOLLM2])
 def test_required_calls_are_guided(template: str) -> None:
     tokenizer = replace(TOKENIZER, chat_template=template)

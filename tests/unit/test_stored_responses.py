@@ -37,7 +37,7 @@ TEXT = "".join(WORDS)
 def kept(
     path: Path, size: int = 1 << 20, age: float = 3600, detached: int = 8, **times: float
 ) -> Iterator[RunningResponses]:
-    bounds = {"detached_s": 60.0, **times}
+    bounds = {"detached_s": 3600.0, **times}
     file = ResponseFile(path, size, age)
     try:
         yield call(lambda: RunningResponses(file, detached, **bounds))

@@ -143,6 +143,28 @@ def order(engine: Engine, requests: dict[str, Stream]) -> list[str]:
     return found
 
 
+def test_who_leaves_and_comes_back_has_the_debt_of_before() -> None:
+    engine = Engine(slots=1)
+    requests = {f"c{place}": engine.send(C, 100, 100) for place in range(30)}
+    engine.send(A, 100_000, 1)
+    engine.run(15)
+    assert engine.served["a"] == 100_001
+    left = [
+        name for name, each in requests.items() if each in [*engine.queue, *engine.queue.running]
+    ]
+    requests["a"] = engine.send(A, 10, 1)
+    assert len(left) > 20
+    assert order(engine, requests) == [*left, "a"]
+
+
+def test_tenants_that_left_are_forgotten() -> None:
+    engine = Engine()
+    for place in range(1000):
+        engine.send(Tenant(name=f"t{place}"), 1, 1)
+        engine.run(place + 1.0)
+    assert len(engine.queue._flows) <= 64
+
+
 def test_priority_goes_first_within_a_tenant_and_waiting_outweighs_it() -> None:
     engine = Engine(slots=1)
     engine.send(A, 1, 3000)

@@ -153,6 +153,12 @@ def test_definitions_of_tools_do_not_meet() -> None:
     assert other == {"properties": {"a": {"$ref": "#/$defs/X"}}}
 
 
+@pytest.mark.parametrize(("parallel", "most"), [(True, None), (False, 1)])
+def test_there_is_one_call_unless_calls_are_parallel(parallel: bool, most: int | None) -> None:
+    guide = json.loads(calls_guide([function({})], "arguments", parallel=parallel))
+    assert guide.get("maxItems") == most
+
+
 UNSUPPORTED: dict[str, Any] = {
     "type": "object",
     "properties": {

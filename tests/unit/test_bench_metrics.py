@@ -289,16 +289,6 @@ def test_a_batch_starts_when_the_one_before_has_ended(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("unit", list(Unit))
-def test_a_request_that_cannot_be_made_ends_the_load_by_its_code(unit: Unit) -> None:
-    class Refusing(Slow):
-        async def send(self, prompt: Prompt, record: Record) -> None:
-            raise InvalidArgument("cannot be made")
-
-    with pytest.raises(InvalidArgument, match="cannot be made"):
-        loaded(Refusing(0), unit=unit, rate=2.0)
-
-
-@pytest.mark.parametrize("unit", list(Unit))
 def test_a_stop_cancels_running_requests(unit: Unit) -> None:
     records = loaded(Slow(60, most=9), 0.1, unit=unit, rate=2.0)
     assert records

@@ -35,7 +35,6 @@ from cog_triton.bench.http_client import (
     BufferedResponse,
     Client,
     TransportError,
-    encode_request,
     now,
 )
 from cog_triton.bench.options import OutputMethod, Prompt, TargetName
@@ -235,18 +234,6 @@ def test_triton_ensemble_gets_text() -> None:
     assert "counts as a token" in notes[0]
 
 
-def test_triton_whole_answers_are_counted() -> None:
-    body = json.dumps({"output_ids": [1, 2, 3]}).encode()
-    record, (request,), _ = measure(
-        by_path(DIRECT, [whole(body)]),
-        model="tensorrt_llm",
-        output_method=OutputMethod.WAIT,
-        **TRITON,
-    )
-    assert request.path == "/v2/models/tensorrt_llm/generate"
-    assert (record.status, record.ttft, record.output_tokens) == (OK, None, 3)
-
-
 def of_openai(*models: str, ignores: bool = True) -> dict[str, bytes]:
     names = json.dumps({"data": [{"id": name} for name in models]}).encode()
     fields = b'{"ignore_eos": {}}' if ignores else b"{}"
@@ -353,18 +340,6 @@ def test_api_keys_are_not_in_outputs() -> None:
     assert "r8_key" not in repr(options(api_key="r8_key"))
 
 
-class Pieces(BufferedResponse):
-    """Keeps reads apart."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: list[tuple[float, bytes]] = []
-
-    def body(self, data: bytes, at: float) -> None:
-        super().body(data, at)
-        self.reads.append((at, data))
-
-
 def talk(answer: Answer, work: Callable[[str, Client], Coroutine[Any, Any, Any]]) -> Any:
     async def main(url: str) -> Any:
         client = Client(60)
@@ -386,52 +361,6 @@ def test_a_request_is_sent_and_its_answer_buffered() -> None:
     assert answer.headers[b"content-type"] == b"application/json"
     (request,) = server.requests
     assert (request.path, request.json) == ("/a?b=c", {"n": 1})
-
-
-async def posted(url: str, client: Client) -> Pieces:
-    sink = Pieces()
-    await client.send(*encode_request("POST", url, {}, b"{}"), sink)
-    return sink
-
-
-def test_a_stream_is_passed_on_as_it_arrives() -> None:
-    sink, _ = talk(stream(b"one", b"two", b"three"), posted)
-    assert sink.text == b"onetwothree"
-    times = [at for at, _ in sink.reads]
-    assert times == sorted(times)
-
-
-def test_connections_are_reused() -> None:
-    async def work(url: str, client: Client) -> int:
-        for _ in range(3):
-            await client.fetch("GET", url, {})
-        await asyncio.gather(*(client.fetch("GET", url, {}) for _ in range(2)))
-        return 0
-
-    _, server = talk([whole(b"x")], work)
-    assert len(server.requests) == 5
-    assert len(server._connections) == 2
-
-
-def test_a_body_without_a_length_ends_with_the_connection() -> None:
-    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
-
-    async def main() -> BufferedResponse:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(head + b"all of it")
-            writer.close()
-
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            client = Client(5)
-            try:
-                return await client.fetch("GET", f"http://127.0.0.1:{port}", {})
-            finally:
-                client.close()
-
-    assert asyncio.run(main()).text == b"all of it"
 
 
 @pytest.mark.parametrize(

@@ -66,16 +66,8 @@ def test_original_config_is_accepted() -> None:
         ("use_gpt_attention_plugin:", "x: {a: 1}", "build.args.x: {'a': 1}: must be empty, true"),
         ("use_gpt_attention_plugin:", "x: 2024-01-01", "build.args.x: datetime.date"),
         ("use_gpt_attention_plugin:", "--x:", "must be written without dashes"),
-        (
-            "./engine_outputs/",
-            "c-model/gpt2",
-            "'c-model/gpt2' overlaps 'c-model/gpt2/1-gpu' of con",
-        ),
-        (
-            "./engine_outputs/",
-            f"{MODEL}/x",
-            f"build.output_dir '{MODEL}/x' overlaps '{MODEL}' of the bui",
-        ),
+        ("./engine_outputs/", "c-model/gpt2", "build.output_dir 'c-model/gpt2' overlaps"),
+        ("./engine_outputs/", f"{MODEL}/x", f"build.output_dir '{MODEL}/x' overlaps"),
         ("use_gpt_attention_plugin:", 'x: "\\0"', "NUL"),
         ("build:", "convert: {script: a.py, output_dir: a}\nbuild:", "convert are one step"),
         ("build:", "biuld:", "biuld: unknown key; did you mean 'build'?"),
@@ -151,58 +143,37 @@ def config_with(**changes: object) -> BuildConfig:
     return parse_config(yaml.safe_dump(value, sort_keys=False), "x.yaml")
 
 
+BUILD = {"script": "b.py", "output_dir": "e"}
+TRTLLM = {"executable": "trtllm-build", "output_dir": "e"}
+RANKS = {"script": "convert.py", "output_dir": "c", "args": {"tp_size": 2, "pp_size": 2}}
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"world_size": 0}, "world_size: 0: "),
         ({"timeout": 0}, "timeout: 0: "),
-        ({"files": []}, "files: []: "),
         ({"files": "*.json"}, "files: '*.json': "),
-        (
-            {"weight_format": "safetensor"},
-            "weight_format: 'safetensor': must be one of safetensors, bin, pt; did you mean "
-            "'safetensors'?",
-        ),
+        ({"weight_format": "safetensor"}, "weight_format: 'safetensor': "),
         ({"model_tar_sha256": "a" * 64}, "model_tar_sha256 is given without model_tar_url"),
         ({"model_tar_url": "file:///m.tar", "revision": "main"}, "revision is for the hub"),
-        ({"model_tar_url": "m.tar"}, "model_tar_url: 'm.tar': must be an http(s)://, s3://, gs://"),
+        ({"model_tar_url": "m.tar"}, "model_tar_url: 'm.tar': "),
         ({"env": {"HF_TOKEN": "hf_123"}}, "HF_TOKEN may be secret"),
         (
-            {"build": {"script": "b.py", "output_dir": "e", "args": {"hf-token": "hf_123"}}},
+            {"build": {**BUILD, "args": {"hf-token": "hf_123"}}},
             "build.args: hf-token may be secret",
         ),
         ({"env": {"PYTHONPATH": "x"}}, "PYTHONPATH is the builder's own"),
-        ({"env": {"A B": "x"}}, "'A B' is no name of an environment variable"),
-        ({"env": {"A": ["x"]}}, "env.A: ['x']: must be a text or a number"),
-        ({"build": None}, "build: None: must be a mapping, of keys and their values"),
-        (
-            {"lora_adapters": {"a b": "x", "c/d": "y"}},
-            "lora_adapters.a b: a name begins with a letter or digit, and has no more than 128"
-            " letters, digits, '_', '.' and '-'\nlora_adapters.c/d: a name begins",
-        ),
-        ({"example_name": "/gpt"}, "example_name: '/gpt': must be a relative path, of letters"),
-        ({"model_id": "a\nb"}, "model_id: 'a\\nb': must be one line of text"),
-        ({"hf_token": 7}, "hf_token: Input should be a valid string"),
-        (
-            {"build": {"output_dir": "e", "executable": "trtllm-biuld"}},
-            "build.executable: 'trtllm-biuld': must be one of python, trtllm-build, trtllm-refit, "
-            "trtllm-prune; did you mean 'trtllm-build'?",
-        ),
-        (
-            {"build": {"output_dir": "e", "executable": "trtllm-build", "script": "build.py"}},
-            "build.script 'build.py': executable trtllm-build takes none",
-        ),
-        (
-            {
-                "world_size": 2,
-                "convert_to_ft": {
-                    "script": "convert_checkpoint.py",
-                    "output_dir": "c",
-                    "args": {"tp_size": 2, "pp_size": 2},
-                },
-            },
-            "world_size 2: convert_to_ft.args has tp_size 2, pp_size 2",
-        ),
+        ({"env": {"A B": "x"}}, "'A B' is no name"),
+        ({"env": {"A": ["x"]}}, "env.A: ['x']: "),
+        ({"build": None}, "build: None: "),
+        ({"lora_adapters": {"a": "x", "c/d": "y"}}, "lora_adapters.c/d: "),
+        ({"example_name": "/gpt"}, "example_name: '/gpt': "),
+        ({"model_id": "a\nb"}, "model_id: 'a\\nb': "),
+        ({"hf_token": 7}, "hf_token: "),
+        ({"build": {**TRTLLM, "executable": "trtllm-biuld"}}, "did you mean 'trtllm-build'?"),
+        ({"build": {**TRTLLM, "script": "build.py"}}, "build.script 'build.py': "),
+        ({"world_size": 2, "convert_to_ft": RANKS}, "world_size 2: convert_to_ft.args has tp_size"),
     ],
 )
 def test_rules_of_each_key(changes: dict[str, object], says: str) -> None:

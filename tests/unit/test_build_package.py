@@ -237,26 +237,6 @@ def test_ranks_must_match_the_build_config(tmp_path: Path) -> None:
         written(tmp_path, engine, tmp_path, world_size=2)
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "said"),
-    [
-        ("build_config.max_batch_size", "8", "build_config.max_batch_size: '8'"),
-        ("build_config", {}, "build_config.max_input_len: missing"),
-        ("version", None, "version: None"),
-        ("pretrained_config.mapping.world_size", 3, "world_size must be tp_size x pp_size"),
-    ],
-)
-def test_incomplete_engine_config_is_reported(
-    path: str, value: Any, said: str, tmp_path: Path
-) -> None:
-    engine = directory(tmp_path / "engine", changed(V1, path, value), 4)
-    with pytest.raises(BuildStepFailed, match=said):
-        written(tmp_path, engine)
-    (engine / "config.json").unlink()
-    with pytest.raises(BuildStepFailed, match=r"config.json: cannot be read: No such file"):
-        written(tmp_path, engine, tmp_path)
-
-
 def test_tokenizer_is_taken_from_the_model_if_the_engine_has_none(tmp_path: Path) -> None:
     engine = directory(tmp_path / "engine", V1, 4)
     names = (*TOKENIZER, "chat_template.jinja", "special_tokens_map.json", "vocab.json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,13 +16,14 @@ from typing import Any
 import pytest
 import sample_engines
 from command_line import ran
+from cuda_driver import gpu_driver, has_compiler
+from registry_double import RegistryDouble, digest_of
 from rich.console import Console
 
-from cog_triton.artifact.compatibility import Machine
 from cog_triton.doctor import machine as machines
 from cog_triton.doctor import report, run_checks
 from cog_triton.doctor.report import Check, State
-from cog_triton.errors import EngineIncompatible
+from cog_triton.doctor.run_checks import Target
 from cog_triton.settings import load_settings
 from cog_triton.sizing import gpu_table
 from cog_triton.sources.source import Source
@@ -66,22 +68,6 @@ def test_a_tritonserver_with_missing_libraries_fails(tmp_path: Path) -> None:
     found = machines.tritonserver(triton)
     assert found.state is State.FAIL
     assert "libfoo.so" in found.found
-
-
-@pytest.mark.parametrize(
-    ("image", "here", "state", "says"),
-    [
-        ("90", [], "fail", "no GPU here"),
-        (None, [86, 90], "ok", "sm_86, sm_90"),
-        (None, EngineIncompatible("CUDA error 803"), "fail", "CUDA error 803"),
-    ],
-)
-def test_gpus_are_checked_against_the_image(
-    image: str | None, here: Any, state: str, says: str
-) -> None:
-    found = machines.gpu(image, here)
-    assert found.state.value == state
-    assert says in found.found
 
 
 def test_leftover_shared_memory_of_dead_servers_is_a_warning(tmp_path: Path) -> None:
@@ -147,27 +133,6 @@ def test_mpirun_is_needed_only_for_ranks(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "libmpi.so: not found" in machines.mpirun(load_settings(), 2).found
     path.write_text("#!/bin/sh\n")
     assert machines.mpirun(load_settings(), 2) == Check("mpirun", State.OK, str(path))
-
-
-FULL = {"tensorrt_llm": "1.2.1", "tensorrt": "10.13.2"}
-
-
-@pytest.mark.parametrize(
-    ("sm", "versions", "state", "said"),
-    [
-        ([90] * 4, FULL, "ok", "tensorrtllm backend, 4 ranks; it fits"),
-        ([90] * 4, {}, "warn", "is not known, so it was not compared"),
-        ([86], {}, "fail", "was built for sm_90, this machine has sm_86"),
-        (None, {}, "warn", "not compared"),
-    ],
-)
-def test_an_engine_is_compared_with_this_machine(
-    sm: list[int] | None, versions: dict[str, str], state: str, said: str, tmp_path: Path
-) -> None:
-    here = sm and Machine(sm, Path("/opt/tritonserver"), ["python", "tensorrtllm"], versions)
-    _, found = run_checks.engine(Source.open(str(sample_engines.packed(tmp_path))), here or None)
-    assert found.state.value == state, found
-    assert said in found.found
 
 
 MODEL = {
@@ -251,3 +216,171 @@ def test_free_memory_and_disk_have_limits(
     found = check()
     assert found.state.value == state
     assert said in found.found
+
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="needs a C compiler")
+
+NEW = {"driver": "590.44.01", "cuda": 13010}
+T4 = {"gpu_name": "Tesla T4", "gpu_sm": 75, "gpu_mib": 15360, **NEW}
+L4 = {"gpu_name": "NVIDIA L4", "gpu_sm": 89, "gpu_mib": 23034, **NEW}
+A100 = {
+    **{"gpu_name": "NVIDIA A100-SXM4-80GB", "gpu_sm": 80, "gpu_mib": 81920},
+    **{"driver": "535.230.02", "cuda": 12020},
+}
+H100 = {"gpu_name": "NVIDIA H100 80GB HBM3", "gpu_sm": 90, "gpu_mib": 81559, **NEW}
+RTX = {
+    **{"gpu_name": "NVIDIA GeForce RTX 4090", "gpu_sm": 89, "gpu_mib": 24564},
+    **{"driver": "535.230.02", "cuda": 12020},
+}
+
+
+def doctor_for(
+    tmp_path: Path, facts: dict[str, Any], *arguments: str
+) -> tuple[int, dict[str, Any]]:
+    """Exit code and checks by name."""
+    environment = {
+        **{"PATH": os.environ["PATH"], "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        **{"COG_TRITON_WORK_DIR": str(tmp_path / "work")},
+        **gpu_driver(tmp_path / f"driver-{len(list(tmp_path.iterdir()))}", **facts),
+    }
+    command = [sys.executable, "-m", "cog_triton", "doctor", "--json", "--for", *arguments]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout, done.stderr
+    told = json.loads(done.stdout)
+    assert done.returncode == (not told["healthy"])
+    return done.returncode, {check["name"]: check for check in told["checks"]}
+
+
+def model(tmp_path: Path, layers: int = 32, length: int = 131072) -> str:
+    """A model of 8 billion weights, by its config.json."""
+    made = tmp_path / "model"
+    made.mkdir()
+    config = {
+        **{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "vocab_size": 128256},
+        **{"intermediate_size": 14336, "num_hidden_layers": layers, "num_attention_heads": 32},
+        **{"num_key_value_heads": 8, "max_position_embeddings": length},
+    }
+    (made / "config.json").write_text(json.dumps(config))
+    return str(made)
+
+
+@pytest.mark.parametrize(
+    ("facts", "state", "said"),
+    [
+        (T4, "fail", "must be sm_80 (A100) or later"),
+        (L4, "ok", "fits 1 of 1 x NVIDIA L4 with FP8 weights"),
+        ({**L4, "gpu_free_mib": 6000}, "fail", "Others hold 16.6 GiB of it. It would fit 1 x"),
+        ({**H100, "gpu_free_mib": 60000}, "warn", "others hold 21.1 GiB of the GPU"),
+    ],
+)
+@needs_compiler
+def test_a_model_is_compared_with_the_free_memory(
+    facts: dict[str, Any], state: str, said: str, tmp_path: Path
+) -> None:
+    code, found = doctor_for(tmp_path, facts, model(tmp_path))
+    assert (found["model"]["state"], code) == (state, int(state == "fail"))
+    assert said in found["model"]["found"]
+    if state == "warn":
+        assert "set gpu_memory_utilization to 0.73" in found["model"]["advice"]
+    if state == "ok" and facts is L4:
+        assert "the largest max_model_len is" in found["model"]["found"]
+
+
+def image(double: RegistryDouble, layer: bytes = b"x" * 1000, **config: Any) -> str:
+    """An image for H100 at a registry; returns its name."""
+    labels = {"cog-triton.sm": "90", "cog-triton.cuda": "13.1", "cog-triton.driver": ">=590.44"}
+    value = {"config": {"Labels": labels, **config}, "rootfs": {"type": "layers", "diff_ids": []}}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": double.add(
+            json.dumps(value).encode(), "application/vnd.oci.image.config.v1+json"
+        ),
+        "layers": [double.add(layer), double.add(layer)],
+    }
+    double.manifests["v1"] = json.dumps(manifest).encode()
+    return f"{double.address}/me/llm:v1"
+
+
+COMPAT = {"Env": ["_CUDA_COMPAT_PATH=/usr/local/cuda/compat"]}
+
+
+@pytest.mark.parametrize(
+    ("facts", "config", "driver", "gpu", "said"),
+    [
+        (H100, {}, "ok", "ok", "driver 590.44.01 (CUDA 13.1); image has CUDA 13.1"),
+        ({**H100, "driver": "580.95", "cuda": 13000}, {}, "warn", "ok", "minor version"),
+        (A100, {}, "fail", "fail", "needs driver 580.65.06 or newer; here is driver 535.230.02"),
+        (RTX, COMPAT, "fail", "fail", "not for NVIDIA GeForce RTX 4090, but for data centre"),
+    ],
+)
+@needs_compiler
+def test_an_image_is_compared_by_its_labels(
+    facts: dict[str, Any],
+    config: dict[str, Any],
+    driver: str,
+    gpu: str,
+    said: str,
+    double: RegistryDouble,
+    tmp_path: Path,
+) -> None:
+    _, found = doctor_for(tmp_path, facts, image(double, **config))
+    assert (found["CUDA driver"]["state"], found["GPU"]["state"]) == (driver, gpu)
+    assert said in found["CUDA driver"]["found"]
+    assert "an image names no model" in found["memory of the GPU"]["found"]
+    assert "GB to fetch, 0.0 GB unpacked" in found["disk for it"]["found"]
+    assert len({one.path for one in double.seen if "blobs" in one.path}) == 1  # no layer
+
+
+@needs_compiler
+def test_an_index_is_followed_to_linux_amd64(double: RegistryDouble, tmp_path: Path) -> None:
+    name = image(double)
+    body = double.manifests["v1"]
+    digest = digest_of(body)
+    double.manifests[digest] = body
+    platforms = [("arm64", "sha256:" + "0" * 64), ("amd64", digest)]
+    entries = [
+        {"digest": its, "platform": {"os": "linux", "architecture": kind}}
+        for kind, its in platforms
+    ]
+    double.manifests["v1"] = json.dumps({"schemaVersion": 2, "manifests": entries}).encode()
+    assert doctor_for(tmp_path, H100, name)[0] == 0
+    astray = {**entries[1], "digest": "../blobs/" + digest}
+    double.manifests["v1"] = json.dumps({"manifests": [astray]}).encode()
+    asked = len(double.seen)
+    _, found = doctor_for(tmp_path, H100, name)
+    assert "is no image: manifests.0.digest" in found["engine"]["found"]
+    assert len(double.seen) <= asked + 2  # a token, and the index: not where that points
+
+
+@needs_compiler
+def test_a_pointer_of_git_lfs_is_no_weight(tmp_path: Path) -> None:
+    directory = Path(model(tmp_path))
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 16060522496\n"
+    (directory / "model.safetensors").write_text(pointer)
+    _, found = doctor_for(tmp_path, H100, str(directory))
+    assert "model.safetensors: is Git LFS's pointer" in found["model"]["found"]
+    assert "git lfs pull" in found["model"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("unpacked", "free", "state"), [(50, 200, "ok"), (250, 200, "fail"), (None, 200, "fail")]
+)
+def test_the_disk_holds_fetch_and_unpacking(
+    unpacked: int | None,
+    free: int,
+    state: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usage = shutil.disk_usage("/")._replace(free=free * 10**9)
+    monkeypatch.setattr(run_checks.shutil, "disk_usage", lambda _path: usage)
+    size = None if unpacked is None else unpacked * 10**9
+    wanted = Target(
+        name="x", what="image", pull=100 * 10**9, unpacked=size, place=tmp_path / "not" / "yet"
+    )
+    found = run_checks.disk(wanted)
+    assert found.state.value == state
+    assert ("compressed layers do not tell" in found.found) is (unpacked is None)

@@ -78,12 +78,6 @@ def test_what_is_wrong_changes_nothing(
     assert file.read_bytes() == before
 
 
-def test_a_directory_is_listed_and_not_written(tmp_path: Path) -> None:
-    assert ran("keys", "add", "a", "--file", str(tmp_path / "one")).exit_code == 0
-    assert " a" in ran("keys", "list", "--file", str(tmp_path)).output
-    assert "is a directory" in ran("keys", "add", "b", "--file", str(tmp_path)).output
-
-
 def test_keys_that_are_added_at_once_are_all_there(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     command = [sys.executable, "-m", "cog_triton", "keys", "add"]

@@ -392,6 +392,7 @@ def find(
     ("key", "host"),
     [
         ("ghcr.io", "ghcr.io"),
+        ("ghcr.io/me", "ghcr.io"),
         ("https://ghcr.io", "ghcr.io"),
         ("ghcr.io/me/llm", "ghcr.io"),
         ("https://index.docker.io/v1/", "docker.io"),

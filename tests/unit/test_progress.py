@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cog_triton.download.transfer_progress import Progress
 from cog_triton.system import terminal_progress as progress_module
-from cog_triton.system.terminal_progress import BuildProgress, ProgressLine
+from cog_triton.system.terminal_progress import BuildProgress
 
 LOG = Console(file=io.StringIO())
 
@@ -49,19 +49,6 @@ def test_a_silent_stage_gives_signs_of_life_in_a_log(monkeypatch: pytest.MonkeyP
 @pytest.fixture(autouse=True)
 def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")  # the caller's may be dumb, which shows no bar
-
-
-def test_a_terminal_shows_the_step_and_what_is_printed_above_it() -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=80, highlight=False)
-    with ProgressLine(5, console) as line:
-        line.begin("model")
-        line.begin("quantize [q8_0]")
-        console.print("[quantize] a line", markup=False)
-    shown = screen.getvalue()
-    assert "step 1 of 5: model" in shown
-    assert "step 2 of 5: quantize [q8_0]" in shown
-    assert "\r\x1b[2K[quantize] a line\n" in shown
 
 
 def test_a_log_gets_a_line_for_every_tenth() -> None:

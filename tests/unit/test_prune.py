@@ -340,33 +340,6 @@ def prune(*arguments: str | Path) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def squeezed(text: str) -> str:
-    return " ".join(text.split())
-
-
-def test_table_of_a_first_run(tree: Path) -> None:
-    code, table, _ = prune("--sm", "86", tree)
-    assert code == 0
-    assert max(map(len, table.splitlines())) <= 80
-    said = squeezed(table)
-    for words in (
-        "torch/lib/libtorch_cuda.so",
-        "sm_75 80 86 89 90 90a 100 100a 100f 103 103a 120 120a 120f 121, compute_80 90 120",
-        "nothing for sm_86 in 1 of 2: kept whole",
-        "nothing for sm_86 in 1 of 1: kept whole",
-        "embedded MB: sm_80 0.0, sm_90 0.0; not pruned",
-        "skipped: under NVIDIA's licence",
-        "total",
-        "sm_86: 2 pruned, 1 unchanged, 1 skipped, 1 without device code.",
-        "--all-licences prunes what was skipped",
-        "--embedded zeroes embedded cubins of other GPUs.",
-        "Freed bytes are zeros: they shrink the compressed layer (pull, push, registry), not the"
-        " unpacked files.",
-    ):
-        assert words in said
-    assert LONG[:20] in table
-
-
 def test_json_has_all_results(tree: Path) -> None:
     code, text, errors = prune("--sm", "sm_90", "--json", tree)
     assert (code, errors) == (0, "")

@@ -10,21 +10,16 @@ import random
 import tarfile
 import time
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from backports import zstd
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from sample_engines import pack
-from test_engine_tar import engine
 
 from cog_triton.artifact import engine_manifest, engine_tar, tar_members
 from cog_triton.artifact.engine_manifest import MAX_TEXT
 from cog_triton.errors import EngineCorrupt
-
-SEED = 20261123
 
 
 def header(name: str, kind: bytes = tarfile.REGTYPE, size: int = 0, link: str = "") -> bytes:
@@ -182,81 +177,46 @@ def test_an_unprintable_name_is_not_packed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def _set_field(data: bytearray, rng: random.Random, at: int) -> None:
-    fields = [(0, 100), (100, 8), (124, 12), (136, 12), (156, 1), (157, 100), (257, 8), (345, 155)]
-    start, length = rng.choice(fields)
-    kinds = b"0123456789xgXLKSDVMN\0AZ"
-    value = rng.choice(
-        [
-            rng.randbytes(length),
-            b"\x80" + rng.randbytes(length - 1) if length > 1 else bytes([rng.choice(kinds)]),
-            b"\xff" * length,
-            b"7" * length,
-            bytes([rng.choice(kinds)]) * length,
-            b"../" * (length // 3),
-        ]
-    )
-    data[at + start : at + start + len(value)] = value
-    data[at + 148 : at + 156] = b"        "
-    data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
+HEADERS = b"".join(
+    [
+        long_name(b"long/" * 20),
+        FILE,
+        extended(record("path", "größe") + record("size", "3") + record("mtime", "1.5")),
+        header("b", size=3) + block(b"abc"),
+        extended(record("comment", "all"), tarfile.XGLTYPE),
+        header("l", tarfile.SYMTYPE, link="b"),
+        END,
+    ]
+)
+FIELDS = [(0, 100), (100, 8), (124, 12), (136, 12), (156, 1), (157, 100), (257, 8), (345, 155)]
+KINDS = [bytes([kind]) for kind in b"0123456789xgXLKSDVMN\0AZ"]
+VALUES = st.sampled_from([*KINDS, b"\xff" * 12, b"7" * 12, b"../" * 4]) | st.binary(max_size=12)
+EDIT = st.tuples(st.integers(0, len(HEADERS) // 512 - 1), st.sampled_from(FIELDS), VALUES)
 
 
-def _mutated(content: bytes, rng: random.Random) -> bytes:
-    data = bytearray(content)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(0, max(len(data) // 512, 1)) * 512
-        change = rng.randrange(5)
-        if change < 2:
-            _set_field(data, rng, at)
-        elif change == 2:
-            data[at : at + rng.choice([1, 20, 512])] = rng.randbytes(rng.choice([1, 20, 512]))
-        elif change == 3:
-            data[at:at] = data[: rng.randrange(4) * 512] * rng.choice([1, 50])
-        else:
-            del data[at : at + 512 * rng.randrange(3)]
-    return bytes(data)
-
-
-def _sources(tmp_path: Path) -> list[Callable[[], bytes]]:
-    engine(tmp_path / "engine")
-    content = pack(tmp_path / "engine", tmp_path / "engine.tar").read_bytes()
-    headers = b"".join(
-        [
-            long_name(b"long/" * 20),
-            FILE,
-            extended(record("path", "größe") + record("size", "3") + record("mtime", "1.5")),
-            header("b", size=3) + block(b"abc"),
-            extended(record("comment", "all"), tarfile.XGLTYPE),
-            header("l", tarfile.SYMTYPE, link="b"),
-            END,
-        ]
-    )
-    return [lambda: content, lambda: headers]
-
-
-@pytest.mark.parametrize("suffix", ["", ".zst"])
-def test_mutated_tars_end_with_a_code(suffix: str, tmp_path: Path) -> None:
-    """Any of 400 either unpacks below its directory, or is refused with E1306."""
-    rng = random.Random(SEED)
-    sources = _sources(tmp_path)
-    place = tmp_path / "place"
-    place.mkdir()
-    refused = []
-    for _ in range(400):
-        data = _mutated(rng.choice(sources)(), rng)
-        tar = tmp_path / f"m.tar{suffix}"
-        tar.write_bytes(zstd.compress(data, 1) if suffix else data)
-        if suffix and rng.random() < 0.3:
-            spoilt = bytearray(tar.read_bytes())
-            spoilt[rng.randrange(len(spoilt))] ^= 1 << rng.randrange(8)
-            tar.write_bytes(bytes(spoilt))
-        try:
-            engine_tar.unpack(tar, place / "out")
-        except EngineCorrupt as error:
-            refused.append(str(error))
-        assert {path.name for path in place.iterdir()} <= {"out"}
-    assert all(map(str.isprintable, refused))
-    assert 200 < len(refused) < 400
+@settings(max_examples=200)
+@given(st.booleans(), st.lists(EDIT, min_size=1, max_size=4))
+def test_a_tar_with_other_header_fields_unpacks_or_is_refused(
+    tmp_path_factory: pytest.TempPathFactory,
+    packed: bool,
+    edits: list[tuple[int, tuple[int, int], bytes]],
+) -> None:
+    data = bytearray(HEADERS)
+    for number, (start, length), value in edits:
+        at = 512 * number
+        data[at + start : at + start + min(length, len(value))] = value[:length]
+        data[at + 148 : at + 156] = b"        "
+        data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
+    place = tmp_path_factory.mktemp("place")
+    tar = place / "m.tar"
+    tar.write_bytes(zstd.compress(bytes(data), 1) if packed else bytes(data))
+    said = ""
+    try:
+        engine_tar.unpack(tar, place / "out")
+    except EngineCorrupt as error:
+        said = str(error)
+    assert said.isprintable()
+    assert {path.name for path in place.iterdir()} <= {"m.tar", "out"}
 
 
 # Compressible and not, and over several of zstd's blocks and of our reads.

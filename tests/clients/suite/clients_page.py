@@ -23,8 +23,8 @@ Where the likeliest tokens must be told, a server be full, or an agent's loop go
 
 The requests of four scripts are reproduced from reading them (`tests/clients`), and run in
 `make test-full`: inflight_batcher_llm_client.py and end_to_end_grpc_client.py of
-tensorrtllm_backend v0.7.2 and v0.19, samples/client.py of vllm_backend r23.10 and r25.12, and test_perf.py and
-benchmark.py of replicate/cog-triton.
+tensorrtllm_backend v0.7.2 and v0.19, samples/client.py of vllm_backend r23.10 and r25.12, and
+test_perf.py and benchmark.py of replicate/cog-triton.
 
 `make test-clients` runs them and writes this page; `CLIENT=openai` runs one, `CLIENT=common` the
 first nine, and `ARGS=--help` has more. Versions are pinned in `requirements/clients-*.lock`;

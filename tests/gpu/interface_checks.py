@@ -192,11 +192,11 @@ def _core() -> str:
 
 
 def _statistics(config: Any) -> str:
-    got: dict[str, Any] = {}
-    logger = engine_api._stat_logger(got.update)
+    got: list[tuple[float, ...]] = []
+    logger = engine_api._stat_logger(lambda *values: got.append(values))
     manager = StatLoggerManager(config, custom_stat_loggers=[logger], enable_default_loggers=False)
     manager.record(SchedulerStats(), IterationStats(), None, 0)
-    return "" if len(got) == 14 else f"only {sorted(got)}"
+    return "" if got == [(0.0, 0, 0)] else f"recorded {got}"
 
 
 def small_model(directory: Path) -> Path:

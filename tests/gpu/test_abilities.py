@@ -217,7 +217,7 @@ def test_pieces_of_a_streamed_tool_call_are_its_arguments(real: Card, text: Serv
         for call in choice["delta"].get("tool_calls") or ()
         if call["index"] == 0
     ]
-    assert len(calls) > 2
+    assert len(calls) >= 2
     names = [call["function"]["name"] for call in calls if call["function"].get("name")]
     arguments = "".join(call["function"].get("arguments") or "" for call in calls)
     assert fits_the_tool({"name": names[0], "arguments": arguments}), calls

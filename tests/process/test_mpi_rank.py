@@ -78,6 +78,7 @@ def test_sigusr1_stops_rank_0_gracefully(start: Start, tmp_path: Path) -> None:
     assert process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.full
 def test_other_ranks_wait_for_rank_0_and_stop_after_the_leader_timeout(
     start: Start, tmp_path: Path
 ) -> None:

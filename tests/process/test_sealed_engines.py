@@ -410,6 +410,7 @@ def test_compiled_code_of_others_is_not_opened(
     assert mark.exists()  # it would have been run
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("vllm_environment")
 def test_each_rank_of_an_engine_and_its_spare_starts_from_its_seal_at_another_path(
     tmp_path: Path,

@@ -430,6 +430,7 @@ def run(action: str, directory: Path, tar: Path, *before: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FORMS)
 def test_memory_stays_under_200_mb(name: str, tmp_path: Path) -> None:
     tar = tmp_path / name
@@ -442,6 +443,7 @@ def test_memory_stays_under_200_mb(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "rank0.engine").stat().st_size == 220 << 20
 
 
+@pytest.mark.full
 def test_memory_stays_under_200_mb_for_the_widest_zstd(tmp_path: Path) -> None:
     run("pack", large_engine(tmp_path / "e", 220), tmp_path / "engine.tar")
     options = {

@@ -144,6 +144,7 @@ LLAMA3 = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("config", "frequencies"),
     [

@@ -13,7 +13,7 @@ import sample_engines
 from cuda_driver import gpu_driver
 from sample_engines import V1
 from test_cuda_support import needs_compiler, serve
-from test_doctor_for import L4, model
+from test_doctor import L4, model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 

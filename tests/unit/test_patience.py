@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 TESTS = Path(__file__).parents[1]
-DIRECTORIES = ("unit", "integration", "tools", "deploy", "stores")
+DIRECTORIES = ("unit", "process", "integration", "kills", "tools", "deploy", "stores")
 LEAST_S = 10
 WAITS = {"acquire", "communicate", "create_connection", "exception", "join", "result"}
 WAITS |= {"settimeout", "wait", "wait_for", "wait_until"}
@@ -18,13 +18,11 @@ CONSTANT = re.compile("(PATIENCE|FREED|GONE|WAIT)_S")
 CLOCK = re.compile(r"\.(monotonic|perf_counter|process_time|thread_time)\(\)")
 ALLOWED = {
     "openai_server.py: deadline.wait(": "between two looks",
-    "test_build_steps.py: replace(": "its expiry is the subject, on a clock of the test",
     "test_hostile_keys_and_tls.py: raw.settimeout(": "its expiry is caught: it sends slowly",
     "test_images.py: refusal(": "its expiry is the subject",
     "test_large_bodies.py: bodies._child": "its expiry is the subject",
-    "test_legacy_option_table.py: llama(": "never waited for",
     "test_long_steps.py: wait(": "a look at what is ready",
-    "test_replica_supervision.py: asyncio.wait(": "nothing may happen",
+    "test_replicas.py: asyncio.wait(": "nothing may happen",
     "test_step_stream.py: connected(": "its expiry is the subject",
     "test_template_process.py: stopped.connection": "its expiry is the subject",
 }

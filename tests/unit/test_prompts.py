@@ -9,6 +9,7 @@ from cog_triton.errors import (
     BadMessages,
     BadPromptTemplate,
     PromptRequired,
+    PromptTemplateError,
 )
 from cog_triton.text.chat_template import render_chat
 from cog_triton.text.prompts import RenderedPrompt, render
@@ -70,6 +71,12 @@ def test_prompt_text_is_never_interpreted(prompt: str, system_prompt: str) -> No
     assert text == f"<{system_prompt}|p{prompt}>"
     chat = rendered(f"p{prompt}%{{{{ 1 }}}}", system_prompt, tokenizer=CHAT).text
     assert f"\np{prompt}%{{{{ 1 }}}}<|im_end|>" in chat
+
+
+@pytest.mark.parametrize("field", ["{foo}", "{prompt:>9}", "{prompt!r}", "{"])
+def test_a_template_with_another_field_or_format_is_refused(field: str) -> None:
+    with pytest.raises(PromptTemplateError, match=r"E1004 .*PROMPT_TEMPLATE"):
+        rendered(default=f"{{prompt}} {field}")
 
 
 @pytest.mark.parametrize("template", ["", "fixed", "{{prompt}}", "{system_prompt}"])

@@ -202,6 +202,7 @@ def pruned_file(path: Path, sm: int, to: Path) -> tuple[Plan, Path]:
     return plan, made
 
 
+@pytest.mark.full
 @needs_nvcc
 def test_all_architectures_of_nvcc_are_found(built: Path) -> None:
     plan = make(built.read_bytes(), [90])

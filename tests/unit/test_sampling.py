@@ -29,6 +29,10 @@ def test_seeds_lose_their_sign_and_minus_one_is_a_random_one() -> None:
         assert len({resolve_seed(nothing) for _ in range(8)}) > 1
 
 
+def test_min_tokens_may_be_all_tokens() -> None:
+    assert SamplingParams(max_tokens=3, min_tokens=3).min_tokens == 3
+
+
 NUMBERS = {
     "min_tokens": st.integers(-2, 10**6),
     "top_k": st.integers(-2, 100),

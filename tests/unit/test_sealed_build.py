@@ -71,6 +71,7 @@ def test_without_a_gpu_nothing_is_fetched(builds: SealedBuilds) -> None:
     assert "it has 1 ranks, and none of them is here" in done.stderr
 
 
+@pytest.mark.full
 def test_all_that_a_config_has_is_packed(builds: SealedBuilds) -> None:
     adapter(builds.directory / "doll")
     config = {
@@ -103,6 +104,7 @@ def referring(tmp_path_factory: pytest.TempPathFactory) -> SealedBuilds:
     return made
 
 
+@pytest.mark.full
 def test_a_seal_of_another_config_is_not_added(referring: SealedBuilds) -> None:
     """That is known before anything is compiled."""
     other = {**REFERENCE, "args": {"max_model_len": 64}}
@@ -181,6 +183,7 @@ def watched(builds: SealedBuilds) -> SealedBuilds:
     return builds
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stage", ["compile", "prove"])
 def test_a_killed_build_resumes(
     watched: SealedBuilds, stage: str, undisturbed: dict[str, Any]

@@ -20,6 +20,7 @@ from cog_triton.serving import sealed_engine
 from cog_triton.settings import Settings
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.usefixtures("home"),
     pytest.mark.skipif(not has_compiler(), reason="needs a C compiler"),
 ]

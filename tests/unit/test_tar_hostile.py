@@ -129,6 +129,7 @@ def test_names_of_other_scripts_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "日本" / "モデル.bin").is_file()
 
 
+@pytest.mark.full
 def test_headers_are_forgotten_with_their_members(tmp_path: Path) -> None:
     with zstd.open(tmp_path / "x.tar.zst", "wb") as file:
         for number in range(4000):

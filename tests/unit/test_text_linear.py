@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from layers import full
 from text_cases import CASES, Case, assert_linear, fed
 
 import cog_triton.pictures
@@ -83,7 +84,7 @@ def test_cpu_is_linear_up_to_the_bound(name: str) -> None:
 
 @pytest.mark.parametrize("answer", list(ANSWERS))
 @pytest.mark.parametrize("parser", list(PARSERS))
-@pytest.mark.parametrize("at_once", [False, True], ids=["in tokens", "at once"])
+@pytest.mark.parametrize("at_once", [False, full(True)], ids=["in tokens", "at once"])
 def test_parsers_of_answers_are_linear(parser: str, answer: str, at_once: bool) -> None:
     assert_linear(parsed_in(answer, parser, at_once=at_once))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import httpx
 from lora_adapters import adapter
 from stack import Stack
 from vllm_engines import double_environment, hugging_face
+
+TOKENS = 600
+"""Tokens of `completion`."""
 
 
 class VLLMStack(Stack):
@@ -56,3 +60,18 @@ class VLLMStack(Stack):
         with httpx.stream("POST", url, json=values, timeout=30) as response:
             lines = [line for line in response.iter_lines() if line.startswith("data: ")]
         return [json.loads(line[6:]) for line in lines]
+
+
+def prompt_of(number: int) -> str:
+    return f"Tale {number}: "
+
+
+def completion(stack: VLLMStack, number: int) -> Iterator[str]:
+    body = {"model": "any", "prompt": prompt_of(number), "max_tokens": TOKENS, "stream": True}
+    url = f"{stack.own}/v1/completions"
+    with httpx.stream("POST", url, json=body, timeout=180) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                data = json.loads(line[6:])
+                assert "error" not in data, data
+                yield data["choices"][0]["text"]

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_vllm_resume import TOKENS, completion, prompt_of
-from vllm_stack import VLLMStack
+from vllm_stack import TOKENS, VLLMStack, completion, prompt_of
 
 from cog_triton.system.ports import free_ports
 

@@ -16,27 +16,12 @@ from typing import Any
 import httpx
 import pytest
 from stack import REPOSITORY, pids_of, wait_until
-from vllm_stack import VLLMStack
+from vllm_stack import TOKENS, VLLMStack, completion, prompt_of
 
 pytestmark = pytest.mark.integration
 
-STREAMS, TOKENS = 8, 600
+STREAMS = 8
 PATIENCE_S = 180
-
-
-def prompt_of(number: int) -> str:
-    return f"Tale {number}: "
-
-
-def completion(stack: VLLMStack, number: int) -> Iterator[str]:
-    body = {"model": "any", "prompt": prompt_of(number), "max_tokens": TOKENS, "stream": True}
-    url = f"{stack.own}/v1/completions"
-    with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                data = json.loads(line[6:])
-                assert "error" not in data, data
-                yield data["choices"][0]["text"]
 
 
 def prediction(stack: VLLMStack, number: int) -> Iterator[str]:

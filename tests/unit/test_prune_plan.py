@@ -11,6 +11,7 @@ import pytest
 from fatbins import CUOBJDUMP, NVCC, PTX, Image, compiled, container, cubin, elf, library
 from hypothesis import given
 from hypothesis import strategies as st
+from layers import full
 
 from cog_triton.errors import FatbinInvalid, InvalidArgument
 from cog_triton_prune import elf as elf_
@@ -186,7 +187,7 @@ MODES = {
 }
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(scope="module", params=[full("none"), "default", full("all")])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp(request.param)
     return compiled(directory, CODES, *MODES[request.param])
@@ -202,7 +203,6 @@ def pruned_file(path: Path, sm: int, to: Path) -> tuple[Plan, Path]:
     return plan, made
 
 
-@pytest.mark.full
 @needs_nvcc
 def test_all_architectures_of_nvcc_are_found(built: Path) -> None:
     plan = make(built.read_bytes(), [90])

@@ -45,6 +45,13 @@ def test_the_ready_message_names_the_page_if_there_is_one(page: str) -> None:
     assert ("http://localhost:8080/ in a browser" in message) is (page == "1")
 
 
+def test_the_ready_message_names_grpc_only_if_it_is_on(tmp_path: Path) -> None:
+    message = ready_message(load_settings(), 1.234)
+    assert "Triton on 8000, 8001, 8002)" in message
+    message = ready_message(load_settings(cog_triton_keys=tmp_path), 1.234)
+    assert "Triton on 8000, 8002)" in message
+
+
 def environment(*, verbose: bool = False, **settings: Any) -> dict[str, str]:
     return server_environment(load_settings(**settings), 16, verbose=verbose)
 

@@ -104,7 +104,7 @@ class Told:
             return f"at {place}: log probabilities differ by {moved:.3f}"
         asked = self.asked
         if asked.get("temperature") or {"response_format", "structured_outputs"} & asked.keys():
-            return ""  # what was drawn is not told
+            return ""  # a draw is not reported
         made = Counter(self.tokens[:place])
         frequency, presence = (
             asked.get(name, 0.0) for name in ("frequency_penalty", "presence_penalty")

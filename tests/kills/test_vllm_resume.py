@@ -100,7 +100,7 @@ CLASSES: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def told(stack: VLLMStack, number: int, flowing: set[int]) -> Any:
-    """What a client of a class is told: text or arguments, log probabilities, usage, by choice."""
+    """What a client of a class gets: text or arguments, log probabilities, usage, by choice."""
     path, values = CLASSES[number % len(CLASSES)]
     words = f"Tale {number}: "
     body = {"model": "any", "stream": True, **values}
